@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from bench.echo import Echo, in_turn
+from bench.echo import Echo, measure_interleaved
 from bench.figures import Amount, Timing
-from bench.node import Node, hand_over_message
+from bench.node import BenchNode, hand_over_message
 from scrubber.api.client import AdminClient
-from scrubber.domain.errors import Held
+from scrubber.domain.errors import DeviceBusy
 
 __all__ = ["allocate_at_rest", "allocate_under_load"]
 
 _UNDER_WAY = ("scrubbing",)
 
 
-async def allocate_at_rest(node: Node, echo: Echo, *, samples: int) -> Timing:
+async def allocate_at_rest(node: BenchNode, echo: Echo, *, samples: int) -> Timing:
     """``Allocate`` on a node where nothing else happens."""
-    return await in_turn(
+    return await measure_interleaved(
         "allocate.at-rest",
         f"Allocate, {len(node.devices)} clean devices",
         lambda number: node.allocate(node.devices[number % len(node.devices)]),
@@ -33,7 +33,7 @@ async def allocate_at_rest(node: Node, echo: Echo, *, samples: int) -> Timing:
     )
 
 
-async def allocate_under_load(node: Node, echo: Echo, *, memory: str, samples: int) -> tuple[Timing, Amount]:
+async def allocate_under_load(node: BenchNode, echo: Echo, *, memory: str, samples: int) -> tuple[Timing, Amount]:
     """``Allocate`` while all devices are scrubbed; and in what share of the samples all of them were indeed."""
     scrubbing = 0
     states: dict[str, str] = {}
@@ -45,7 +45,7 @@ async def allocate_under_load(node: Node, echo: Echo, *, memory: str, samples: i
         return await node.allocate(node.devices[number % len(node.devices)])
 
     async with _scrubs_without_end(node, states):
-        timing = await in_turn(
+        timing = await measure_interleaved(
             "allocate.every-device-scrubbed",
             f"Allocate, {len(node.devices)} devices of {memory} being scrubbed",
             allocate,
@@ -60,23 +60,23 @@ async def allocate_under_load(node: Node, echo: Echo, *, memory: str, samples: i
 
 
 @asynccontextmanager
-async def _scrubs_without_end(node: Node, states: dict[str, str]) -> AsyncIterator[None]:
+async def _scrubs_without_end(node: BenchNode, states: dict[str, str]) -> AsyncIterator[None]:
     """Inside, every device is being scrubbed; ``states`` follows what the service says."""
     all_under_way = asyncio.Event()
 
     async def follow() -> None:
-        async for news in node.stage.read.watch_devices():
+        async for news in node.stage.read_client.watch_devices():
             states.update((each.id, each.state) for each in news.devices)
             if all(state in _UNDER_WAY for state in states.values()):
                 all_under_way.set()
 
     async def scrub(admin: AdminClient, device: str) -> None:
         while True:
-            with suppress(Held):
+            with suppress(DeviceBusy):
                 async for _ in admin.scrub(device, "slow"):
                     pass
 
-    async with AdminClient(node.stage.sockets) as admin:
+    async with AdminClient(node.stage.socket_dir) as admin:
         tasks = [asyncio.create_task(follow())]
         tasks += [asyncio.create_task(scrub(admin, device)) for device in node.devices]
         try:

@@ -7,7 +7,7 @@ import json
 import time
 
 from bench.figures import Amount, Quantiles, Timing, quantile
-from bench.node import Node
+from bench.node import BenchNode
 from scrubber.api.client import AdminClient
 
 __all__ = ["slow_path"]
@@ -15,11 +15,11 @@ __all__ = ["slow_path"]
 _PHASES = ("audit", "clear", "verify")
 
 
-async def slow_path(node: Node, *, memory: str, scrubs: int) -> tuple[Timing, list[Amount]]:
+async def slow_path(node: BenchNode, *, memory: str, scrubs: int) -> tuple[Timing, list[Amount]]:
     """The whole slow path on demand, and the rate of each of its passes (median of ``scrubs``)."""
     whole: list[float] = []
     rates: dict[str, list[float]] = {phase: [] for phase in _PHASES}
-    async with AdminClient(node.stage.sockets) as admin:
+    async with AdminClient(node.stage.socket_dir) as admin:
         for number in range(scrubs):
             began = time.perf_counter()
             measured: dict[str, float] = {}

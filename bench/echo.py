@@ -17,7 +17,7 @@ import grpc
 
 from bench.figures import Quantiles, Timing
 
-__all__ = ["REFERENCE", "Echo", "in_turn"]
+__all__ = ["REFERENCE", "Echo", "measure_interleaved"]
 
 REFERENCE = "bare gRPC echo"
 _METHOD = "/bench.Echo/Echo"
@@ -40,7 +40,7 @@ class Echo:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, socket: Path) -> AsyncIterator[Echo]:
+    async def start(cls, socket: Path) -> AsyncIterator[Echo]:
         """An echo server of its own process at ``socket``, answering."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.echo", str(socket), stdin=asyncio.subprocess.PIPE
@@ -56,7 +56,7 @@ class Echo:
             await process.wait()
 
 
-async def in_turn(
+async def measure_interleaved(
     name: str,
     title: str,
     measure: Callable[[int], Awaitable[float]],

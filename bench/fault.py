@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from bench.figures import Quantiles, Timing
-from bench.listing import HEALTHY, UNHEALTHY, Listing
-from bench.node import Node
+from bench.health_stream import HEALTHY, UNHEALTHY, HealthStream
+from bench.node import BenchNode
 from scrubber.adapters.sim import control
 
 __all__ = ["QUICK_RECOVERY", "fault_to_list", "quick_recovery"]
@@ -19,14 +19,14 @@ __all__ = ["QUICK_RECOVERY", "fault_to_list", "quick_recovery"]
 QUICK_RECOVERY = """\
 name: bench
 recovery:
-  backoff-initial: 1s
-  backoff-max: 1s
-  attempts-per-day: 64
-  resets-per-day: 64
-  probation-scrubs: 1
-  probation-interval: 100ms
+  initialBackoff: 1s
+  maxBackoff: 1s
+  maxAttemptsPerDay: 64
+  maxResetsPerDay: 64
+  probationScrubs: 1
+  probationInterval: 100ms
 breaker:
-  resets: 10000
+  maxResets: 10000
 """
 """A policy under which a device is back within seconds, however often. It is about the time after the fault, which is not
 measured.
@@ -41,15 +41,15 @@ def quick_recovery(directory: Path) -> Path:
     return path
 
 
-async def fault_to_list(node: Node, *, faults: int) -> Timing:
+async def fault_to_list(node: BenchNode, *, faults: int) -> Timing:
     """Seconds from the write of the control file to the ListAndWatch message in which the device is Unhealthy."""
     measured: list[float] = []
-    async with Listing.followed(node) as listing:
+    async with HealthStream.open(node) as listing:
         while len(measured) < faults:
             for device in node.devices[: faults - len(measured)]:
                 began = time.perf_counter()
-                control.fault(node.stage.sim, device, xid=_XID)
-                measured.append(await listing.told(device, UNHEALTHY) - began)
-            await listing.until(lambda known: all(each == HEALTHY for each in known.values()))
+                control.add_faults(node.stage.sim_dir, device, xid=_XID)
+                measured.append(await listing.wait_for_health(device, UNHEALTHY) - began)
+            await listing.wait_until(lambda known: all(each == HEALTHY for each in known.values()))
     title = f"fault → ListAndWatch, {len(node.devices)} devices"
     return Timing(f"fault.devices-{len(node.devices)}", title, Quantiles.of(measured))

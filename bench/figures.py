@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Amount", "Quantiles", "Target", "Timing", "growth_exponent", "quantile"]
+__all__ = ["Amount", "Quantiles", "TargetResult", "Timing", "growth_exponent", "quantile"]
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
@@ -79,7 +79,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetResult:
     """A promise and what came of it.
 
     Attributes:

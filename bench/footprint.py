@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.figures import Amount
-from bench.node import Node
+from bench.node import BenchNode
 
 __all__ = ["at_rest", "cpu_of_service", "per_call", "written_by_service"]
 
@@ -42,7 +42,7 @@ class _Family:
         return {pid: _cpu_seconds(pid) for pid in (self.daemon, *self.children)}
 
 
-async def at_rest(node: Node, *, seconds: float, name: str, title: str) -> list[Amount]:
+async def at_rest(node: BenchNode, *, seconds: float, name: str, title: str) -> list[Amount]:
     """Processor time over ``seconds`` and PSS at their end, by process and altogether."""
     families = _families(node)
     began = time.monotonic()
@@ -68,7 +68,7 @@ async def at_rest(node: Node, *, seconds: float, name: str, title: str) -> list[
 
 
 async def per_call(
-    node: Node, call: Callable[[int], Awaitable[object]], *, calls: int, every: float, name: str, title: str
+    node: BenchNode, call: Callable[[int], Awaitable[object]], *, calls: int, every: float, name: str, title: str
 ) -> list[Amount]:
     """Processor time that one ``call`` (given its number), and the ``every`` seconds before it, cost each daemon with its
     children.
@@ -92,19 +92,19 @@ async def per_call(
     ]
 
 
-def cpu_of_service(node: Node) -> float:
+def cpu_of_service(node: BenchNode) -> float:
     """Seconds of processor time that the service and its children have used so far."""
     service, _ = _families(node)
     return sum(service.cpu_seconds().values())
 
 
-def written_by_service(node: Node) -> int:
+def written_by_service(node: BenchNode) -> int:
     """Bytes that the service itself has passed to ``write`` so far: ledger and log lines (proc(5), ``wchar``)."""
     lines = Path(f"/proc/{node.stage.service.pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
-def _families(node: Node) -> tuple[_Family, _Family]:
+def _families(node: BenchNode) -> tuple[_Family, _Family]:
     return _Family("service", node.stage.service.pid), _Family("plugin", node.stage.plugin.pid)
 
 

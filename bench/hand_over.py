@@ -11,40 +11,47 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from bench.echo import REFERENCE, Echo, in_turn
+from bench.echo import REFERENCE, Echo, measure_interleaved
 from bench.figures import Quantiles, Timing
-from bench.lister import Lister
-from bench.node import Node, hand_over_message
-from scrubber.emulator.pods import Pod
+from bench.list_timer import ListTimer
+from bench.node import BenchNode, hand_over_message
+from scrubber.emulator.pods import EmulatedPod
 
-__all__ = ["on_certificate", "pause", "reading_told_apart", "same_container"]
+__all__ = ["on_certificate", "reading_breakdown", "restart_interval", "same_container"]
 
 
 _SPACING = 0.02
 """Seconds between two restarts, at least."""
-_SEEN = 1.5
+_WATCH_INTERVAL = 1.5
 """Seconds between two restarts of the same pod: no exception rests on a run that the watch has not seen."""
 _BUDGET = 15.0
 """Seconds that the restarts of one row may take by default; there are fewer samples where a pod is restarted alone."""
 
 
 async def same_container(
-    node: Node, echo: Echo, pods: list[Pod], *, name: str, title: str, samples: int, budget: float = _BUDGET
+    node: BenchNode,
+    echo: Echo,
+    pods: list[EmulatedPod],
+    *,
+    name: str,
+    title: str,
+    samples: int,
+    budget: float = _BUDGET,
 ) -> Timing:
     """``PreStartContainer`` for the containers of ``pods`` by turns, no more often than the kubelet may be asked.
 
     Back to back they would be more than the service asks the kubelet in a second, and that wait would be measured.
     """
-    next_at, spacing = 0.0, pause(pods)
+    next_at, spacing = 0.0, restart_interval(pods)
 
     async def start_again(number: int) -> float:
         nonlocal next_at
         await asyncio.sleep(next_at - time.monotonic())
         next_at = time.monotonic() + spacing
-        return await node.start_again(pods[number % len(pods)])
+        return await node.pre_start(pods[number % len(pods)])
 
     message = hand_over_message(node.devices[0])
-    return await in_turn(
+    return await measure_interleaved(
         f"hand-over.same-container.{name}",
         title,
         start_again,
@@ -55,18 +62,18 @@ async def same_container(
     )
 
 
-def pause(pods: Sequence[Pod]) -> float:
+def restart_interval(pods: Sequence[EmulatedPod]) -> float:
     """Seconds between two restarts when ``pods`` take turns."""
-    return max(_SPACING, _SEEN / len(pods))
+    return max(_SPACING, _WATCH_INTERVAL / len(pods))
 
 
-async def reading_told_apart(node: Node, echo: Echo, *, name: str, title: str, samples: int) -> list[Timing]:
+async def reading_breakdown(node: BenchNode, echo: Echo, *, name: str, title: str, samples: int) -> list[Timing]:
     """What of it is the kubelet's List, and what is the whole reading."""
     lists: list[float] = []
     readings: list[float] = []
     beside: list[float] = []
     message = hand_over_message(node.devices[0])
-    async with Lister.running(node.stage.kubelet, node.devices) as lister:
+    async with ListTimer.start(node.stage.kubelet, node.devices) as lister:
         for number in range(-20, samples):
             reference = await echo(message)
             listed, read = await lister()
@@ -87,7 +94,7 @@ async def reading_told_apart(node: Node, echo: Echo, *, name: str, title: str, s
     ]
 
 
-async def on_certificate(node: Node, echo: Echo, *, name: str, title: str, pods: int, rounds: int) -> Timing:
+async def on_certificate(node: BenchNode, echo: Echo, *, name: str, title: str, pods: int, rounds: int) -> Timing:
     """The first start of ``pods`` new pods, ``rounds`` times; taken from the kubelet's own record of its calls."""
     measured: list[float] = []
     reference: list[float] = []
@@ -97,7 +104,7 @@ async def on_certificate(node: Node, echo: Echo, *, name: str, title: str, pods:
         # The first round makes connections, and does not count.
         wanted = pods if number >= 0 else 2
         begun = len(events)
-        running: list[Pod] = []
+        running: list[EmulatedPod] = []
         beside: list[float] = []
         for _ in range(wanted):
             beside.append(await echo(message))

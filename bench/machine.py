@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-__all__ = ["Machine", "here"]
+__all__ = ["Machine", "describe_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Machine:
     load: float
 
 
-def here() -> Machine:
+def describe_machine() -> Machine:
     """The machine that this process runs on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(

@@ -22,29 +22,29 @@ import grpc
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from scrubber.emulator.pods import Phase, Pod
-from scrubber.emulator.stage import Stage, gpu_pod, quick_kubelet
+from scrubber.emulator.playground import Playground, fast_kubelet_timings, gpu_pod_spec
+from scrubber.emulator.pods import EmulatedPod, PodPhase
 from scrubber.emulator.timings import KubeletTimings
 
-__all__ = ["IDLE_CONTAINER", "MEMORY", "Node", "hand_over_message", "other_processes"]
+__all__ = ["IDLE_CONTAINER", "MEMORY", "BenchNode", "hand_over_message", "other_processes"]
 
 MEMORY = "1MiB"
 """Of each device where its size is not what is measured."""
 IDLE_CONTAINER = ("sleep", "infinity")
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 
 
-class Node:
+class BenchNode:
     """A stage whose daemons are up and whose devices are all clean.
 
     Attributes:
         devices: ids, in the order of the devices' indices.
         plugin: the plugin's five calls.
-        metrics: the port at which the service is scraped.
+        metrics_port: the port at which the service is scraped.
     """
 
-    def __init__(self, stage: Stage, devices: Sequence[str], plugin: rpc.DevicePluginStub, metrics: int) -> None:
-        self.metrics = metrics
+    def __init__(self, stage: Playground, devices: Sequence[str], plugin: rpc.DevicePluginStub, metrics: int) -> None:
+        self.metrics_port = metrics
         self.stage = stage
         self.devices = tuple(devices)
         self.plugin = plugin
@@ -52,44 +52,44 @@ class Node:
 
     @classmethod
     @asynccontextmanager
-    async def running(
+    async def start(
         cls, devices: int, *, memory: str = MEMORY, policy: str = "default", watch_interval: float = 1.0
-    ) -> AsyncIterator[Node]:
+    ) -> AsyncIterator[BenchNode]:
         """A node of ``devices`` devices, each scrubbed once.
 
         Args:
             watch_interval: of the service, in seconds; its shipped default.
         """
-        stage = Stage(
-            devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=_unhurried_kubelet()
+        stage = Playground(
+            devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=_unlimited_kubelet()
         )
         metrics = _free_port()
         stage.service.arguments = (*stage.service.arguments, "--metrics-address", f"127.0.0.1:{metrics}")
         async with stage:
-            await stage.start_daemons(_PATIENCE)
-            await stage.all_clean(_PATIENCE)
-            ids = [each.id for each in (await stage.read.devices()).devices]
+            await stage.start_daemons(_TIMEOUT)
+            await stage.wait_until_clean(_TIMEOUT)
+            ids = [each.id for each in (await stage.read_client.devices()).devices]
             async with grpc.aio.insecure_channel(f"unix:{_plugin_socket(stage)}") as channel:
                 yield cls(stage, ids, rpc.DevicePluginStub(channel), metrics)
 
-    async def start_pods(self, count: int) -> list[Pod]:
+    async def start_pods(self, count: int) -> list[EmulatedPod]:
         """``count`` pods with one device each, running; nobody in them opens the device."""
         pods = []
         for _ in range(count):
             self._pods += 1
-            pod = await self.stage.kubelet.run(gpu_pod(f"p{self._pods}", f"team-{self._pods % 4}", IDLE_CONTAINER))
-            await pod.wait(Phase.RUNNING, _PATIENCE)
+            pod = await self.stage.kubelet.run(gpu_pod_spec(f"p{self._pods}", f"team-{self._pods % 4}", IDLE_CONTAINER))
+            await pod.wait(PodPhase.RUNNING, _TIMEOUT)
             pods.append(pod)
         return pods
 
-    async def end_pods(self, pods: Sequence[Pod]) -> None:
+    async def end_pods(self, pods: Sequence[EmulatedPod]) -> None:
         """End ``pods``, and wait until every device is certified clean again."""
         await asyncio.gather(*(self.stage.kubelet.delete(pod, grace=0) for pod in pods))
-        await self.stage.devices_are(lambda devices: all(each.state == "clean" for each in devices), _PATIENCE)
+        await self.stage.wait_for_devices(lambda devices: all(each.state == "clean" for each in devices), _TIMEOUT)
 
-    async def start_again(self, pod: Pod) -> float:
+    async def pre_start(self, pod: EmulatedPod) -> float:
         """Seconds of ``PreStartContainer``, as before a restart of the pod's container."""
-        return await self._pre_start(pod.device_ids)
+        return await self._timed_pre_start(pod.device_ids)
 
     async def allocate(self, device: str) -> float:
         """Seconds of ``Allocate`` for one device."""
@@ -98,7 +98,7 @@ class Node:
         await self.plugin.Allocate(request)
         return time.perf_counter() - began
 
-    async def _pre_start(self, devices: Sequence[str]) -> float:
+    async def _timed_pre_start(self, devices: Sequence[str]) -> float:
         request = api.PreStartContainerRequest(devices_ids=devices)
         began = time.perf_counter()
         await self.plugin.PreStartContainer(request, timeout=30.0)
@@ -126,10 +126,14 @@ async def other_processes(count: int) -> AsyncIterator[None]:
         await shell.wait()
 
 
-def _unhurried_kubelet() -> KubeletTimings:
+def _unlimited_kubelet() -> KubeletTimings:
     """A kubelet that answers as many questions as it is asked: the samples come faster than hand-overs do in life."""
     return replace(
-        quick_kubelet(), pod_resources_per_second=100_000, pod_resources_burst=1_000, sandbox_setup=0.0, image_pull=0.0
+        fast_kubelet_timings(),
+        pod_resources_per_second=100_000,
+        pod_resources_burst=1_000,
+        sandbox_setup=0.0,
+        image_pull=0.0,
     )
 
 
@@ -138,7 +142,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _plugin_socket(stage: Stage) -> Path:
+def _plugin_socket(stage: Playground) -> Path:
     kubelet = stage.kubelet
     found = [
         path

@@ -6,7 +6,7 @@ wrong one after the other and come back side by side, as they would. Measured by
 
 - *wait* is a driver that does not answer about the device. It is over when the driver answers again.
 - *scrub* is memory that is cleared too slowly, met by a scrub on demand; so its way out has the whole time in it that
-  clearing gets (``memory-floor``). It is over when clearing is fast again.
+  clearing gets (``clearTimeoutBase``). It is over when clearing is fast again.
 - *reset* is XID 95. Its cause ends with the reset, which is part of the way back: counted from the fault.
 """
 
@@ -18,64 +18,64 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from bench.figures import Amount, Quantiles, Timing
-from bench.listing import HEALTHY, UNHEALTHY, Listing
-from bench.node import Node
+from bench.health_stream import HEALTHY, UNHEALTHY, HealthStream
+from bench.node import BenchNode
 from scrubber.adapters.sim import control
 from scrubber.api.client import AdminClient
 from scrubber.domain.policy import Policy
 
-__all__ = ["pauses", "recoveries"]
+__all__ = ["recoveries", "recovery_pauses"]
 
-_APART = 3.0
+_FAULT_INTERVAL = 3.0
 """Seconds between the faults of two devices: a device that hangs holds up the questions about another one for a second, and
 memory that is cleared slowly keeps one of two slots for five.
 """
-_STAYS = 2.0
+_FAULT_DURATION = 2.0
 """Seconds that a cause goes on once its device is out: longer than the first pause of the way back."""
 _FOR_EVER = 3600.0
 
 _Break = Callable[[str], Awaitable[None]]
-_Mend = Callable[[str], None]
+_Restore = Callable[[str], None]
 
 
-async def recoveries(node: Node, *, samples: int) -> list[Timing]:
+async def recoveries(node: BenchNode, *, samples: int) -> list[Timing]:
     """The ways out and back of ``samples`` devices for each cause; the node has at least three times as many.
 
     Its policy must allow as many resets: the default one's breaker stops at eight.
     """
-    sim = node.stage.sim
+    sim = node.stage.sim_dir
 
     async def hang(device: str) -> None:
-        control.fault(sim, device, stuck=True)
+        control.add_faults(sim, device, stuck=True)
 
     def answer(device: str) -> None:
-        control.clear(sim, device, ["stuck"])
+        control.clear_faults(sim, device, ["stuck"])
 
     async def scrub_slowly(device: str) -> None:
-        control.fault(sim, device, slow_clear=_FOR_EVER)
-        async with AdminClient(node.stage.sockets) as admin, aclosing(admin.scrub(device, "slow")) as updates:
+        control.add_faults(sim, device, slow_clear=_FOR_EVER)
+        async with AdminClient(node.stage.socket_dir) as admin, aclosing(admin.scrub(device, "slow")) as updates:
             await anext(updates)  # it has begun, and needs nobody who waits for it
 
     def clear_fast(device: str) -> None:
-        control.clear(sim, device, ["slow-clear"])
+        control.clear_faults(sim, device, ["slow-clear"])
 
     async def raise_xid(device: str) -> None:
-        control.fault(sim, device, xid=95)
+        control.add_faults(sim, device, xid=95)
 
-    causes: list[tuple[str, str, _Break, _Mend | None]] = [
+    causes: list[tuple[str, str, _Break, _Restore | None]] = [
         ("wait", "driver that does not answer", hang, answer),
         ("scrub", "memory that is cleared too slowly", scrub_slowly, clear_fast),
         ("reset", "XID 95", raise_xid, None),
     ]
     timings: list[Timing] = []
-    async with Listing.followed(node) as listing:
+    async with HealthStream.open(node) as listing:
         for number, (way, words, fail, mend) in enumerate(causes):
             devices = node.devices[number * samples : (number + 1) * samples]
-            timings += await _there_and_back(listing, devices, way, words, fail, mend)
+            timings += await _out_and_back(listing, devices, way, words, fail, mend)
     return timings
 
 
-def pauses() -> list[Amount]:
+def recovery_pauses() -> list[Amount]:
     """What of every way back is waiting, by the default policy."""
     rule = Policy().recovery
     return [
@@ -89,23 +89,23 @@ def pauses() -> list[Amount]:
     ]
 
 
-async def _there_and_back(
-    listing: Listing, devices: Sequence[str], way: str, words: str, fail: _Break, mend: _Mend | None
+async def _out_and_back(
+    listing: HealthStream, devices: Sequence[str], way: str, words: str, fail: _Break, restore: _Restore | None
 ) -> list[Timing]:
     async def one(number: int, device: str) -> tuple[float, float]:
-        await asyncio.sleep(number * _APART)
+        await asyncio.sleep(number * _FAULT_INTERVAL)
         began = time.perf_counter()
         await fail(device)
-        out = await listing.told(device, UNHEALTHY)
-        if mend is None:
-            return out - began, await listing.told(device, HEALTHY) - began
-        await asyncio.sleep(_STAYS)
+        out = await listing.wait_for_health(device, UNHEALTHY)
+        if restore is None:
+            return out - began, await listing.wait_for_health(device, HEALTHY) - began
+        await asyncio.sleep(_FAULT_DURATION)
         over = time.perf_counter()
-        mend(device)
-        return out - began, await listing.told(device, HEALTHY) - over
+        restore(device)
+        return out - began, await listing.wait_for_health(device, HEALTHY) - over
 
     ways = await asyncio.gather(*(one(number, device) for number, device in enumerate(devices)))
-    start = "fault" if mend is None else "end of the cause"
+    start = "fault" if restore is None else "end of the cause"
     return [
         Timing(f"recovery.out.{way}", f"fault → out of ListAndWatch: {words}", Quantiles.of([out for out, _ in ways])),
         Timing(

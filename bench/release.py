@@ -11,46 +11,46 @@ import asyncio
 import time
 
 from bench.figures import Amount, Quantiles, Timing
-from bench.node import Node
+from bench.node import BenchNode
 
-__all__ = ["churn", "questions_at_rest", "release_to_clean"]
+__all__ = ["churn", "list_calls_at_rest", "release_to_clean"]
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
-async def release_to_clean(node: Node, *, releases: int) -> Timing:
+async def release_to_clean(node: BenchNode, *, releases: int) -> Timing:
     """One pod after the other on an otherwise idle node."""
     measured: list[float] = []
     for _ in range(releases):
         (pod,) = await node.start_pods(1)
         await node.stage.kubelet.delete(pod, grace=0)
         began = time.perf_counter()
-        await node.stage.devices_are(lambda devices: all(each.state == "clean" for each in devices), _PATIENCE)
+        await node.stage.wait_for_devices(lambda devices: all(each.state == "clean" for each in devices), _TIMEOUT)
         measured.append(time.perf_counter() - began)
     title = f"release → clean, {len(node.devices)} devices"
     return Timing("release.to-clean", title, Quantiles.of(measured))
 
 
-async def questions_at_rest(node: Node, *, seconds: float, name: str, title: str) -> Amount:
+async def list_calls_at_rest(node: BenchNode, *, seconds: float, name: str, title: str) -> Amount:
     """How often the kubelet is asked while nothing happens."""
-    before, began = node.stage.kubelet.questions, time.perf_counter()
+    before, began = node.stage.kubelet.pod_resources_requests, time.perf_counter()
     await asyncio.sleep(seconds)
-    return _a_minute(node, before, began, name, title)
+    return _list_calls_per_minute(node, before, began, name, title)
 
 
-async def churn(node: Node, *, rounds: int) -> list[Amount]:
+async def churn(node: BenchNode, *, rounds: int) -> list[Amount]:
     """All devices are given to pods and given back, ``rounds`` times, as fast as the node can."""
-    before, began = node.stage.kubelet.questions, time.perf_counter()
+    before, began = node.stage.kubelet.pod_resources_requests, time.perf_counter()
     for _ in range(rounds):
         await node.end_pods(await node.start_pods(len(node.devices)))
     pods = rounds * len(node.devices)
     rate = 60 * pods / (time.perf_counter() - began)
     return [
-        _a_minute(node, before, began, "churn", "while pods come and go"),
+        _list_calls_per_minute(node, before, began, "churn", "while pods come and go"),
         Amount("pods.churn", "pods that came and went meanwhile", rate, "a minute"),
     ]
 
 
-def _a_minute(node: Node, before: int, began: float, name: str, title: str) -> Amount:
-    asked = 60 * (node.stage.kubelet.questions - before) / (time.perf_counter() - began)
+def _list_calls_per_minute(node: BenchNode, before: int, began: float, name: str, title: str) -> Amount:
+    asked = 60 * (node.stage.kubelet.pod_resources_requests - before) / (time.perf_counter() - began)
     return Amount(f"questions.{name}", f"questions to PodResources, {title}", asked, "a minute")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from bench.figures import Amount, Target, Timing
+from bench.figures import Amount, TargetResult, Timing
 from bench.machine import Machine
 
 __all__ = ["SCHEMA", "Report", "dump", "load", "render"]
@@ -42,7 +42,7 @@ class Report:
     machine: Machine
     timings: tuple[Timing, ...]
     amounts: tuple[Amount, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[TargetResult, ...]
 
 
 def dump(report: Report) -> str:
@@ -158,7 +158,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def _verdict(target: Target) -> str:
+def _verdict(target: TargetResult) -> str:
     return "met" if target.met else "**missed**"
 
 

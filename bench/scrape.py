@@ -22,12 +22,12 @@ from contextlib import asynccontextmanager, suppress
 from bench import hand_over
 from bench.echo import Echo
 from bench.figures import Amount, Quantiles, Timing
-from bench.node import Node
-from scrubber.emulator.pods import Pod
+from bench.node import BenchNode
+from scrubber.emulator.pods import EmulatedPod
 
-__all__ = ["CROWD", "REFERENCE", "crowded", "scrapes"]
+__all__ = ["REFERENCE", "SCRAPERS", "restarts_while_scraped", "scrape_timing"]
 
-CROWD = 30
+SCRAPERS = 30
 """Scrapers at once."""
 
 REFERENCE = "bare HTTP answer"
@@ -41,11 +41,11 @@ _SAMPLES = 1000
 _NICE = 15
 
 
-async def scrapes(node: Node, *, name: str, title: str, samples: int) -> Timing:
+async def scrape_timing(node: BenchNode, *, name: str, title: str, samples: int) -> Timing:
     """From the request to the last byte, as Prometheus asks, in turn with the reference."""
     measured: list[float] = []
     reference: list[float] = []
-    _, size = await asyncio.to_thread(_scrape, node.metrics)
+    _, size = await asyncio.to_thread(_scrape, node.metrics_port)
     beside = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.scrape", "serve", str(size)),
         stdin=asyncio.subprocess.PIPE,
@@ -57,7 +57,7 @@ async def scrapes(node: Node, *, name: str, title: str, samples: int) -> Timing:
         port = int(await beside.stdout.readline())
         for number in range(-_WARM_UP, samples):
             bare, _ = await asyncio.to_thread(_scrape, port)
-            seconds, _ = await asyncio.to_thread(_scrape, node.metrics)
+            seconds, _ = await asyncio.to_thread(_scrape, node.metrics_port)
             if number >= 0:
                 reference.append(bare)
                 measured.append(seconds)
@@ -67,10 +67,10 @@ async def scrapes(node: Node, *, name: str, title: str, samples: int) -> Timing:
     return Timing(name, title, Quantiles.of(measured), Quantiles.of(reference), REFERENCE)
 
 
-async def crowded(
-    node: Node, echo: Echo, pods: list[Pod], *, seconds: float
+async def restarts_while_scraped(
+    node: BenchNode, echo: Echo, pods: list[EmulatedPod], *, seconds: float
 ) -> tuple[tuple[Timing, Timing], tuple[Amount]]:
-    """Restarts of containers without and with :data:`CROWD` scrapers of the service that never pause.
+    """Restarts of containers without and with :data:`SCRAPERS` scrapers of the service that never pause.
 
     Args:
         seconds: of restarts, each time.
@@ -83,17 +83,17 @@ async def crowded(
 
     calm = await restarts("by-none", "hand-over, restart of a container, nobody scrapes")
     began, answered = time.perf_counter(), [0]
-    async with _crowd(node.metrics, answered):
-        loaded = await restarts("by-a-crowd", f"hand-over, restart of a container, {CROWD} scrapers at once")
+    async with _scrapers(node.metrics_port, answered):
+        loaded = await restarts("by-a-crowd", f"hand-over, restart of a container, {SCRAPERS} scrapers at once")
     rate = answered[0] / (time.perf_counter() - began)
-    return (calm, loaded), (Amount("scrape.crowd.rate", f"scrapes answered to {CROWD} scrapers", rate, "a second"),)
+    return (calm, loaded), (Amount("scrape.crowd.rate", f"scrapes answered to {SCRAPERS} scrapers", rate, "a second"),)
 
 
 @asynccontextmanager
-async def _crowd(port: int, answered: list[int]) -> AsyncIterator[None]:
+async def _scrapers(port: int, answered: list[int]) -> AsyncIterator[None]:
     """Inside, they scrape; afterwards ``answered[0]`` says how many scrapes were answered."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.scrape", "crowd", str(port), str(CROWD)),
+        *(sys.executable, "-m", "bench.scrape", "crowd", str(port), str(SCRAPERS)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

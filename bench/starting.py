@@ -14,24 +14,24 @@ from collections.abc import Mapping, Sequence
 
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
-from scrubber.cli.exits import Exit
+from scrubber.cli.exit_codes import ExitCode
 from scrubber.config.bundled import find_policy
-from scrubber.doctor.examination import CHECKS
+from scrubber.doctor.checks import CHECKS
 from scrubber.emulator.kubelet import Kubelet
-from scrubber.emulator.stage import RESOURCE, Daemon, Stage
+from scrubber.emulator.playground import RESOURCE, Daemon, Playground
 
-__all__ = ["command_line", "plugin", "service"]
+__all__ = ["command_line", "plugin_startup", "service_startup"]
 
-_BARE = "bare interpreter"
+_BARE_INTERPRETER = "bare interpreter"
 _GRPC = "import grpc.aio"
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
-async def service(*, devices: int, starts: int) -> Timing:
+async def service_startup(*, devices: int, starts: int) -> Timing:
     """From exec to ``READY=1``: every device was looked at, and hand-overs are taken."""
     measured: list[float] = []
     bare: list[float] = []
-    async with Stage(devices=devices, memory=MEMORY) as stage:
+    async with Playground(devices=devices, memory=MEMORY) as stage:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
             path = stage.directory / "notify"
             supervisor.bind(str(path))
@@ -46,34 +46,34 @@ async def service(*, devices: int, starts: int) -> Timing:
                 await stage.service.stop()
                 _drain(supervisor)
     title = f"start of the service until it is ready, {devices} devices"
-    return Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE)
+    return Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE_INTERPRETER)
 
 
-async def plugin(*, devices: int, starts: int) -> list[Timing]:
+async def plugin_startup(*, devices: int, starts: int) -> list[Timing]:
     """From exec to the kubelet having the plugin's list; and a rolling update, by the kubelet's own clock: from the end of
     the old instance's stream to the new one's list. An admission in between fails.
     """
     measured: list[float] = []
     reference: list[float] = []
     gaps: list[float] = []
-    async with Stage(devices=devices, memory=MEMORY) as stage:
-        await stage.start_daemons(_PATIENCE)
-        await stage.all_clean(_PATIENCE)
+    async with Playground(devices=devices, memory=MEMORY) as stage:
+        await stage.start_daemons(_TIMEOUT)
+        await stage.wait_until_clean(_TIMEOUT)
         for _ in range(starts):
             await stage.plugin.stop()
-            await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, _PATIENCE)
+            await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, _TIMEOUT)
             reference.append(await _run("-c", _GRPC))
             began = time.perf_counter()
             await stage.plugin.start()
-            await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == devices, _PATIENCE)
+            await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == devices, _TIMEOUT)
             measured.append(time.perf_counter() - began)
         for number in range(starts):
             old, stage.plugin = stage.plugin, Daemon(stage.plugin.arguments, stage.directory / f"plugin-{number}.log")
             await stage.plugin.start()
-            await _stands_by(stage.plugin)
+            await _wait_for_standby(stage.plugin)
             before = len(stage.kubelet.events)
             await old.stop()
-            await stage.kubelet.changed(lambda kubelet, since=before: _gap(kubelet, since) is not None, _PATIENCE)  # type: ignore[misc]
+            await stage.kubelet.wait_until(lambda kubelet, since=before: _gap(kubelet, since) is not None, _TIMEOUT)  # type: ignore[misc]
             gaps.append(_gap(stage.kubelet, before) or 0.0)
     title = f"start of the plugin until the kubelet has its list, {devices} devices"
     return [
@@ -93,17 +93,17 @@ def _gap(kubelet: Kubelet, since: int) -> float | None:
     return None
 
 
-async def _stands_by(daemon: Daemon) -> None:
-    async with asyncio.timeout(_PATIENCE):
+async def _wait_for_standby(daemon: Daemon) -> None:
+    async with asyncio.timeout(_TIMEOUT):
         while True:
             if '"plugin.standing-by"' in daemon.log.read_text():
                 return
             await asyncio.sleep(0.01)
 
 
-async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
+async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
     """Commands from exec to exit, in turn with an interpreter that only loads gRPC: what asks the service cannot be faster."""
-    socket_flag = ("--socket", str(stage.sockets))
+    socket_flag = ("--socket", str(stage.socket_dir))
     doctor = ("doctor", *socket_flag, "-o", "json")
     verdict = await _verdict(stage, *doctor)
     rows: tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...] = (
@@ -122,24 +122,24 @@ async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
         reference: list[float] = []
         for _ in range(runs):
             reference.append(await _run("-c", _GRPC))
-            wanted = verdict if words is doctor else Exit.OK
+            wanted = verdict if words is doctor else ExitCode.OK
             measured.append(await _run("-m", "scrubber.cli.main", *words, environment=environment, wanted=wanted))
         timings.append(Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), _GRPC))
     return timings
 
 
-async def _verdict(stage: Stage, *words: str) -> int:
+async def _verdict(stage: Playground, *words: str) -> int:
     """How ``scrubber doctor`` ends here: it is of another mind about each machine, and a crash must not pass for a verdict."""
-    ended = await stage.command(*words)
+    ended = await stage.run_command(*words)
     try:
-        if json.loads(ended.out)["kind"] == "DoctorReport":
-            return ended.status
+        if json.loads(ended.stdout)["kind"] == "DoctorReport":
+            return ended.returncode
     except ValueError:
         pass
-    raise RuntimeError(f"scrubber doctor gave no report: {ended.err}")
+    raise RuntimeError(f"scrubber doctor gave no report: {ended.stderr}")
 
 
-async def _run(*arguments: str, environment: Mapping[str, str] | None = None, wanted: int = Exit.OK) -> float:
+async def _run(*arguments: str, environment: Mapping[str, str] | None = None, wanted: int = ExitCode.OK) -> float:
     """Seconds from exec to exit. Raises ``RuntimeError`` when it ends with another status than ``wanted``."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
@@ -156,10 +156,10 @@ def _shown(arguments: Sequence[str]) -> list[str]:
     return ["python", *arguments]
 
 
-async def _ready(supervisor: socket.socket, stage: Stage) -> None:
+async def _ready(supervisor: socket.socket, stage: Playground) -> None:
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             while b"READY=1" not in await loop.sock_recv(supervisor, 4096):
                 pass
     except TimeoutError:

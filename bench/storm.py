@@ -21,13 +21,13 @@ from pathlib import Path
 from bench import footprint, hand_over
 from bench.echo import Echo
 from bench.figures import Amount, Timing
-from bench.node import Node
-from bench.opens import Opens
+from bench.node import BenchNode
+from bench.open_counter import OpenCounter
 from scrubber.adapters.sim import control
-from scrubber.adapters.sim.storm import storm
-from scrubber.emulator.pods import Pod
+from scrubber.adapters.sim.xid_storm import raise_xids
+from scrubber.emulator.pods import EmulatedPod
 
-__all__ = ["CODES", "RATE", "xids"]
+__all__ = ["CODES", "RATE", "xid_storm"]
 
 CODES = (13, 31, 45)
 """Two are an application's own fault, one depends on its context."""
@@ -42,31 +42,31 @@ _MOST_ROWS = 1000
 """That the service gives at once. So many would be far beyond what the storm may write."""
 
 
-async def xids(node: Node, echo: Echo, *, restarts: float, alone: float) -> tuple[list[Timing], list[Amount]]:
+async def xid_storm(node: BenchNode, echo: Echo, *, restarts: float, idle: float) -> tuple[list[Timing], list[Amount]]:
     """Restarts of the other devices' containers without and with the storm, and what the storm makes the service do.
 
     Args:
         restarts: seconds of them, each time.
-        alone: seconds of watching the service, at rest and in the storm, while nothing else happens.
+        idle: seconds of watching the service, at rest and in the storm, while nothing else happens.
     """
     struck, others = node.devices[0], len(node.devices) - 1
     # The first device is the one that is not asked for: nobody's restart may wait for it.
-    pods = await _pods_beside(node, struck)
+    pods = await _pods_on_other_devices(node, struck)
     timings = [await _restarts(node, echo, pods, "calm", f"hand-over beside no storm, {others} devices", restarts)]
-    calm = await _Watched.during(node, struck, alone)
+    calm = await _ServiceLoad.measure(node, struck, idle)
     began = time.time()
-    async with _raging(node, struck) as raging:
+    async with _running_storm(node, struck) as raging:
         title = f"hand-over beside a storm of XIDs, {others} devices"
         timings.append(await _restarts(node, echo, pods, "storm", title, restarts))
-        stormy = await _Watched.during(node, struck, alone)
+        stormy = await _ServiceLoad.measure(node, struck, idle)
         rate = raging.rate
     minutes = math.ceil((time.time() - began) / _MINUTE)
-    rows = len((await node.stage.read.history(device=struck, since=began, limit=_MOST_ROWS)).entries)
+    rows = len((await node.stage.read_client.history(device=struck, since=began, limit=_MOST_ROWS)).entries)
     await node.end_pods(pods)
     return timings, [
         Amount("storm.rate", "storm: XIDs of one device", rate, "a second"),
-        Amount("storm.looks", "storm: questions about that device", stormy.looks, "a second"),
-        Amount("storm.looks.calm", "no storm: questions about that device", calm.looks, "a second"),
+        Amount("storm.looks", "storm: questions about that device", stormy.health_checks, "a second"),
+        Amount("storm.looks.calm", "no storm: questions about that device", calm.health_checks, "a second"),
         Amount("storm.cpu", "storm: CPU of the service and its children", stormy.cpu, "% of a core"),
         Amount("storm.cpu.calm", "no storm: CPU of the service and its children", calm.cpu, "% of a core"),
         Amount("storm.rows", f"storm: rows in the ledger, of {len(CODES)} codes in {minutes} min", float(rows), "rows"),
@@ -76,38 +76,40 @@ async def xids(node: Node, echo: Echo, *, restarts: float, alone: float) -> tupl
     ]
 
 
-async def _pods_beside(node: Node, struck: str) -> list[Pod]:
-    """A running pod on every device but ``struck``."""
+async def _pods_on_other_devices(node: BenchNode, affected: str) -> list[EmulatedPod]:
+    """A running pod on every device but ``affected``."""
     pods = await node.start_pods(len(node.devices))
-    (without,) = [each for each in pods if struck in each.device_ids]
+    (without,) = [each for each in pods if affected in each.device_ids]
     pods.remove(without)
     await node.stage.kubelet.delete(without, grace=0)
-    await node.stage.devices_are(
-        lambda devices: all(each.state == "clean" for each in devices if each.id == struck), _MINUTE
+    await node.stage.wait_for_devices(
+        lambda devices: all(each.state == "clean" for each in devices if each.id == affected), _MINUTE
     )
     return pods
 
 
-async def _restarts(node: Node, echo: Echo, pods: list[Pod], name: str, title: str, seconds: float) -> Timing:
+async def _restarts(
+    node: BenchNode, echo: Echo, pods: list[EmulatedPod], name: str, title: str, seconds: float
+) -> Timing:
     return await hand_over.same_container(
         node, echo, pods, name=f"others-{name}", title=title, samples=_SAMPLES, budget=seconds
     )
 
 
-class _Watched:
+class _ServiceLoad:
     """What the service did about a device in some seconds: questions a second, % of a core, MB a minute."""
 
     def __init__(self, looks: float, cpu: float, written: float) -> None:
-        self.looks, self.cpu, self.written = looks, cpu, written
+        self.health_checks, self.cpu, self.written = looks, cpu, written
 
     @classmethod
-    async def during(cls, node: Node, device: str, seconds: float) -> _Watched:
+    async def measure(cls, node: BenchNode, device: str, seconds: float) -> _ServiceLoad:
         began, cpu, written = (
             time.perf_counter(),
             footprint.cpu_of_service(node),
             footprint.written_by_service(node),
         )
-        with Opens.of(control.find(node.stage.sim, device).directory / "device.json") as opens:
+        with OpenCounter.watch(control.find_sim_device(node.stage.sim_dir, device).directory / "device.json") as opens:
             await asyncio.sleep(seconds)
         passed = time.perf_counter() - began
         more = footprint.written_by_service(node) - written
@@ -118,7 +120,7 @@ class _Watched:
         )
 
 
-class _Raging:
+class _Storm:
     """A storm under way."""
 
     def __init__(self, place: Path) -> None:
@@ -131,14 +133,14 @@ class _Raging:
         return (self._raised() - self._before) / (time.perf_counter() - self._began)
 
     def _raised(self) -> int:
-        return sum(control.read(self._place).xids_seen.values())
+        return sum(control.read_faults(self._place).xid_counts.values())
 
 
 @asynccontextmanager
-async def _raging(node: Node, device: str) -> AsyncIterator[_Raging]:
+async def _running_storm(node: BenchNode, device: str) -> AsyncIterator[_Storm]:
     """Inside, the storm rages."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.storm", str(node.stage.sim), device, str(RATE)),
+        *(sys.executable, "-m", "bench.storm", str(node.stage.sim_dir), device, str(RATE)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -147,7 +149,7 @@ async def _raging(node: Node, device: str) -> AsyncIterator[_Raging]:
     try:
         async with asyncio.timeout(_MINUTE):
             await process.stdout.readline()
-        yield _Raging(control.find(node.stage.sim, device).directory)
+        yield _Storm(control.find_sim_device(node.stage.sim_dir, device).directory)
     finally:
         process.stdin.close()
         status = await process.wait()
@@ -155,7 +157,7 @@ async def _raging(node: Node, device: str) -> AsyncIterator[_Raging]:
             raise RuntimeError(f"the storm broke off with {status}")
 
 
-def _rage(directory: Path, device: str, rate: float) -> None:
+def _run_storm(directory: Path, device: str, rate: float) -> None:
     over = threading.Event()
 
     def wait_for_the_end() -> None:
@@ -169,8 +171,8 @@ def _rage(directory: Path, device: str, rate: float) -> None:
     os.nice(_NICE)  # a driver's storm takes no processor time from whoever is measured
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     print("raging", flush=True)
-    storm(directory, device, CODES, repeat=_MOST_XIDS, rate=rate, sleep=go_on)
+    raise_xids(directory, device, CODES, repeat=_MOST_XIDS, rate=rate, sleep=go_on)
 
 
 if __name__ == "__main__":
-    _rage(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    _run_storm(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

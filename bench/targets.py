@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.figures import Amount, Target, Timing, growth_exponent
+from bench.figures import Amount, TargetResult, Timing, growth_exponent
 
-__all__ = ["CAUSES", "judge"]
+__all__ = ["CAUSES", "evaluate_targets"]
 
 _FAST_PATH = (
     "profiled on two cores, medians of 178 restarts with 16 devices and 16 pods, 13.0 ms in all: 2.3 ms are kubelet → plugin "
@@ -47,22 +47,22 @@ CAUSES: Mapping[str, str] = {
 }
 """By the name of the target."""
 
-_NOT_KNOWN = "Not looked into yet."
-_ANSWER = 250.0
+_NOT_INVESTIGATED = "Not looked into yet."
+_COMMAND_LIMIT_MS = 250.0
 """Milliseconds from exec to exit of a command."""
 _SAME, _CERTIFICATE = "hand-over.same-container", "hand-over.certificate"
 _SCRAPED = f"{_SAME}.scraped-"
 
 
-def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target, ...]:
+def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[TargetResult, ...]:
     """Every target whose measurements are there."""
     times = {each.name: each for each in timings}
     values = {each.name: each.value for each in amounts}
-    found: list[Target] = []
+    found: list[TargetResult] = []
 
-    def add(name: str, sentence: str, limit: float, measured: float, unit: str) -> None:
-        cause = "" if measured <= limit else CAUSES.get(name, _NOT_KNOWN)
-        found.append(Target(name, sentence, limit, measured, unit, cause))
+    def add(name: str, message: str, limit: float, measured: float, unit: str) -> None:
+        cause = "" if measured <= limit else CAUSES.get(name, _NOT_INVESTIGATED)
+        found.append(TargetResult(name, message, limit, measured, unit, cause))
 
     # All restarts count, whatever else was varied, but those beside scrapers, which have a target of their own. First starts
     # beside a crowd are too few for a p99 of their own.
@@ -74,8 +74,8 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
         medians = [each.ratio_p50 for each in asked if each.ratio_p50 is not None]
         if tails and medians:
             # Other work on the machine lifts the echo's p99 most, so a good ratio of tails alone may be luck.
-            sentence = f"hand-over, {words}: p99 at up to 16 pods, in echoes' p99 (medians: {max(medians):.1f} times)"
-            add(kind, sentence, 5.0, max(tails), "times")
+            message = f"hand-over, {words}: p99 at up to 16 pods, in echoes' p99 (medians: {max(medians):.1f} times)"
+            add(kind, message, 5.0, max(tails), "times")
 
     sizes = _sizes(times, f"{_SAME}.devices-")
     if len(sizes) > 1:
@@ -93,13 +93,13 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
         pair = [times.get(f"{kind}.pods-16"), times.get(f"{kind}.crowd")]
         alone, crowded = pair
         if few and many and alone and crowded:
-            sentence = f"hand-over, {words}: growth from {few:.0f} to {many:.0f} processes"
+            message = f"hand-over, {words}: growth from {few:.0f} to {many:.0f} processes"
             measured = _growth((few, many), (alone.measured.p50, crowded.measured.p50))
-            add(f"growth.processes.{kind.rpartition('.')[2]}", sentence, 1.0, measured, "power")
+            add(f"growth.processes.{kind.rpartition('.')[2]}", message, 1.0, measured, "power")
 
     if (loaded := times.get("allocate.every-device-scrubbed")) and loaded.ratio_p99 is not None:
-        sentence = "Allocate while every device is scrubbed: p99, in p99 of the echo under the same load"
-        add("allocate", sentence, 5.0, loaded.ratio_p99, "times")
+        message = "Allocate while every device is scrubbed: p99, in p99 of the echo under the same load"
+        add("allocate", message, 5.0, loaded.ratio_p99, "times")
     faults = [each for each in timings if each.name.startswith("fault.")]
     if faults:
         slowest = max(each.measured.p99 for each in faults)
@@ -111,41 +111,41 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
         add(
             "command",
             "a command that asks the service, from exec to exit: p99 of the slowest",
-            _ANSWER,
+            _COMMAND_LIMIT_MS,
             1000 * slowest,
             "ms",
         )
     for name, words in own.items():
         if name in times:
-            add(name, f"{words}, from exec to exit: p99", _ANSWER, 1000 * times[name].measured.p99, "ms")
+            add(name, f"{words}, from exec to exit: p99", _COMMAND_LIMIT_MS, 1000 * times[name].measured.p99, "ms")
     if "start.plugin" in times:
         start = times["start.plugin"]
-        sentence = f"plugin, from exec to registered: p50, in loads of gRPC {start.ratio_p50 or 0:.1f} times"
-        add("start.plugin", sentence, 300.0, 1000 * start.measured.p50, "ms")
+        message = f"plugin, from exec to registered: p50, in loads of gRPC {start.ratio_p50 or 0:.1f} times"
+        add("start.plugin", message, 300.0, 1000 * start.measured.p50, "ms")
     if "rolling-update" in times:
-        sentence = "rolling update of the plugin, without one for the kubelet: the longest"
-        add("rolling-update", sentence, 50.0, 1000 * times["rolling-update"].measured.worst, "ms")
+        message = "rolling update of the plugin, without one for the kubelet: the longest"
+        add("rolling-update", message, 50.0, 1000 * times["rolling-update"].measured.worst, "ms")
     scraped = _sizes(times, "scrape.devices-")
     if scraped:
         most = times[f"scrape.devices-{scraped[-1]}"]
-        sentence = f"scrape of the service's metrics, {scraped[-1]} devices, from the request to the last byte: p50"
-        add("scrape", sentence, 20.0, 1000 * most.measured.p50, "ms")
+        message = f"scrape of the service's metrics, {scraped[-1]} devices, from the request to the last byte: p50"
+        add("scrape", message, 20.0, 1000 * most.measured.p50, "ms")
     pair = [times.get(f"{_SAME}.others-{each}") for each in ("calm", "storm")]
-    if (grown := _grown(*pair)) is not None:
+    if (grown := _relative_growth(*pair)) is not None:
         tails_grown, medians_grown = grown
-        sentence = (
+        message = (
             "1,000 XIDs a second on one device, hand-over of the others: p99 in echoes' medians, to that without "
             f"(medians: {medians_grown:.2f} times)"
         )
-        add("storm", sentence, 1.5, tails_grown, "times")
+        add("storm", message, 1.5, tails_grown, "times")
     scraped_by = [times.get(f"{_SCRAPED}{each}") for each in ("by-none", "by-a-crowd")]
-    if (grown := _grown(*scraped_by)) is not None:
+    if (grown := _relative_growth(*scraped_by)) is not None:
         tails_grown, medians_grown = grown
-        sentence = (
+        message = (
             "thirty scrapers that never pause, hand-over: p99 in echoes' medians, to that without "
             f"(medians: {medians_grown:.2f} times)"
         )
-        add("scrape.crowd", sentence, 3.0, tails_grown, "times")
+        add("scrape.crowd", message, 3.0, tails_grown, "times")
     if "storm.rows.bound" in values:
         add("storm.rows", "the same: rows in the ledger, by code and minute", 1.0, values["storm.rows.bound"], "rows")
     if "idle.cpu" in values:
@@ -158,7 +158,7 @@ def _growth(sizes: Sequence[float], durations: Sequence[float]) -> float:
     return max(0.0, growth_exponent(sizes, durations))
 
 
-def _grown(before: Timing | None, after: Timing | None) -> tuple[float, float] | None:
+def _relative_growth(before: Timing | None, after: Timing | None) -> tuple[float, float] | None:
     """How much worse ``after`` is than ``before``, each in medians of its own echo: its p99, its median.
 
     The echo's own p99 rests on the three worst of some hundred samples. Between two rows it would be most of the answer.

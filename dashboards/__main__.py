@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from dashboards.boards import BOARDS
-from dashboards.frame import json_of
+from dashboards.dashboard import to_json
 
 _DIRECTORY = Path(__file__).resolve().parent
 
@@ -15,7 +15,7 @@ def main() -> int:
     """Write every board, and name what was written."""
     for which, make in BOARDS.items():
         path = _DIRECTORY / f"{which}.json"
-        path.write_text(json_of(make()), encoding="utf-8")
+        path.write_text(to_json(make()), encoding="utf-8")
         sys.stdout.write(f"{path.relative_to(_DIRECTORY.parent)}\n")
     return 0
 

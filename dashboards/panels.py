@@ -17,16 +17,25 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards.meaning import FAMILY_COLOURS, Colour
+from dashboards.value_mappings import COMMON_COLOURS, Colour
 
-__all__ = ["DATASOURCE", "Column", "Query", "graph", "listing", "number", "tally", "timeline"]
+__all__ = [
+    "DATASOURCE",
+    "PanelColumn",
+    "Query",
+    "event_count_panel",
+    "stat_panel",
+    "state_timeline_panel",
+    "table_panel",
+    "time_series_panel",
+]
 
 DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-_BARS: Final = 120
+_BAR_COUNT: Final = 120
 """Over the time range."""
 
-_SOON: Final = 600_000
+_MAX_GAP: Final = 600_000
 """Milliseconds."""
 
 _REFS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -48,7 +57,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PanelColumn:
     """A column of a table.
 
     Attributes:
@@ -74,7 +83,7 @@ class Column:
     properties: Mapping[str, object] = field(default_factory=dict)
 
 
-def number(
+def stat_panel(
     title: str,
     question: str,
     query: str,
@@ -82,7 +91,7 @@ def number(
     unit: str,
     span: int = 4,
     height: int = 4,
-    steps: Sequence[tuple[float | None, str]] = ((None, Colour.PLAIN),),
+    steps: Sequence[tuple[float | None, str]] = ((None, Colour.NEUTRAL),),
     mappings: Sequence[model.ValueMapping] = (),
     nothing: str | None = None,
     decimals: int | None = None,
@@ -122,7 +131,7 @@ def number(
     return panel.build()
 
 
-def graph(
+def time_series_panel(
     title: str,
     question: str,
     *queries: Query,
@@ -193,19 +202,19 @@ def graph(
     if hue is not None:
         panel = panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(hue))
     if rare:
-        panel = panel.span_nulls(_SOON)
+        panel = panel.span_nulls(_MAX_GAP)
     if steps:
         panel = panel.thresholds(_thresholds(steps)).thresholds_style(
             look.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         )
     if nothing is not None:
         panel = panel.no_value(nothing)
-    for name, colour in (FAMILY_COLOURS if colours is None else colours).items():
+    for name, colour in (COMMON_COLOURS if colours is None else colours).items():
         panel = panel.override_by_name(name, [_fixed(colour)])
     return panel.build()
 
 
-def tally(
+def event_count_panel(
     title: str,
     question: str,
     *queries: Query,
@@ -214,7 +223,7 @@ def tally(
     nothing: str | None = None,
 ) -> model.Panel:
     """What happens now and then, as bars; each query counts what came since the point before."""
-    return graph(
+    return time_series_panel(
         title,
         f"{question} (Each bar counts what came since the one before.)",
         *queries,
@@ -223,13 +232,13 @@ def tally(
         span=span,
         bars=True,
         stacked=True,
-        points=_BARS,
+        points=_BAR_COUNT,
         colours={} if colours is None else colours,
         nothing=nothing,
     )
 
 
-def timeline(
+def state_timeline_panel(
     title: str,
     question: str,
     *queries: Query,
@@ -249,7 +258,7 @@ def timeline(
         .span(span)
         .unit("none")
         .mappings(list(mappings))
-        .thresholds(_thresholds(((None, Colour.PLAIN),)))
+        .thresholds(_thresholds(((None, Colour.NEUTRAL),)))
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
         .merge_values(True)
         .show_value(common.VisibilityMode.AUTO)
@@ -274,11 +283,11 @@ def timeline(
     return panel.build()
 
 
-def listing(
+def table_panel(
     title: str,
     question: str,
     *queries: str,
-    columns: Sequence[Column],
+    columns: Sequence[PanelColumn],
     span: int = 24,
     height: int = 8,
     sort: str | None = None,
@@ -294,7 +303,7 @@ def listing(
         .height(height)
         .span(span)
         .unit("none")
-        .thresholds(_thresholds(((None, Colour.PLAIN),)))
+        .thresholds(_thresholds(((None, Colour.NEUTRAL),)))
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
         .align(common.FieldTextAlignment.LEFT)
         .show_header(True)
@@ -334,13 +343,13 @@ def _target(query: Query, ref: str) -> prometheus.Dataquery:
     return target.legend_format(query.legend) if query.legend else target
 
 
-def _unlisted(columns: Sequence[Column], queries: int) -> dict[str, bool]:
+def _unlisted(columns: Sequence[PanelColumn], queries: int) -> dict[str, bool]:
     """Values that no column shows: those of queries that are there for their labels alone."""
     values = ["Value"] if queries == 1 else [f"Value #{ref}" for ref in _REFS[:queries]]
     return {value: True for value in values if value not in {each.source for each in columns}}
 
 
-def _properties(column: Column) -> list[model.DynamicConfigValue]:
+def _properties(column: PanelColumn) -> list[model.DynamicConfigValue]:
     properties: dict[str, object] = {}
     if column.unit is not None:
         properties["unit"] = column.unit

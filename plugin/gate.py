@@ -13,21 +13,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from plugin.announcements import Announcements
-from plugin.devices import AdvertisedDevices
-from plugin.logs import Log
-from plugin.observing import GateObserver, Nobody
-from plugin.service import ScrubService
+from plugin.kubelet.devices import AdvertisedDevices
+from plugin.logs import Logger
+from plugin.observers import GateObserver, NullObserver
+from plugin.resource_mapping import ResourceMapping
+from plugin.service_client import ScrubService
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
+from scrubber.domain.errors import InvalidRequest, NotReady, Quarantined, ScrubberError, Unavailable
 from scrubber.ports.runtime import Span
 
 __all__ = ["Gate", "GateTimes"]
 
-OTHERWISE = (
+WRONG_DEVICES = (
     "The scrub service takes the ids of these devices for others; it is told again, and the start is tried again."
 )
-ABSENT = "The scrub service on this node does not answer; the start is tried again."
+SERVICE_AWAY = "The scrub service on this node does not answer; the start is tried again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class GateTimes:
 
     Attributes:
         hand_over: for a scrub under way; the kubelet gives a start 30 s, and a policy may ask for less.
-        share: of the caller's own deadline that may be used; 30 s make 25.
+        deadline_share: of the caller's own deadline that may be used; 30 s make 25.
         margin: left of these for the service's refusal to arrive, which says more than a timeout.
-        absent: for a service that is not there, counted anew whenever it goes.
+        service_away: for a service that is not there, counted anew whenever it goes.
         retry: between attempts to reach it.
         reserve: for telling it of an ``Allocate``; the kubelet's main loop stands still meanwhile.
     """
 
     hand_over: float = 25.0
-    share: float = 25 / 30
+    deadline_share: float = 25 / 30
     margin: float = 0.5
-    absent: float = 2.0
+    service_away: float = 2.0
     retry: float = 0.1
     reserve: float = 0.25
 
@@ -71,26 +71,26 @@ class Gate:
 
     Args:
         clock: monotonic seconds.
-        here: what the present span is called in other processes; empty where there is none.
+        trace_context: what the present span is called in other processes; empty where there is none.
     """
 
     def __init__(
         self,
         service: ScrubService,
         advertised: AdvertisedDevices,
-        announcements: Announcements,
+        resource_mapping: ResourceMapping,
         *,
         times: GateTimes,
-        log: Log,
+        log: Logger,
         clock: Callable[[], float],
         observer: GateObserver | None = None,
-        here: Callable[[], str] = str,
+        trace_context: Callable[[], str] = str,
     ) -> None:
         self._service = service
-        self._here = here
-        self._observer = observer or Nobody()
+        self._trace_context = trace_context
+        self._observer = observer or NullObserver()
         self._advertised = advertised
-        self._announcements = announcements
+        self._resource_mapping = resource_mapping
         self._times = times
         self._log = log
         self._clock = clock
@@ -106,20 +106,20 @@ class Gate:
             InvalidRequest: the service does not know these devices.
             Quarantined: one of them is out of service.
         """
-        trace = self._here()
-        untold = dict.fromkeys([(resource, id_) for id_ in device_ids], _Reservation(epoch="", trace=trace))
-        self._reservations.update(untold)
+        trace = self._trace_context()
+        unreported = dict.fromkeys([(resource, id_) for id_ in device_ids], _Reservation(epoch="", trace=trace))
+        self._reservations.update(unreported)
         try:
             async with asyncio.timeout(self._times.reserve):
-                await self._tell(device_ids, resource)
+                await self._send_reservation(device_ids, resource)
         except (InvalidRequest, Quarantined):
             raise
         except (ScrubberError, TimeoutError) as error:
-            sentence = str(error) or "The scrub service did not answer in time."
-            self._log.warning("allocation.untold", resource=resource, devices=sorted(device_ids), sentence=sentence)
-            span.note(told=False)
+            message = str(error) or "The scrub service did not answer in time."
+            self._log.warning("allocation.untold", resource=resource, devices=sorted(device_ids), sentence=message)
+            span.set_attributes(told=False)
         else:
-            self._settle(untold, _Reservation(epoch=self._advertised.epoch, trace=trace))
+            self._replace_reservations(unreported, _Reservation(epoch=self._advertised.epoch, trace=trace))
 
     async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         """Return when the service has handed all of the devices over.
@@ -131,21 +131,23 @@ class Gate:
             span: of the call, in which this is done.
 
         Raises:
-            Away: there is no service; said after ``times.absent`` seconds.
+            Unavailable: there is no service; said after ``times.service_away`` seconds.
             NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
-            ScrubberError: what the service refused with; ``public`` may be shown to anybody.
+            ScrubberError: what the service refused with; ``public_message`` may be shown to anybody.
         """
         began = self._clock()
-        limit = math.inf if deadline is None else deadline * self._times.share
+        limit = math.inf if deadline is None else deadline * self._times.deadline_share
         keys = [(resource, id_) for id_ in device_ids]
         noted = {key: self._reservations[key] for key in keys if key in self._reservations}
-        span.note(follows=_allocation(keys, noted))
+        span.set_attributes(follows=_allocation_trace(keys, noted))
         try:
-            answer = await self._answer(device_ids, resource, noted, began + min(self._times.hand_over, limit))
+            answer = await self._request_hand_over(
+                device_ids, resource, noted, began + min(self._times.hand_over, limit)
+            )
         except ScrubberError as error:
-            self._observer.refused(error.code)
+            self._observer.on_start_refused(error.code)
             raise
-        self._settle(noted, None)
+        self._replace_reservations(noted, None)
         self._log.info(
             "handover.granted",
             resource=resource,
@@ -155,7 +157,7 @@ class Gate:
             seconds=round(self._clock() - began, 4),
         )
 
-    async def _answer(
+    async def _request_hand_over(
         self, device_ids: Sequence[str], resource: str, noted: Mapping[tuple[str, str], _Reservation], ends: float
     ) -> pb.HandOverResponse:
         """The service's answer that it has handed over exactly these devices, asked for until ``ends``.
@@ -166,7 +168,7 @@ class Gate:
         gone_since: float | None = None
         retold = False
         while True:
-            await self._announcements.due(resource)
+            await self._resource_mapping.publish_pending(resource)
             asked = self._clock()
             left = ends - asked
             # What one run of the service was told, the next one does not know.
@@ -175,7 +177,7 @@ class Gate:
             )
             try:
                 if left <= 0:
-                    raise Away("The time for this start is used up.")
+                    raise Unavailable("The time for this start is used up.")
                 answer = await self._service.hand_over(
                     device_ids,
                     wait_seconds=left - min(self._times.margin, left / 10),
@@ -184,22 +186,22 @@ class Gate:
                     timeout=left,
                 )
             except InvalidRequest:
-                if retold or not await self._announcements.again(resource):
+                if retold or not await self._resource_mapping.republish(resource):
                     raise
                 retold = True
                 continue
-            except Away as error:
+            except Unavailable as error:
                 now = self._clock()
                 # A call that lived for a while lost a service that was there: its absence begins now.
-                if gone_since is None or now - asked > self._times.absent:
+                if gone_since is None or now - asked > self._times.service_away:
                     gone_since = now
-                absent_until = min(gone_since + self._times.absent, ends)
+                absent_until = min(gone_since + self._times.service_away, ends)
                 if now + self._times.retry >= absent_until:
-                    raise Away(str(error), public=ABSENT) from error
+                    raise Unavailable(str(error), public_message=SERVICE_AWAY) from error
                 await asyncio.sleep(self._times.retry)
                 continue
             guarded = frozenset(device.id for device in answer.devices)
-            if guarded == self._announcements.devices(resource, device_ids):
+            if guarded == self._resource_mapping.resolve_devices(resource, device_ids):
                 return answer
             # It goes by what an earlier plugin told it, or another one; the container has our devices.
             self._log.error(
@@ -207,13 +209,13 @@ class Gate:
                 resource=resource,
                 devices=sorted(device_ids),
                 handed_over=sorted(guarded),
-                sentence=OTHERWISE,
+                sentence=WRONG_DEVICES,
             )
-            if retold or not await self._announcements.again(resource):
-                raise NotReady(OTHERWISE, public=OTHERWISE)
+            if retold or not await self._resource_mapping.republish(resource):
+                raise NotReady(WRONG_DEVICES, public_message=WRONG_DEVICES)
             retold = True
 
-    async def _tell(self, device_ids: Sequence[str], resource: str) -> None:
+    async def _send_reservation(self, device_ids: Sequence[str], resource: str) -> None:
         """Of an allocation, and once more where the service was started anew and does not know the ids yet: a refusal
         would fail the pod for good.
 
@@ -223,11 +225,13 @@ class Gate:
         try:
             await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
         except InvalidRequest:
-            if not await self._announcements.again(resource):
+            if not await self._resource_mapping.republish(resource):
                 raise
             await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
 
-    def _settle(self, noted: Mapping[tuple[str, str], _Reservation], settled: _Reservation | None) -> None:
+    def _replace_reservations(
+        self, noted: Mapping[tuple[str, str], _Reservation], settled: _Reservation | None
+    ) -> None:
         """Replace or forget these reservations; one that came since belongs to the next start and stays."""
         for key, reservation in noted.items():
             if self._reservations.get(key) is not reservation:
@@ -238,7 +242,7 @@ class Gate:
                 self._reservations[key] = settled
 
 
-def _allocation(keys: Sequence[tuple[str, str]], noted: Mapping[tuple[str, str], _Reservation]) -> str | None:
+def _allocation_trace(keys: Sequence[tuple[str, str]], noted: Mapping[tuple[str, str], _Reservation]) -> str | None:
     """Where the one ``Allocate`` of all these is in a trace. A container that starts again follows none."""
     traces = {noted[key].trace if key in noted else "" for key in keys}
     return traces.pop() or None if len(traces) == 1 else None

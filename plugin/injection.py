@@ -1,162 +1,116 @@
-"""How a container learns which GPUs of NVIDIA's are its own: the choices that an administrator has.
+"""What a container is given so that it can use its devices.
 
-The words are those of NVIDIA's device plugin, so that its flags, its environment variables and its configuration file
-mean the same here. They concern devices with nodes of NVIDIA's driver; how a container is given any other device is for its
-backend to say (:class:`~scrubber.domain.device.AccessKind`), and nobody chooses.
+Promises: a pure function of the devices and of how they are to be injected, the same whatever the order of the ids. The
+kubelet keeps the answer in its checkpoint and replays it at every start of the container, so nothing in it names the
+moment: only paths and ids.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Sequence
 
+from plugin.api import deviceplugin_pb2 as kubelet
+from plugin.kubelet.devices import AdvertisedDevice, index_sort_key
+from plugin.nvidia.injection import IdStrategy, ListStrategy, NvidiaInjection, cdi_device_name
 from scrubber.domain.device import Access, AccessKind
-from scrubber.domain.errors import BadConfiguration
 
-__all__ = [
-    "CDI_KIND",
-    "CDI_PREFIX",
-    "Feature",
-    "IdStrategy",
-    "Injection",
-    "ListStrategy",
-    "has_nvidia_node",
-    "list_strategies",
-    "qualified_name",
-]
+__all__ = ["container_response"]
 
-CDI_KIND = "scrubber.dev/gpu"
-"""The kind of our devices in CDI."""
-CDI_PREFIX = "cdi.k8s.io/"
-"""How the annotations begin that every runtime with CDI reads."""
+VISIBLE_DEVICES_VARIABLE = "SCRUBBER_VISIBLE_DEVICES"
+NVIDIA_VISIBLE_DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+"""Read by NVIDIA's container runtime, which then adds the driver's libraries and device nodes."""
+
+VOLUME_MOUNT_ROOT = "/var/run/nvidia-container-devices"
+"""Where NVIDIA's runtime looks for mounts when the variable says so."""
+
+ANNOTATION_NAME = "nvidia-device-plugin"
+"""Who wrote the annotation, in its key: what runtimes that filter annotations by name let through."""
 
 
-HOST_ROOT = PurePosixPath("/")
+def container_response(
+    devices: Iterable[AdvertisedDevice], injection: NvidiaInjection | None = None
+) -> kubelet.ContainerAllocateResponse:
+    """The answer for one container that is given all of ``devices``: what their backends ask for, as it is; for GPUs of
+    NVIDIA's, device nodes and names as ``injection`` says.
 
-_NVIDIA_NODES = "/dev/nvidia"
-"""How the paths of all device nodes begin that NVIDIA's driver makes."""
-
-
-def has_nvidia_node(access: Iterable[Access]) -> bool:
-    """Return whether a device node of NVIDIA's driver is among ``access``."""
-    return any(each.kind is AccessKind.NODE and each.container_path.startswith(_NVIDIA_NODES) for each in access)
-
-
-def qualified_name(name: str) -> str:
-    """Return what kubelet and runtime call the device ``name`` in CDI."""
-    return f"{CDI_KIND}={name}"
-
-
-_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*/")
-_LONGEST_PREFIX = 254
-"""Kubernetes' limit for the domain in an annotation's key, and the slash."""
-
-
-class ListStrategy(StrEnum):
-    """How the list of a container's devices reaches the runtime."""
-
-    ENVVAR = "envvar"
-    """``NVIDIA_VISIBLE_DEVICES`` holds the list. Any pod can set that variable itself."""
-    VOLUME_MOUNTS = "volume-mounts"
-    """A mount of ``/dev/null`` for each device; a pod needs a ``hostPath`` to forge that."""
-    CDI_ANNOTATIONS = "cdi-annotations"
-    """An annotation on the container that names devices of our CDI specification."""
-    CDI_CRI = "cdi-cri"
-    """The same names in the CRI's own field."""
-
-
-class IdStrategy(StrEnum):
-    """What a device is called in that list. In CDI's names, which are our own, it is always its UUID."""
-
-    UUID = "uuid"
-    INDEX = "index"
-
-
-class Feature(StrEnum):
-    """What else NVIDIA's runtime is asked for, by ``NVIDIA_<FEATURE>=enabled``."""
-
-    GDRCOPY = "gdrcopy"
-    GDS = "gds"
-    MOFED = "mofed"
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """What a container is given with GPUs of NVIDIA's.
-
-    Attributes:
-        strategies: at least one; in the order of :class:`ListStrategy`.
-        pass_device_specs: give the device nodes to the kubelet too, so that it does not take them away again when it
-            updates the container. Says nothing where CDI alone injects, which does so itself.
-        dev_root: where the device nodes are on the host: the directory that holds ``dev``.
-        annotation_prefix: how the key of the CDI annotation begins.
-
-    Raises:
-        BadConfiguration: a combination that cannot work.
+    Paths that several devices share, such as a control node, appear once. Everything is read-write.
     """
-
-    strategies: tuple[ListStrategy, ...] = (ListStrategy.ENVVAR,)
-    ids: IdStrategy = IdStrategy.UUID
-    pass_device_specs: bool = False
-    dev_root: PurePosixPath = HOST_ROOT
-    annotation_prefix: str = CDI_PREFIX
-    features: frozenset[Feature] = frozenset()
-
-    def __post_init__(self) -> None:
-        if not _PREFIX.fullmatch(self.annotation_prefix) or len(self.annotation_prefix) > _LONGEST_PREFIX:
-            raise BadConfiguration(
-                f'The prefix of CDI annotations cannot be "{self.annotation_prefix}"; '
-                f"write a domain and a slash, such as {CDI_PREFIX}."
+    injection = injection or NvidiaInjection()
+    given = sorted(devices, key=lambda device: device.id)
+    accesses = dict.fromkeys(access for device in given for access in device.access)
+    ruled = {access for device in given if device.is_nvidia for access in device.access}
+    response = kubelet.ContainerAllocateResponse(
+        envs={VISIBLE_DEVICES_VARIABLE: ",".join(device.id for device in given), **_environment(accesses)},
+        mounts=[
+            kubelet.Mount(container_path=access.container_path, host_path=access.host_path, read_only=False)
+            for access in accesses
+            if access.kind is AccessKind.MOUNT
+        ],
+        devices=[
+            kubelet.DeviceSpec(container_path=access.container_path, host_path=access.host_path, permissions="rw")
+            for access in accesses
+            if access.kind is AccessKind.DEVICE_NODE and access not in ruled
+        ],
+        cdi_devices=[kubelet.CDIDevice(name=access.host_path) for access in accesses if access.kind is AccessKind.CDI],
+    )
+    gpus = [device for device in given if device.is_nvidia]
+    if gpus:
+        _add_nvidia_runtime_hints(response, gpus, injection)
+        if injection.pass_device_specs and not injection.is_cdi_only:
+            response.devices.extend(
+                kubelet.DeviceSpec(
+                    container_path=access.container_path,
+                    host_path=injection.host_path(access.container_path, access.host_path),
+                    permissions="rw",
+                )
+                for access in accesses
+                if access.kind is AccessKind.DEVICE_NODE and access in ruled
             )
-        if self.features and self.only_cdi:
-            named = ", ".join(sorted(self.features))
-            raise BadConfiguration(
-                f"{named}: this is asked of NVIDIA's runtime, which is not asked for anything when CDI alone injects; "
-                "choose envvar or volume-mounts beside it, or leave it out."
-            )
-
-    @property
-    def by_cdi(self) -> bool:
-        """Whether a CDI specification is needed."""
-        return any(each in _CDI for each in self.strategies)
-
-    @property
-    def only_cdi(self) -> bool:
-        return all(each in _CDI for each in self.strategies)
-
-    @property
-    def by_envvar(self) -> bool:
-        """Whether an environment variable, which any pod can set, decides what a container sees."""
-        return ListStrategy.ENVVAR in self.strategies
-
-    def host_path(self, container_path: str, host_path: str) -> str:
-        """Where a device node is on the host; ``host_path`` is what the service says, which knows no other root."""
-        if self.dev_root == HOST_ROOT:
-            return host_path
-        return str(self.dev_root / container_path.lstrip("/"))
+    return response
 
 
-_CDI = (ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI)
+def _environment(accesses: Iterable[Access]) -> dict[str, str]:
+    """The variables that backends ask for; the values of several devices for one variable are separated by commas."""
+    values: dict[str, list[str]] = {}
+    for access in accesses:
+        if access.kind is AccessKind.ENVIRONMENT:
+            values.setdefault(access.container_path, []).append(access.host_path)
+    return {name: ",".join(found) for name, found in values.items()}
 
 
-def list_strategies(written: Iterable[str], origin: str) -> tuple[ListStrategy, ...]:
-    """Read strategies that are separated by commas, repeated, or both; each counts once.
+def _names(gpus: Iterable[AdvertisedDevice], ids: IdStrategy) -> list[str]:
+    if ids is IdStrategy.UUID:
+        return [device.id for device in gpus]
+    return [device.index for device in sorted(gpus, key=index_sort_key)]
 
-    Args:
-        origin: where they were written, for the complaint: a flag, or ``FILE:LINE: KEY``.
 
-    Raises:
-        BadConfiguration: none, or one that does not exist.
+def _add_nvidia_runtime_hints(
+    response: kubelet.ContainerAllocateResponse, gpus: Sequence[AdvertisedDevice], injection: NvidiaInjection
+) -> None:
+    names = _names(gpus, injection.ids)
+    # Never by index: the kubelet replays this answer at every start, and by then the index may be another device's.
+    qualified = [cdi_device_name(gpu.id) for gpu in gpus]
+    for feature in sorted(injection.features):
+        response.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
+    if ListStrategy.ENVVAR in injection.strategies:
+        response.envs[NVIDIA_VISIBLE_DEVICES_VARIABLE] = ",".join(names)
+    if ListStrategy.VOLUME_MOUNTS in injection.strategies:
+        response.envs[NVIDIA_VISIBLE_DEVICES_VARIABLE] = VOLUME_MOUNT_ROOT
+        response.mounts.extend(
+            kubelet.Mount(container_path=f"{VOLUME_MOUNT_ROOT}/{name}", host_path="/dev/null") for name in names
+        )
+    if ListStrategy.CDI_ANNOTATIONS in injection.strategies:
+        response.annotations[_annotation_key(qualified, injection.annotation_prefix)] = ",".join(qualified)
+    if ListStrategy.CDI_CRI in injection.strategies:
+        response.cdi_devices.extend(kubelet.CDIDevice(name=name) for name in qualified)
+
+
+def _annotation_key(qualified: Sequence[str], prefix: str) -> str:
+    """A key that two answers share only when they name the same devices.
+
+    The part after the slash may have 63 characters; these are 53.
     """
-    words = [word for each in written for part in each.split(",") if (word := part.strip())]
-    known = ", ".join(ListStrategy)
-    for word in words:
-        if word not in list(ListStrategy):
-            raise BadConfiguration(f'{origin}: "{word}" is no way to pass devices; write one or more of {known}.')
-    if not words:
-        raise BadConfiguration(f"{origin}: there is no way to pass devices; write one or more of {known}.")
-    return tuple(each for each in ListStrategy if each in words)
+    import hashlib  # loads OpenSSL, and few nodes name devices this way
+
+    digest = hashlib.sha256("\0".join(qualified).encode()).hexdigest()
+    return f"{prefix}{ANNOTATION_NAME}_{digest[:32]}"

@@ -35,10 +35,10 @@ class InstanceLock:
         self._file: int | None = None
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._file is not None
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take the lock if no other instance holds it; return whether this one does now.
 
         Call it before each registration: a lock whose file was removed or replaced is given up, and the file's successor
@@ -91,19 +91,19 @@ class WriterLock:
         self._writing = InstanceLock(directory, "cluster")
         self._waiting = InstanceLock(directory, "cluster-next")
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Return whether this instance may write now; otherwise it is known to be waiting. Call it before each write."""
-        if self._writing.take():
+        if self._writing.try_acquire():
             self._waiting.release()
             return True
-        self._waiting.take()
+        self._waiting.try_acquire()
         return False
 
     def has_successor(self) -> bool:
         """Return whether another instance waits for the lock of this one, or has taken it already."""
-        if not self._writing.take():
+        if not self._writing.try_acquire():
             return True
-        alone = self._waiting.take()
+        alone = self._waiting.try_acquire()
         self._waiting.release()
         return not alone
 

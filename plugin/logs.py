@@ -13,18 +13,18 @@ from typing import Any, Protocol, TextIO, cast
 
 from structlog.contextvars import bound_contextvars
 
-from scrubber.domain.errors import BadConfiguration
-from scrubber.observability.log_sink import Losses
-from scrubber.observability.logging import LogFormat, configure_logging, line_logger
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.observability.log_sink import LostLineCounter
+from scrubber.observability.logging import LogFormatName, configure_logging, make_logger
 
-__all__ = ["Log", "Reminder", "about", "logger"]
+__all__ = ["Logger", "WaitLogger", "create_logger", "log_context"]
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "json", "console")
 COMPONENT = "plugin"
 
 
-class Log(Protocol):
+class Logger(Protocol):
     """What the plugin asks of a logger: an event by its stable, dotted name, and its facts by theirs."""
 
     def debug(self, event: str, **facts: Any) -> Any: ...
@@ -33,14 +33,14 @@ class Log(Protocol):
     def error(self, event: str, **facts: Any) -> Any: ...
 
 
-def logger(
+def create_logger(
     format_: str = "auto",
     level: str = "info",
     stream: TextIO | None = None,
     *,
     libraries: bool = False,
-    losses: Losses | None = None,
-) -> Log:
+    losses: LostLineCounter | None = None,
+) -> Logger:
     """A logger that writes to ``stream`` (standard error): JSON lines, or for people when that is a terminal.
 
     Args:
@@ -48,48 +48,48 @@ def logger(
         losses: told of lines that could not be written.
 
     Raises:
-        BadConfiguration: a format or a level that does not exist.
+        InvalidConfiguration: a format or a level that does not exist.
     """
     if format_ not in FORMATS:
-        raise BadConfiguration(f"{format_!r} is no log format: write one of {', '.join(FORMATS)}.")
+        raise InvalidConfiguration(f"{format_!r} is no log format: write one of {', '.join(FORMATS)}.")
     if level not in LEVELS:
-        raise BadConfiguration(f"{level!r} is no log level: write one of {', '.join(LEVELS)}.")
-    make = configure_logging if libraries else line_logger
+        raise InvalidConfiguration(f"{level!r} is no log level: write one of {', '.join(LEVELS)}.")
+    make = configure_logging if libraries else make_logger
     out = sys.stderr if stream is None else stream
-    return make(cast(LogFormat, format_), level, out, component=COMPONENT, losses=losses)
+    return make(cast(LogFormatName, format_), level, out, component=COMPONENT, lost_lines=losses)
 
 
-def about(**facts: Any) -> AbstractContextManager[None]:
+def log_context(**facts: Any) -> AbstractContextManager[None]:
     """Have every line that is written inside, by whomever, name these facts; a line's own win."""
     return bound_contextvars(**facts)
 
 
-class Reminder:
+class WaitLogger:
     """Says that something is being waited for: once when the wait begins, then at intervals of ``every`` seconds.
 
     Args:
         clock: monotonic seconds.
     """
 
-    def __init__(self, log: Log, *, every: float, clock: Callable[[], float]) -> None:
+    def __init__(self, log: Logger, *, every: float, clock: Callable[[], float]) -> None:
         self._log = log
         self._every = every
         self._clock = clock
         self._since: float | None = None
-        self._said = 0.0
+        self._logged_at = 0.0
         self._facts: dict[str, Any] = {}
 
-    def waiting(self, event: str, **facts: Any) -> None:
+    def log_waiting(self, event: str, **facts: Any) -> None:
         """Call as often as you like while the wait goes on; different facts are said at once."""
         now = self._clock()
         if self._since is None:
             self._since = now
-        elif facts == self._facts and now - self._said < self._every:
+        elif facts == self._facts and now - self._logged_at < self._every:
             return
-        self._said, self._facts = now, facts
+        self._logged_at, self._facts = now, facts
         self._log.warning(event, **facts, waited_seconds=round(now - self._since, 1))
 
-    def over(self, event: str, **facts: Any) -> None:
+    def log_ended(self, event: str, **facts: Any) -> None:
         """The wait has ended; silent when there was none."""
         if self._since is not None:
             self._log.info(event, **facts, waited_seconds=round(self._clock() - self._since, 1))

@@ -20,31 +20,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from plugin.announcements import Announce, Announcements
-from plugin.cluster.credentials import settle
-from plugin.devices import AdvertisedDevices
+from plugin.cluster.credentials import resolve_credentials
 from plugin.gate import Gate, GateTimes
 from plugin.instance_lock import WriterLock
-from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
-from plugin.logs import Log, logger
-from plugin.nvidia_config import NvidiaSettings, health_check_warning, index_warning
-from plugin.observing import ClusterObserver, Deferred, Nobody
-from plugin.resources import NVIDIA, SIMULATED, Layout, MigStrategy, Resources
-from plugin.server import DevicePlugin
-from plugin.service import ServiceWatch, WatchTimes
+from plugin.kubelet.devices import AdvertisedDevices
+from plugin.kubelet.registration import KubeletPaths, Registrar, RegistrationMode, RegistrationTimes
+from plugin.kubelet.resources import (
+    NVIDIA_RESOURCE,
+    SIMULATED_RESOURCE,
+    AdvertisedResources,
+    MigStrategy,
+    ResourceLayout,
+)
+from plugin.kubelet.server import DevicePlugin
+from plugin.logs import Logger, create_logger
+from plugin.nvidia.settings import NvidiaPluginSettings, health_check_warning, index_warning
+from plugin.observers import ClusterObserver, DeferredObserver, NullObserver
+from plugin.resource_mapping import PublishMapping, ResourceMapping
+from plugin.service_client import ServiceWatch, WatchTimes
 from scrubber import __version__
 from scrubber.api.client import PluginClient
 from scrubber.config.settings import Address, MetricsTls, TraceExport
-from scrubber.domain.errors import BadConfiguration, ScrubberError
-from scrubber.observability.listening import Listener, listen_or_warn
-from scrubber.observability.log_sink import Losses
-from scrubber.ports.runtime import UNTRACED, Tracer
+from scrubber.domain.errors import InvalidConfiguration, ScrubberError
+from scrubber.observability.log_sink import LostLineCounter
+from scrubber.observability.metrics_port import MetricsListener, bind_metrics_port_or_warn
+from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
 if TYPE_CHECKING:
-    from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling
-    from plugin.upstream.behind import Behind, BehindTimes
-    from plugin.upstream.front import Front
-    from scrubber.observability.tracing import Traces
+    from plugin.cluster.reporter import ClosableClusterApi, ClusterReporter, ClusterReporterTimes
+    from plugin.upstream.devices import UpstreamDevices
+    from plugin.upstream.proxy import UpstreamProxy, UpstreamProxyTimes
+    from scrubber.observability.tracing import OpenTelemetryTracer
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
@@ -60,8 +66,8 @@ class PluginTimes:
     gate: GateTimes = field(default_factory=GateTimes)
     registration: RegistrationTimes = field(default_factory=RegistrationTimes)
     watch: WatchTimes = field(default_factory=WatchTimes)
-    behind: BehindTimes | None = None
-    cluster: ClusterTimes | None = None
+    upstream: UpstreamProxyTimes | None = None
+    cluster: ClusterReporterTimes | None = None
     metrics: float = 1.0
     """Seconds that metrics wait for the registration, which comes first."""
 
@@ -95,7 +101,7 @@ class PluginSettings:
     registration: str = "auto"
     log_format: str = "auto"
     log_level: str = "info"
-    nvidia: NvidiaSettings = field(default_factory=NvidiaSettings)
+    nvidia: NvidiaPluginSettings = field(default_factory=NvidiaPluginSettings)
     upstream_dir: Path | None = None
     cluster: str = "off"
     node_name: str = ""
@@ -111,27 +117,27 @@ async def run(settings: PluginSettings) -> int:
     """Run the plugin until SIGTERM or SIGINT; answers the exit status.
 
     Raises:
-        BadConfiguration: a setting cannot work; nothing was started, or what runs has been drained.
+        InvalidConfiguration: a setting cannot work; nothing was started, or what runs has been drained.
     """
-    losses = Losses()
+    losses = LostLineCounter()
     with ExitStack() as stack:
-        log = logger(settings.log_format, settings.log_level, libraries=True, losses=losses)
+        log = create_logger(settings.log_format, settings.log_level, libraries=True, losses=losses)
         return await _run(settings, log, losses, stack)
 
 
-async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitStack) -> int:
-    mode = _registration(settings.registration)
+async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, stack: ExitStack) -> int:
+    mode = _registration_mode(settings.registration)
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
-        _places(settings, resource).check()
+        _kubelet_paths(settings, resource).check()
     listener = _metrics_port(settings, log, stack)
     traces = _traces(settings, log, stack)
-    metrics: Deferred | Nobody = Nobody() if listener is None else Deferred()
-    telling = _telling(settings, metrics, log)
-    client = PluginClient(settings.socket.absolute(), carried=traces.carried if traces else tuple)
-    announcements = Announcements(client, log=log)
-    behind = _behind(settings, announcements.announce, log, traces or UNTRACED)
-    resources = behind.front if behind else _resources(settings, announcements.announce, log)
+    metrics: DeferredObserver | NullObserver = NullObserver() if listener is None else DeferredObserver()
+    reporter = _cluster_reporter(settings, metrics, log)
+    client = PluginClient(settings.socket.absolute(), trace_metadata=traces.outgoing_metadata if traces else tuple)
+    announcements = ResourceMapping(client, log=log)
+    behind = _upstream_proxy(settings, announcements.publish, log, traces or NOOP_TRACER)
+    resources = behind.devices if behind else _resources(settings, announcements.publish, log)
     if warning := health_check_warning(nvidia.disabled_health_checks):
         log.warning("plugin.healthchecks-kept", sentence=warning)
     if warning := index_warning(nvidia.injection):
@@ -144,7 +150,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
         log=log,
         clock=time.monotonic,
         observer=metrics,
-        here=traces.here if traces else str,
+        trace_context=traces.traceparent if traces else str,
     )
     watch = ServiceWatch(
         client,
@@ -152,8 +158,8 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
         times=settings.times.watch,
         log=log,
         clock=time.monotonic,
-        by_envvar=nvidia.injection.by_envvar,
-        listen=telling.heard if telling else None,
+        uses_envvar=nvidia.injection.uses_envvar,
+        on_snapshot=reporter.on_snapshot if reporter else None,
         observer=metrics,
     )
 
@@ -161,10 +167,10 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
 
     def registrar(resource: str, advertised: AdvertisedDevices) -> Registrar:
         registrars[resource] = Registrar(
-            _places(settings, resource),
+            _kubelet_paths(settings, resource),
             mode,
             plugin=lambda streams: (
-                behind.plugin(resource, gate, streams)
+                behind.create_plugin(resource, gate, streams)
                 if behind
                 else DevicePlugin(
                     resource,
@@ -174,7 +180,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
                     log=log,
                     injection=nvidia.injection,
                     sharing=nvidia.sharing,
-                    tracer=traces or UNTRACED,
+                    tracer=traces or NOOP_TRACER,
                 )
             ),
             advertised=advertised,
@@ -188,16 +194,16 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
 
     def ready() -> bool:
         """Whether a service that is ready was heard, and a server for each resource is up."""
-        served = resources.lists.keys() <= registrars.keys() and all(each.prepared for each in registrars.values())
-        return watch.heard and served
+        served = resources.lists.keys() <= registrars.keys() and all(each.is_ready for each in registrars.values())
+        return watch.was_ready and served
 
     if settings.ready_file is not None:
         _remove_ready_file(settings.ready_file)
         stack.callback(settings.ready_file.unlink, missing_ok=True)
     stop = _stop_signals()
     log.info("plugin.started", version=__version__, kubelet=str(settings.kubelet_dir), service=str(settings.socket))
-    if telling:
-        telling.start()
+    if reporter:
+        reporter.start()
     try:
         async with asyncio.TaskGroup() as tasks:
             service = tasks.create_task(watch.run(), name="service snapshots")
@@ -205,7 +211,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
                 _register(resources, registrar, insist=nvidia.fail_on_init_error), name="registration"
             )
             file = settings.ready_file
-            others = [tasks.create_task(_make_when(ready, file), name="ready file")] if file else []
+            others = [tasks.create_task(_create_when_ready(ready, file), name="ready file")] if file else []
             later = _after_registration(settings, listener, metrics, losses, lambda: resources.lists, log, stack)
             others.append(tasks.create_task(later, name="metrics"))
             if behind:
@@ -217,7 +223,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
             for task in (service, *others):
                 task.cancel()
     except BaseExceptionGroup as group:
-        error = _on_purpose(group)
+        error = _expected_error(group)
         if error is None and not isinstance(group, ExceptionGroup):
             raise
         if error is None:
@@ -226,14 +232,17 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
         raise error from group
     finally:
         await client.close()
-        if telling:  # last: the kubelet's streams have ended by now
-            await telling.stop()
+        if reporter:  # last: the kubelet's streams have ended by now
+            await reporter.stop()
     log.info("plugin.stopped")
     return 0
 
 
 async def _register(
-    resources: Resources | Front, registrar: Callable[[str, AdvertisedDevices], Registrar], *, insist: bool
+    resources: AdvertisedResources | UpstreamDevices,
+    registrar: Callable[[str, AdvertisedDevices], Registrar],
+    *,
+    insist: bool,
 ) -> NoReturn:
     """Register every resource as soon as it has a device: before the first snapshot there is no list to send.
 
@@ -241,14 +250,16 @@ async def _register(
         insist: end with a sentence when the node cannot be advertised as asked and nothing is advertised yet.
 
     Raises:
-        ExceptionGroup: with :class:`BadConfiguration`.
+        ExceptionGroup: with :class:`InvalidConfiguration`.
     """
     registered: set[str] = set()
     async with asyncio.TaskGroup() as tasks:
         while True:
-            await resources.until(lambda: bool(resources.lists.keys() - registered) or _hopeless(resources, insist))
-            if _hopeless(resources, insist):
-                raise BadConfiguration(f"{resources.complaint} (--no-fail-on-init-error waits for that.)")
+            await resources.wait_until(
+                lambda: bool(resources.lists.keys() - registered) or _cannot_advertise(resources, insist)
+            )
+            if _cannot_advertise(resources, insist):
+                raise InvalidConfiguration(f"{resources.error} (--no-fail-on-init-error waits for that.)")
             for resource in sorted(resources.lists.keys() - registered):
                 advertised = resources.lists[resource]
                 tasks.create_task(registrar(resource, advertised).run(), name=f"registration of {resource}")
@@ -259,18 +270,18 @@ def _remove_ready_file(path: Path) -> None:
     """Remove what an earlier run in the same pod left.
 
     Raises:
-        BadConfiguration: the file cannot be made there.
+        InvalidConfiguration: the file cannot be made there.
     """
     try:
         path.touch()
         path.unlink()
     except OSError as error:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"--ready-file {path} cannot be made: {error.strerror}. Name a file in a directory that this process may write to."
         ) from error
 
 
-async def _make_when(ready: Callable[[], bool], file: Path) -> None:
+async def _create_when_ready(ready: Callable[[], bool], file: Path) -> None:
     """Make ``file`` once ``ready`` holds."""
     while True:
         if ready():
@@ -279,57 +290,61 @@ async def _make_when(ready: Callable[[], bool], file: Path) -> None:
         await asyncio.sleep(_READY_POLL)
 
 
-def _hopeless(resources: Resources | Front, insist: bool) -> bool:
-    return insist and bool(resources.complaint) and not resources.lists
+def _cannot_advertise(resources: AdvertisedResources | UpstreamDevices, insist: bool) -> bool:
+    return insist and bool(resources.error) and not resources.lists
 
 
-def _behind(settings: PluginSettings, announce: Announce, log: Log, tracer: Tracer) -> Behind | None:
+def _upstream_proxy(
+    settings: PluginSettings, announce: PublishMapping, log: Logger, tracer: Tracer
+) -> UpstreamProxy | None:
     """Vendors' plugins behind this one; None when there are to be none.
 
     Raises:
-        BadConfiguration: their directory cannot be ours, or a setting contradicts them.
+        InvalidConfiguration: their directory cannot be ours, or a setting contradicts them.
     """
     if settings.upstream_dir is None:
         return None
     if settings.resource_name:
-        raise BadConfiguration("--resource-name says nothing beside --upstream-dir: the vendor's plugin has the name.")
+        raise InvalidConfiguration(
+            "--resource-name says nothing beside --upstream-dir: the vendor's plugin has the name."
+        )
     if settings.nvidia.sharing.shares:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             "sharing in --config-file says nothing beside --upstream-dir: the vendor's plugin makes the shares. "
             "Write it in the vendor's configuration."
         )
-    from plugin.upstream.behind import Behind, BehindTimes
+    from plugin.upstream.proxy import UpstreamProxy, UpstreamProxyTimes
 
-    return Behind(
+    return UpstreamProxy(
         settings.upstream_dir.absolute(),
         settings.kubelet_dir.absolute(),
-        times=settings.times.behind or BehindTimes(),
+        times=settings.times.upstream or UpstreamProxyTimes(),
         injection=settings.nvidia.injection,
-        announce=announce,
+        publish_mapping=announce,
         log=log,
         clock=time.monotonic,
         tracer=tracer,
     )
 
 
-def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> Listener | None:
+def _metrics_port(settings: PluginSettings, log: Logger, stack: ExitStack) -> MetricsListener | None:
     """Take the port of the metrics before anything is started; None where there is none.
 
     Raises:
-        BadConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
+        InvalidConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
     """
     address = settings.metrics_address
     if address is None:
         return None
 
-    def warn(sentence: str) -> None:
-        log.warning("metrics.unavailable", sentence=sentence)
+    def warn(message: str) -> None:
+        log.warning("metrics.unavailable", sentence=message)
 
     if settings.metrics_tls is not None:
         from scrubber.observability import metrics_server
 
-        metrics_server.check(settings.metrics_tls)
-    listener = listen_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
+        metrics_server.check_tls_files(settings.metrics_tls)
+    listener = bind_metrics_port_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
     if listener is not None:
         stack.callback(listener.close)
     return listener
@@ -337,37 +352,39 @@ def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> Liste
 
 async def _after_registration(
     settings: PluginSettings,
-    listener: Listener | None,
-    observer: Deferred | Nobody,
-    losses: Losses,
+    listener: MetricsListener | None,
+    observer: DeferredObserver | NullObserver,
+    losses: LostLineCounter,
     lists: Callable[[], Mapping[str, AdvertisedDevices]],
-    log: Log,
+    log: Logger,
     stack: ExitStack,
 ) -> None:
     """Do what takes a while and can wait until the kubelet has this plugin: load and serve the metrics, tidy up.
 
     What was observed until then is counted. The metrics are served until ``stack`` is closed.
     """
-    if listener is not None and isinstance(observer, Deferred):
+    if listener is not None and isinstance(observer, DeferredObserver):
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.times.metrics):
-                await observer.any_registration.wait()
+                await observer.registered_once.wait()
         for module in ("plugin.metrics", "scrubber.observability.metrics_server"):
             await asyncio.to_thread(importlib.import_module, module)
         from prometheus_client import CollectorRegistry
 
-        from plugin.metrics import Metrics
+        from plugin.metrics import PluginMetrics
         from scrubber.observability import metrics_server
 
         registry = CollectorRegistry()
-        metrics = Metrics(registry, lists)
-        observer.pass_on_to(metrics)
-        losses.counted_by(metrics.line_lost)
+        metrics = PluginMetrics(registry, lists)
+        observer.forward_to(metrics)
+        losses.set_callback(metrics.count_lost_line)
 
-        def tell(sentence: str) -> None:
-            log.warning("metrics.refused", sentence=sentence)
+        def tell(message: str) -> None:
+            log.warning("metrics.refused", sentence=message)
 
-        served = metrics_server.serve_on(listener, metrics_server.page(registry), tell=tell, tls=settings.metrics_tls)
+        served = metrics_server.serve_metrics_on(
+            listener, metrics_server.registry_app(registry), report=tell, tls=settings.metrics_tls
+        )
         stack.callback(served.close)
         log.info("metrics.serving", address=served.address, encrypted=settings.metrics_tls is not None)
     # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
@@ -375,96 +392,96 @@ async def _after_registration(
     gc.freeze()
 
 
-def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> Traces | None:
+def _traces(settings: PluginSettings, log: Logger, stack: ExitStack) -> OpenTelemetryTracer | None:
     """None where none are wanted; sent until ``stack`` is closed.
 
     Raises:
-        BadConfiguration: they cannot be sent as the environment says.
+        InvalidConfiguration: they cannot be sent as the environment says.
     """
     if settings.traces is TraceExport.OFF:
         return None
     from scrubber.observability import tracing
 
-    traces = tracing.otlp("gpu-scrubber-plugin", __version__, settings.node_name, log)
+    traces = tracing.open_otlp_tracer("gpu-scrubber-plugin", __version__, settings.node_name, log)
     stack.callback(traces.close)
     return traces
 
 
-def _telling(settings: PluginSettings, metrics: ClusterObserver, log: Log) -> Telling | None:
+def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: Logger) -> ClusterReporter | None:
     """Who tells the cluster of this node; None where that is not wanted, or by no right.
 
     Raises:
-        BadConfiguration: ``cluster`` is no word for it, or ``node_name`` no name.
+        InvalidConfiguration: ``cluster`` is no word for it, or ``node_name`` no name.
     """
-    credentials, reason = settle(settings.cluster, settings.node_name, os.environ)
+    credentials, reason = resolve_credentials(settings.cluster, settings.node_name, os.environ)
     if credentials is None:
         log.info("cluster.untold", sentence=reason)
         return None
-    from plugin.cluster.telling import ClusterTimes, Telling
+    from plugin.cluster.reporter import ClusterReporter, ClusterReporterTimes
 
-    times = settings.times.cluster or ClusterTimes()
+    times = settings.times.cluster or ClusterReporterTimes()
     found = credentials
-    places = _places(settings, settings.resource_name)
+    places = _kubelet_paths(settings, settings.resource_name)
 
-    def connect() -> ClosableCluster:
-        from plugin.cluster.client import ApiServer
+    def connect() -> ClosableClusterApi:
+        from plugin.cluster.client import ApiServerClient
 
-        return ApiServer(found, settings.node_name, deadline=times.deadline)
+        return ApiServerClient(found, settings.node_name, deadline=times.deadline)
 
     log.info("cluster.told", node=settings.node_name, credentials=str(credentials))
-    return Telling(
+    return ClusterReporter(
         connect,
         settings.node_name,
         times=times,
-        lock=WriterLock(places.writer_directory(_registration(settings.registration))),
+        lock=WriterLock(places.writer_lock_directory(_registration_mode(settings.registration))),
         log=log,
         clock=time.monotonic,
-        wall=time.time,
-        spread=random.random,
-        by_envvar=settings.nvidia.injection.by_envvar,
+        wall_clock=time.time,
+        jitter=random.random,
+        uses_envvar=settings.nvidia.injection.uses_envvar,
         observer=metrics,
     )
 
 
-def _resources(settings: PluginSettings, announce: Announce, log: Log) -> Resources:
+def _resources(settings: PluginSettings, announce: PublishMapping, log: Logger) -> AdvertisedResources:
     """The lists; with CDI, a device is on none of them before a container can be given it.
 
     Raises:
-        BadConfiguration: CDI is asked for, and no specification can be written.
+        InvalidConfiguration: CDI is asked for, and no specification can be written.
     """
     nvidia = settings.nvidia
-    layout = Layout(nvidia.mig, settings.resource_name, nvidia.sharing)
-    if not nvidia.injection.by_cdi:
-        return Resources(layout, log=log, announce=announce)
-    from plugin.cdi import CdiPublisher
+    layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing)
+    if not nvidia.injection.needs_cdi:
+        return AdvertisedResources(layout, log=log, publish_mapping=announce)
+    from plugin.nvidia.cdi import CdiPublisher
 
     publisher = CdiPublisher(
         nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log
     )
     publisher.check()
-    return Resources(layout, log=log, publish=publisher.publish, announce=announce)
+    return AdvertisedResources(layout, log=log, publish=publisher.publish, publish_mapping=announce)
 
 
-def _places(settings: PluginSettings, resource: str) -> KubeletPlaces:
-    return KubeletPlaces(settings.kubelet_dir.absolute(), resource)
+def _kubelet_paths(settings: PluginSettings, resource: str) -> KubeletPaths:
+    return KubeletPaths(settings.kubelet_dir.absolute(), resource)
 
 
 def _possible_resources(settings: PluginSettings) -> list[str]:
     """Names to check before anything is started; for instances one as long as any."""
-    whole = [settings.resource_name] if settings.resource_name else [SIMULATED, NVIDIA]
+    whole = [settings.resource_name] if settings.resource_name else [SIMULATED_RESOURCE, NVIDIA_RESOURCE]
     domain = whole[-1].partition("/")[0]
     sharing = settings.nvidia.sharing
-    shared = [sharing.called(resource) for resource in sharing.shares]
+    shared = [sharing.advertised_name(resource) for resource in sharing.shares]
     mixed = [f"{domain}/mig-1c.1g.100gb.me.all"] if settings.nvidia.mig is MigStrategy.MIXED else []
     return [*whole, *shared, *mixed]
 
 
-def _registration(name: str) -> Registration:
+def _registration_mode(name: str) -> RegistrationMode:
     try:
-        return Registration(name)
+        return RegistrationMode(name)
     except ValueError:
-        known = ", ".join(Registration)
-        raise BadConfiguration(f"{name!r} is no way to register: write one of {known}.") from None
+        known = ", ".join(RegistrationMode)
+        raise InvalidConfiguration(f"{name!r} is no way to register: write one of {known}.") from None
 
 
 def _stop_signals() -> asyncio.Event:
@@ -475,10 +492,10 @@ def _stop_signals() -> asyncio.Event:
     return stop
 
 
-def _on_purpose(group: BaseExceptionGroup[BaseException]) -> ScrubberError | None:
+def _expected_error(group: BaseExceptionGroup[BaseException]) -> ScrubberError | None:
     """The first error in ``group`` that this project raised on purpose, if there is one."""
     for error in group.exceptions:
-        found = _on_purpose(error) if isinstance(error, BaseExceptionGroup) else error
+        found = _expected_error(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, ScrubberError):
             return found
     return None

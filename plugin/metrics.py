@@ -1,4 +1,4 @@
-"""The metrics of the plugin: what its parts tell (:mod:`plugin.observing`), counted in a registry of its own.
+"""The metrics of the plugin: what its parts tell (:mod:`plugin.observers`), counted in a registry of its own.
 
 Promises: every label is bounded; a value that the code does not know is ``other``, and so is a resource after the
 first few. What is bounded by itself is there from the start at 0, because a counter that comes into being with its first
@@ -17,24 +17,24 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plugin.devices import AdvertisedDevices
-from plugin.kubelet import Over, Registration
+from plugin.kubelet.devices import AdvertisedDevices
+from plugin.kubelet.registration import RegistrationEnd, RegistrationMode
 from scrubber import __version__
 from scrubber.domain.codes import ErrorCode
 
-__all__ = ["MOST_RESOURCES", "Metrics"]
+__all__ = ["MAX_RESOURCES", "PluginMetrics"]
 
 OTHER: Final = "other"
 
-MOST_RESOURCES: Final = 64
+MAX_RESOURCES: Final = 64
 """Resources that are shown by name in the life of one plugin; vendors' plugins choose their names."""
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30, 60, 120, 300)
 """Seconds; a start may take 25."""
 
-_WAYS = frozenset({Registration.WATCHER.value, Registration.CLASSIC.value})
+_MODES = frozenset({RegistrationMode.WATCHER.value, RegistrationMode.CLASSIC.value})
 _OUTCOMES = frozenset({"ok", "refused", "failed"})
-_ENDS = frozenset(over.word for over in Over)
+_ENDS = frozenset(over.label for over in RegistrationEnd)
 _METHODS = frozenset(
     {
         *("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer"),
@@ -50,8 +50,8 @@ def _one_of(known: frozenset[str], value: str) -> str:
     return value if value in known else OTHER
 
 
-class Metrics:
-    """All metrics of the plugin, in ``registry``. Observes everything that :mod:`plugin.observing` names.
+class PluginMetrics:
+    """All metrics of the plugin, in ``registry``. Observes everything that :mod:`plugin.observers` names.
 
     Args:
         lists: resource → its list, as it is when the metrics are scraped; called from another thread.
@@ -115,51 +115,51 @@ class Metrics:
         )
         self._resources: set[str] = set()
         self._up = False
-        registry.register(_Devices(lists, self._shown))
+        registry.register(_Devices(lists, self._scraped_label))
         for code in sorted(_REFUSALS | {OTHER}):
             self._refusals.labels(code)
         for what in sorted(_WRITES):
             for outcome in ("ok", "failed"):
                 self._writes.labels(what, outcome)
 
-    def service(self, up: bool) -> None:
+    def on_service_status(self, up: bool) -> None:
         if self._up and not up:
             self._outages.inc()
         self._up = up
         self._service_up.set(int(up))
 
-    def line_lost(self) -> None:
+    def count_lost_line(self) -> None:
         self._lost_lines.inc()
 
-    def refused(self, code: str) -> None:
+    def on_start_refused(self, code: str) -> None:
         self._refusals.labels(_one_of(_REFUSALS, code)).inc()
 
-    def registered(self, resource: str, now: bool) -> None:
-        self._registered.labels(self._resource(resource)).set(int(now))
+    def on_registration_status(self, resource: str, registered: bool) -> None:
+        self._registered.labels(self._resource(resource)).set(int(registered))
 
-    def attempted(self, resource: str, way: str, outcome: str) -> None:
-        self._registrations.labels(self._resource(resource), _one_of(_WAYS, way), _one_of(_OUTCOMES, outcome)).inc()
+    def on_registration_attempt(self, resource: str, mode: str, outcome: str) -> None:
+        self._registrations.labels(self._resource(resource), _one_of(_MODES, mode), _one_of(_OUTCOMES, outcome)).inc()
 
-    def ended(self, resource: str, why: str) -> None:
-        self._ends.labels(self._resource(resource), _one_of(_ENDS, why)).inc()
+    def on_registration_end(self, resource: str, reason: str) -> None:
+        self._ends.labels(self._resource(resource), _one_of(_ENDS, reason)).inc()
 
-    def stream(self, resource: str, opened: bool) -> None:
+    def on_stream_status(self, resource: str, opened: bool) -> None:
         self._streams.labels(self._resource(resource)).inc(1 if opened else -1)
 
-    def listed(self, resource: str) -> None:
+    def on_list_sent(self, resource: str) -> None:
         self._lists.labels(self._resource(resource)).inc()
 
-    def answered(self, method: str, code: str, seconds: float) -> None:
+    def on_call_finished(self, method: str, code: str, seconds: float) -> None:
         self._calls.labels(_one_of(_METHODS, method), _one_of(_STATUSES, code)).observe(seconds)
 
-    def wrote(self, what: str, ok: bool) -> None:
-        self._writes.labels(_one_of(_WRITES, what), "ok" if ok else "failed").inc()
+    def on_cluster_write(self, kind: str, ok: bool) -> None:
+        self._writes.labels(_one_of(_WRITES, kind), "ok" if ok else "failed").inc()
 
     def _resource(self, name: str) -> str:
         """The label for a resource; the series of one that is new begin at 0."""
-        shown = name if name in self._resources or len(self._resources) < MOST_RESOURCES else OTHER
+        shown = name if name in self._resources or len(self._resources) < MAX_RESOURCES else OTHER
         if shown not in self._resources:
-            for way in sorted(_WAYS):
+            for way in sorted(_MODES):
                 for outcome in sorted(_OUTCOMES):
                     self._registrations.labels(shown, way, outcome)
             for why in sorted(_ENDS):
@@ -170,9 +170,9 @@ class Metrics:
                 self._resources.add(shown)
         return shown
 
-    def _shown(self, name: str) -> str:
+    def _scraped_label(self, name: str) -> str:
         """The label for a resource that is being scraped; nothing is made anew for it."""
-        return name if name in self._resources or len(self._resources) < MOST_RESOURCES else OTHER
+        return name if name in self._resources or len(self._resources) < MAX_RESOURCES else OTHER
 
 
 class _Devices(Collector):

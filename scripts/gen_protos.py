@@ -21,7 +21,7 @@ PACKAGES = ("scrubber", "plugin")
 GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
-def protos(root: Path = ROOT) -> list[Path]:
+def proto_files(root: Path = ROOT) -> list[Path]:
     """Every ``.proto`` of ours, relative to ``root``, in a stable order."""
     return sorted(path.relative_to(root) for package in PACKAGES for path in (root / package).rglob("*.proto"))
 
@@ -32,7 +32,7 @@ def generate(out: Path, root: Path = ROOT) -> list[Path]:
     Raises:
         SystemExit: the compiler refused; it has already said why on standard error.
     """
-    sources = protos(root)
+    sources = proto_files(root)
     wellknown = resources.files("grpc_tools") / "_proto"
     arguments = [f"-I{root}", f"-I{wellknown}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
     status = protoc.main(["protoc", *arguments, *map(str, sources)])

@@ -17,13 +17,13 @@ from scrubber.config.xid_file import xid_schema
 _ROOT = Path(__file__).resolve().parent.parent
 
 DERIVED: Mapping[Path, Callable[[], str]] = {
-    _ROOT / "policies" / "schema" / "policy.schema.json": lambda: rendered(policy_schema()),
-    _ROOT / "policies" / "schema" / "xid.schema.json": lambda: rendered(xid_schema()),
+    _ROOT / "policies" / "schema" / "policy.schema.json": lambda: render_schema(policy_schema()),
+    _ROOT / "policies" / "schema" / "xid.schema.json": lambda: render_schema(xid_schema()),
     _ROOT / "docs" / "policy-settings.md": policy_reference,
 }
 
 
-def rendered(schema: dict[str, Any]) -> str:
+def render_schema(schema: dict[str, Any]) -> str:
     """A schema as it stands in its file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

@@ -29,16 +29,16 @@ _PACKAGE = "nvidia-cuda-nvrtc-cu11"
 _LIBRARY = "libnvrtc.so.11.2"
 
 
-class Refused(Exception):
+class KernelError(Exception):
     """The source does not compile, or what came out is not what drivers load; says which."""
 
 
-def heading(source: Path) -> bytes:
+def source_heading(source: Path) -> bytes:
     """The first line of the PTX text made of ``source``: whose text it is."""
     return f"// {source.name} sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}\n".encode()
 
 
-def ptx(source: Path) -> bytes:
+def compile_ptx(source: Path) -> bytes:
     """The PTX text of ``source``, with its heading.
 
     Raises:
@@ -46,16 +46,16 @@ def ptx(source: Path) -> bytes:
     """
     text = _compile(source)
     _check(source, text.decode("ascii"))
-    return heading(source) + text
+    return source_heading(source) + text
 
 
 def _check(source: Path, text: str) -> None:
     version = re.search(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
     target = re.search(r"^\.target (\S+)$", text, re.MULTILINE)
     if version is None or (int(version[1]), int(version[2])) > NEWEST_VERSION:
-        raise Refused(f"{source.name}: {version and version[0]} is newer than drivers of CUDA 12 load.")
+        raise KernelError(f"{source.name}: {version and version[0]} is newer than drivers of CUDA 12 load.")
     if target is None or target[1] != TARGET:
-        raise Refused(f"{source.name}: {target and target[0]} instead of .target {TARGET}.")
+        raise KernelError(f"{source.name}: {target and target[0]} instead of .target {TARGET}.")
 
 
 def _library() -> ctypes.CDLL:
@@ -64,7 +64,7 @@ def _library() -> ctypes.CDLL:
     except PackageNotFoundError:
         found = []
     if not found:
-        raise Refused(f"{_LIBRARY} is missing; install the development dependencies ({_PACKAGE}).")
+        raise KernelError(f"{_LIBRARY} is missing; install the development dependencies ({_PACKAGE}).")
     library = ctypes.CDLL(str(found[0].locate()))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
@@ -79,7 +79,7 @@ def _compile(source: Path) -> bytes:
     def must(status: int, *, log: ctypes.c_void_p | None = None) -> None:
         if status != 0:
             said = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, log).decode() if log else ""
-            raise Refused(f"{source.name}: {nvrtc.nvrtcGetErrorString(status).decode()}\n{said}".rstrip())
+            raise KernelError(f"{source.name}: {nvrtc.nvrtcGetErrorString(status).decode()}\n{said}".rstrip())
 
     program = ctypes.c_void_p()
     must(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stale = False
     for source in arguments.source or [ROOT / path for path in SOURCES]:
         try:
-            text = ptx(source)
-        except Refused as refused:
+            text = compile_ptx(source)
+        except KernelError as refused:
             print(refused, file=sys.stderr)
             return 1
         shipped = source.with_suffix(".ptx")

@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from scrubber.config.settings import ServiceSettings
-    from scrubber.domain.signal_table import SignalTable
+    from scrubber.domain.health.signal_table import SignalTable
     from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
 __all__ = ["BACKENDS", "Backend", "BackendContext"]
@@ -26,11 +26,11 @@ class BackendContext:
     """What the service gives a backend.
 
     Attributes:
-        question: seconds that one question to the driver may take.
+        driver_call_timeout: seconds that one question to the driver may take.
     """
 
     settings: ServiceSettings
-    question: float
+    driver_call_timeout: float
     infrastructure: InfrastructureLookup
 
 
@@ -41,24 +41,24 @@ class Backend:
     Attributes:
         summary: the backend in a few words, for help texts.
         simulated: its devices are not hardware: the service needs neither the host's PID namespace nor cgroups for them.
-        signals: returns what can go wrong with its devices.
-        check: checks the settings that only this backend has. Raises :class:`BadConfiguration`.
-        open: starts the adapters and yields their ports; closes them on exit. Raises :class:`BadConfiguration`.
+        signal_table: returns what can go wrong with its devices.
+        check_settings: checks the settings that only this backend has. Raises :class:`InvalidConfiguration`.
+        open: starts the adapters and yields their ports; closes them on exit. Raises :class:`InvalidConfiguration`.
         unsupported_settings: returns one message for each device setting of a policy that no device of this backend has.
     """
 
     name: str
     summary: str
     simulated: bool = False
-    signals: Callable[[], SignalTable]
-    check: Callable[[ServiceSettings], None]
+    signal_table: Callable[[], SignalTable]
+    check_settings: Callable[[ServiceSettings], None]
     open: Callable[[BackendContext], AbstractAsyncContextManager[DeviceBackend]]
     unsupported_settings: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
 
 
 def _check_simulated(settings: ServiceSettings) -> None:
     if settings.sim_dir is None:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR "
             "(scrubber sim create --dir DIR makes one)."
         )
@@ -68,7 +68,7 @@ def _open_simulated(context: BackendContext) -> AbstractAsyncContextManager[Devi
     from scrubber.adapters.sim.backend import sim_backend
 
     assert context.settings.sim_dir is not None  # checked with the settings
-    return sim_backend(context.settings.sim_dir, question=context.question)
+    return sim_backend(context.settings.sim_dir, driver_call_timeout=context.driver_call_timeout)
 
 
 def _nvidia_signals() -> SignalTable:
@@ -79,7 +79,7 @@ def _nvidia_signals() -> SignalTable:
 
 def _check_nvidia(settings: ServiceSettings) -> None:
     if not settings.nvidia_driver_root.is_dir():
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"--nvidia-driver-root {settings.nvidia_driver_root} is not there; give the directory below which the driver's "
             "libraries lie, such as / or /run/nvidia/driver."
         )
@@ -87,21 +87,21 @@ def _check_nvidia(settings: ServiceSettings) -> None:
 
 def _open_nvidia(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
     from scrubber.adapters.nvidia.backend import nvidia_backend
-    from scrubber.adapters.nvidia.places import Places
+    from scrubber.adapters.nvidia.driver_paths import DriverPaths
 
     return nvidia_backend(
-        Places.of(context.settings.nvidia_driver_root),
+        DriverPaths.below(context.settings.nvidia_driver_root),
         context.settings.state_dir,
         node=context.settings.node_name,
-        question=context.question,
+        driver_call_timeout=context.driver_call_timeout,
         infrastructure=context.infrastructure,
     )
 
 
 def _unsupported_by_nvidia(settings: Mapping[str, str]) -> Sequence[str]:
-    from scrubber.adapters.nvidia.setting_values import refusals
+    from scrubber.adapters.nvidia.setting_values import validation_errors
 
-    return refusals(settings)
+    return validation_errors(settings)
 
 
 _ROWS = (
@@ -109,15 +109,15 @@ _ROWS = (
         name="sim",
         summary="the simulated node",
         simulated=True,
-        signals=_nvidia_signals,  # a simulated device is a GPU of NVIDIA's as far as its faults go
-        check=_check_simulated,
+        signal_table=_nvidia_signals,  # a simulated device is a GPU of NVIDIA's as far as its faults go
+        check_settings=_check_simulated,
         open=_open_simulated,
     ),
     Backend(
         name="nvidia",
         summary="NVIDIA's driver",
-        signals=_nvidia_signals,
-        check=_check_nvidia,
+        signal_table=_nvidia_signals,
+        check_settings=_check_nvidia,
         open=_open_nvidia,
         unsupported_settings=_unsupported_by_nvidia,
     ),

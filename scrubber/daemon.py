@@ -24,63 +24,63 @@ import tenacity
 from prometheus_client import CollectorRegistry
 
 from scrubber import __version__
+from scrubber.adapters.cgroups.containers import CgroupContainers
+from scrubber.adapters.cgroups.environment_marker import MarkerContainers
+from scrubber.adapters.cgroups.hierarchy import discover_root
+from scrubber.adapters.cgroups.systemd_unit import systemd_unit_of
 from scrubber.adapters.clock import SystemClock
-from scrubber.adapters.containers.cgroup import CgroupContainers
-from scrubber.adapters.containers.hierarchy import discover_root
-from scrubber.adapters.containers.marker import MarkerContainers
-from scrubber.adapters.containers.origin import unit_of
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
-from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
+from scrubber.adapters.kubelet.pid_namespace import require_node_pid_namespace
 from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
-from scrubber.adapters.ledger.auditor import tell_of_head, watch_trail
+from scrubber.adapters.ledger.periodic_verification import log_head, verify_periodically
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.adapters.systemd import SystemdNotifier
-from scrubber.api.server import ApiServer
+from scrubber.api.server import GrpcServer
 from scrubber.api.sockets import Sockets
 from scrubber.backends import BACKENDS, BackendContext
-from scrubber.config.policy_file import PolicySource, signed
+from scrubber.config.policy_file import PolicySource, with_digest
 from scrubber.config.settings import ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
+from scrubber.domain.errors import InvalidConfiguration, ScrubberError, Unavailable
 from scrubber.domain.policy import Policy
-from scrubber.domain.resources import Meaning
-from scrubber.domain.using import LONGEST_UNSEEN
+from scrubber.domain.resource_mapping import MappedDevice
+from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.loops.pods import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.engine.loops.policy import follow_policy
+from scrubber.engine.loops.reconcile import add_device, reconcile
+from scrubber.engine.loops.recovery import run_recovery_loops
+from scrubber.engine.loops.usage import watch_use
 from scrubber.engine.node import Node
-from scrubber.engine.policy import follow_policy
-from scrubber.engine.reconcile import reconcile, welcome
-from scrubber.engine.tend import tend_all
-from scrubber.engine.use import watch_use
 from scrubber.engine.views import NodeView, ServiceView
-from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
 from scrubber.observability.journal import StructlogJournal
-from scrubber.observability.listening import Listener, listen_or_warn
-from scrubber.observability.log_context import Binding
-from scrubber.observability.log_sink import Losses
+from scrubber.observability.log_context import LogContextTracer
+from scrubber.observability.log_sink import LostLineCounter
 from scrubber.observability.logging import configure_logging
-from scrubber.observability.metrics.facts import Facts, Shown
-from scrubber.observability.metrics.metrics import Metrics
-from scrubber.observability.metrics_server import check, serve_on
-from scrubber.observability.tracing import Traces, otlp
+from scrubber.observability.metrics.recorder import MetricsRecorder
+from scrubber.observability.metrics.status import DeviceStatus, ServiceStatus
+from scrubber.observability.metrics_port import MetricsListener, bind_metrics_port_or_warn
+from scrubber.observability.metrics_server import check_tls_files, serve_metrics_on
+from scrubber.observability.tracing import OpenTelemetryTracer, open_otlp_tracer
 from scrubber.ports.device import ChildCounts, DeviceBackend
 from scrubber.ports.node import Containers
-from scrubber.ports.record import Change, Event, LedgerState
-from scrubber.ports.runtime import UNTRACED, Clock
+from scrubber.ports.record import Event, LedgerChange, LedgerState
+from scrubber.ports.runtime import NOOP_TRACER, Clock
 
 __all__ = ["run"]
 
-_HEALTH_EVERY = 5
+_INTERVALS_PER_HEALTH_CHECK = 5
 """Watch intervals between two comparisons of health snapshots."""
-_USE_EVERY = 0.5
+_MIN_USE_CHECK_INTERVAL = 0.5
 """The longest pause between two looks at who uses the devices, in seconds, is at least this, however short others are."""
-_DRIVER_EVERY = 5.0
+_DRIVER_CHECK_INTERVAL = 5.0
 """Seconds between two looks at the driver itself."""
-_EXAMINE_EVERY = 3600.0
+_AUDIT_VERIFY_INTERVAL = 3600.0
 """Seconds between two looks through the whole audit trail."""
-_KUBELET_EVERY = 5.0
+_KUBELET_CHECK_INTERVAL = 5.0
 """Seconds between two looks at whether the kubelet's lists are believed."""
 
 
@@ -88,13 +88,13 @@ async def run(settings: ServiceSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit status.
 
     Raises:
-        Fatal: a setting, the policy, the ledger or another instance keeps the service from starting.
+        FatalError: a setting, the policy, the ledger or another instance keeps the service from starting.
     """
-    losses = Losses()
+    losses = LostLineCounter()
     log = configure_logging(
-        settings.log_format.value, settings.log_level.value, sys.stderr, component="service", losses=losses
+        settings.log_format.value, settings.log_level.value, sys.stderr, component="service", lost_lines=losses
     )
-    policies = PolicySource(settings.policy, adjust=lambda policy: _adjusted(policy, settings, log))
+    policies = PolicySource(settings.policy, adjust=lambda policy: _adjust_policy(policy, settings, log))
     stop, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -124,36 +124,36 @@ async def _serve(
     policies: PolicySource,
     reload: asyncio.Event,
     log: structlog.typing.FilteringBoundLogger,
-    losses: Losses,
+    lost_lines: LostLineCounter,
 ) -> None:
     """Build everything, run it, and take it down in the reverse order."""
     policy = policies.policy
     if not settings.backend.simulated:
-        refuse_another_pid_namespace(settings.pod_resources_socket)
+        require_node_pid_namespace(settings.pod_resources_socket)
     supervisor = SystemdNotifier(os.environ.get("NOTIFY_SOCKET", ""))
     clock = SystemClock()
     journal = StructlogJournal(registry=CollectorRegistry(), logger=log, signals=policy.signals)
     metrics = journal.metrics
-    losses.counted_by(metrics.service.line_lost)
+    lost_lines.set_callback(metrics.service.count_lost_line)
     async with AsyncExitStack() as stack:
         stack.callback(supervisor.close)
-        listener = _metrics_port(settings, log, stack)
-        traces = _traces(settings, log, stack)
+        listener = _bind_metrics_port(settings, log, stack)
+        traces = _open_tracer(settings, log, stack)
         # Single instance and a readable record come first: nothing else is touched without them.
-        ledger = SqliteLedger(settings.state_dir, observe=metrics.service.committed)
+        ledger = SqliteLedger(settings.state_dir, observe=metrics.service.observe_commit)
         stack.push_async_callback(ledger.close)
         state = await ledger.load()
-        metrics.service.audit(intact=True, at=clock.wall())  # it would not have been loaded otherwise
-        containers = _containers(settings)
+        metrics.service.set_audit_result(intact=True, at=clock.wall())  # it would not have been loaded otherwise
+        containers = _make_containers(settings)
         stack.callback(containers.close)
-        backend = await stack.enter_async_context(_backend(settings, policies, containers))
+        backend = await stack.enter_async_context(_open_backend(settings, policies, containers))
         supervisor.notify("STATUS=Waiting for the driver")
         patient = not settings.fail_on_init_error
-        identity, devices = await _driver(backend, clock, log, supervisor, patient=patient)
+        identity, devices = await _wait_for_driver(backend, clock, log, supervisor, wait=patient)
         identity = replace(identity, node=settings.node_name)
         key, created = NodeKey.open(settings.state_dir)
         if created:
-            await _tell_of_key(key, clock, ledger, journal)
+            await _log_new_key(key, clock, ledger, journal)
         log.info("key.loaded", key_id=key.key_id)
 
         # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
@@ -162,10 +162,10 @@ async def _serve(
         node: Node
 
         def known_devices() -> frozenset[str]:
-            return node.devices.known
+            return node.devices.known_ids
 
-        def meaning(resource: str, listed: str) -> Meaning | None:
-            return node.meaning(resource, listed)
+        def meaning(resource: str, listed: str) -> MappedDevice | None:
+            return node.resolve_id(resource, listed)
 
         assignments = KubeletAssignments(
             pod_resources_socket=settings.pod_resources_socket,
@@ -173,9 +173,9 @@ async def _serve(
             pod_logs_dir=settings.pod_logs_dir,
             device_ids=known_devices,
             clock=clock,
-            alias=meaning,
-            in_a_pod=containers.pod_uid_of,
-            settle=settings.list_settle,
+            resolve_alias=meaning,
+            pod_uid_of=containers.pod_uid_of,
+            restart_grace=settings.list_stabilize_seconds,
         )
         stack.push_async_callback(assignments.close)
         dependencies = Dependencies(
@@ -194,14 +194,14 @@ async def _serve(
             certificates=ledger,
             signer=key,
             journal=journal,
-            tracer=Binding(traces or UNTRACED),
+            tracer=LogContextTracer(traces or NOOP_TRACER),
             identity=identity,
             policy=lambda: policies.policy,
             new_id=lambda kind: f"{kind}-{token_hex(6)}",
             spawn=lambda work, name: scrubs.create_task(work, name=name),
         )
 
-        places = _places(settings, policies, containers)
+        places = _service_paths(settings, policies, containers)
 
         def info() -> ServiceView:
             return ServiceView(
@@ -214,23 +214,25 @@ async def _serve(
                 key_id=key.key_id,
                 public_key=key.public_key,
                 audit_head=ledger.head(),
-                places=places,
-                policy_refused=policies.refused,
+                paths=places,
+                policy_error=policies.rejection,
                 admin_group=settings.admin_group or "",
                 read_group=settings.read_group or settings.admin_group or "",
             )
 
-        node = Node(dependencies=dependencies, info=info, epoch=epoch)
-        metrics.service.runs(version=__version__, backend=settings.backend.name, driver=identity.driver)
-        metrics.service.key(key.key_id)
-        metrics.ask = _facts_of(node, ledger=ledger, children=backend.children, policy=lambda: policies.policy)
-        server = ApiServer(
+        node = Node(dependencies=dependencies, service_view=info, epoch=epoch)
+        metrics.service.set_build_info(version=__version__, backend=settings.backend.name, driver=identity.driver)
+        metrics.service.set_signing_key(key.key_id)
+        metrics.read_status = _status_reader(
+            node, ledger=ledger, children=backend.children, policy=lambda: policies.policy
+        )
+        server = GrpcServer(
             node,
-            Sockets(settings.socket, group=settings.admin_group, readers=settings.read_group),
+            Sockets(settings.socket_dir, admin_group=settings.admin_group, read_group=settings.read_group),
             reflection=settings.reflection,
             log=log,
-            observe=metrics.calls,
-            join=None if traces is None else traces.join,
+            observer=metrics.rpc,
+            join_trace=None if traces is None else traces.join_trace,
         )
         await server.start()
         stack.push_async_callback(node.devices.drain)
@@ -252,14 +254,14 @@ async def _serve(
             audit_head=str(ledger.head()),
         )
         beside = {
-            "policy": follow_policy(node, policies=policies, asked=reload, dependencies=dependencies),
-            "audit head": tell_of_head(ledger, clock, log),
-            "audit trail": watch_trail(
+            "policy": follow_policy(node, provider=policies, reload_requested=reload, dependencies=dependencies),
+            "audit head": log_head(ledger, clock, log),
+            "audit trail": verify_periodically(
                 ledger,
                 journal,
                 clock,
-                _EXAMINE_EVERY,
-                examined=lambda intact, at: metrics.service.audit(intact=intact, at=at),
+                _AUDIT_VERIFY_INTERVAL,
+                on_verified=lambda intact, at: metrics.service.set_audit_result(intact=intact, at=at),
             ),
         }
         await _run_tasks(node, backend, state, dependencies, supervisor, settings, log, beside)
@@ -273,63 +275,69 @@ async def _run_tasks(
     supervisor: SystemdNotifier,
     settings: ServiceSettings,
     log: structlog.typing.FilteringBoundLogger,
-    beside: Mapping[str, Coroutine[Any, Any, None]],
+    other_tasks: Mapping[str, Coroutine[Any, Any, None]],
 ) -> None:
     """Until cancelled, or until one of them dies."""
     interval = settings.watch_interval
 
     async def greet(device: Device) -> None:
-        await welcome(node, device, state, dependencies=dependencies)
+        await add_device(node, device, state, dependencies=dependencies)
 
     async with asyncio.TaskGroup() as group:
-        watching = watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, welcome=greet)
+        watching = watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, add_device=greet)
         group.create_task(follow_signals(node, dependencies=dependencies), name="signals")
         group.create_task(
-            watch_health(node, dependencies=dependencies, interval=interval * _HEALTH_EVERY), name="health"
+            watch_health(node, dependencies=dependencies, interval=interval * _INTERVALS_PER_HEALTH_CHECK),
+            name="health",
         )
         group.create_task(watch_pods(node, dependencies=dependencies, interval=interval), name="pods")
         group.create_task(watching, name="inventory")
-        between_looks = min(max(interval, _USE_EVERY), LONGEST_UNSEEN)
-        looking = watch_use(node, dependencies=dependencies, interval=between_looks, draw=SystemRandom().random)
+        between_looks = min(max(interval, _MIN_USE_CHECK_INTERVAL), MAX_UNDETECTED_SECONDS)
+        looking = watch_use(
+            node, dependencies=dependencies, interval=between_looks, random_fraction=SystemRandom().random
+        )
         group.create_task(looking, name="use")
-        group.create_task(tend_all(node, dependencies=dependencies), name="tending")
+        group.create_task(run_recovery_loops(node, dependencies=dependencies), name="tending")
         group.create_task(_watch_driver(backend, dependencies, log), name="driver")
         group.create_task(watch_breaker(node.devices.breaker, dependencies=dependencies), name="breaker")
-        for name, work in beside.items():
+        for name, work in other_tasks.items():
             group.create_task(work, name=name)
-        group.create_task(_tell_of_kubelet(node, dependencies.clock, log), name="kubelet")
+        group.create_task(_log_kubelet_trust(node, dependencies.clock, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, dependencies.clock), name="watchdog")
 
 
-def _facts_of(
+def _status_reader(
     node: Node, *, ledger: SqliteLedger, children: ChildCounts, policy: Callable[[], Policy]
-) -> Callable[[], Facts]:
+) -> Callable[[], ServiceStatus]:
     """A function that says what the metrics show of now, read from the engine and the adapters.
 
     It changes nothing and waits for nobody, because the thread that scrapes calls it: it reads values that are replaced,
     and never changed.
     """
 
-    last: tuple[NodeView, tuple[Shown, ...]] | None = None
+    last: tuple[NodeView, tuple[DeviceStatus, ...]] | None = None
 
-    def devices() -> tuple[Shown, ...]:
+    def devices() -> tuple[DeviceStatus, ...]:
         nonlocal last
         view, told = node.view(), last
         if told is None or told[0] is not view:
             told = (
                 view,
-                tuple(Shown(each.device, each.record, each.offered, each.policy.enforcement) for each in view.devices),
+                tuple(
+                    DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement)
+                    for each in view.devices
+                ),
             )
             last = told
         return told[1]
 
-    def facts() -> Facts:
+    def facts() -> ServiceStatus:
         slots, force = node.devices.eraser_pool, policy()
-        return Facts(
+        return ServiceStatus(
             devices=devices(),
-            handovers_waiting=node.waiting,
-            slots_busy=slots.busy,
-            slots_free=slots.free,
+            handovers_waiting=node.waiting_starts,
+            erasers_busy=slots.busy,
+            erasers_free=slots.free,
             erasers_waiting=slots.waiting,
             child_starts=dict(children.starts),
             children_abandoned=children.abandoned_total,
@@ -344,14 +352,14 @@ def _facts_of(
     return facts
 
 
-async def _tell_of_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
+async def _log_new_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
     """A key of the node's that was not there before: what it signs is another one's for whoever knows the old key."""
     event = Event("key.created", clock.wall(), fields={"key_id": key.key_id})
-    await ledger.commit(Change(events=(event,)))
-    journal.tell([event])
+    await ledger.commit(LedgerChange(events=(event,)))
+    journal.record([event])
 
 
-def _places(settings: ServiceSettings, policies: PolicySource, containers: Containers) -> dict[str, str]:
+def _service_paths(settings: ServiceSettings, policies: PolicySource, containers: Containers) -> dict[str, str]:
     """Where things are, for whoever looks after the node."""
     places: dict[str, Path | None] = {
         "state": settings.state_dir,
@@ -371,7 +379,7 @@ async def _watch_driver(
     """Say which devices are not handed out, and since when; end the service when the driver is another one.
 
     Raises:
-        Away: nothing that was proved under the driver before holds under this one. The supervisor starts the service
+        Unavailable: nothing that was proved under the driver before holds under this one. The supervisor starts the service
             anew, which knows nothing and scrubs everything.
     """
     told: dict[str, str] = {}
@@ -384,27 +392,29 @@ async def _watch_driver(
         told = withheld
         try:
             now = (await backend.inventory.identity()).driver
-        except Away:
+        except Unavailable:
             now = driver  # its devices say so
         if now != driver:
-            raise Away(f"The driver was changed from {driver} to {now} while the service ran; it has to start anew.")
-        await dependencies.clock.sleep(_DRIVER_EVERY)
+            raise Unavailable(
+                f"The driver was changed from {driver} to {now} while the service ran; it has to start anew."
+            )
+        await dependencies.clock.sleep(_DRIVER_CHECK_INTERVAL)
 
 
-async def _tell_of_kubelet(node: Node, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
+async def _log_kubelet_trust(node: Node, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
     """Say why the kubelet's lists are not believed, as long as they are not: who starts waits, and a person can act."""
     told = (Trust.TRUSTED, "")
     while True:
         reading = node.pods.reading
-        without = " ".join(reading.remarks)
+        without = " ".join(reading.caveats)
         # What is said of a young list counts its seconds: that is told once.
-        now = (reading.trust, reading.detail if reading.trust is Trust.UNREADABLE else without)
+        now = (reading.trust, reading.untrusted_reason if reading.trust is Trust.UNREADABLE else without)
         if now != told and now == (Trust.TRUSTED, ""):
             log.info("kubelet.trusted")
         elif now != told:
-            log.warning("kubelet.doubted", trust=reading.trust.value, sentence=reading.detail or without)
+            log.warning("kubelet.doubted", trust=reading.trust.value, sentence=reading.untrusted_reason or without)
         told = now
-        await clock.sleep(_KUBELET_EVERY)
+        await clock.sleep(_KUBELET_CHECK_INTERVAL)
 
 
 async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
@@ -415,69 +425,69 @@ async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
         await clock.sleep(5.0)
 
 
-def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
+def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
     """The policy as this start wants it, for this backend."""
     row = BACKENDS[settings.backend.name]
-    policy = policy.on(settings.node_name).with_signals(row.signals())
+    policy = policy.for_node(settings.node_name).with_signals(row.signal_table())
     everyone = (policy, *(each.policy for each in policy.overrides))
     impossible = [why for one in everyone for why in row.unsupported_settings(one.settings)]
     if impossible:
-        raise BadConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
+        raise InvalidConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
     if not settings.disabled_healthchecks:
         return policy
     log.warning(
         "policy.xids-disabled",
         sentence="DP_DISABLE_HEALTHCHECKS makes XIDs count for nothing; the policy's xids: ignore says the same on record.",
     )
-    return signed(settings.disabled_healthchecks.applied_to(policy))
+    return with_digest(settings.disabled_healthchecks.apply_to(policy))
 
 
-def _backend(
+def _open_backend(
     settings: ServiceSettings, policies: PolicySource, containers: Containers
 ) -> AbstractAsyncContextManager[DeviceBackend]:
     accounts = ServiceAccounts(settings.kubelet_dir, settings.pod_logs_dir)
 
     async def infrastructure(pid: int) -> str | None:
         """Named by the policy: a systemd unit, or a pod's namespace and service account; never by what it calls itself."""
-        unit = unit_of(pid)
-        if unit in policies.policy.infrastructure.units:
+        unit = systemd_unit_of(pid)
+        if unit in policies.policy.infrastructure.systemd_units:
             return unit
         uid = await containers.pod_uid_of(pid) if policies.policy.infrastructure.pods else None
-        account = None if uid is None else accounts.of(uid)
+        account = None if uid is None else accounts.find(uid)
         return "/".join(account) if account in policies.policy.infrastructure.pods and account is not None else None
 
-    question = policies.policy.limits.question
-    context = BackendContext(settings=settings, question=question, infrastructure=infrastructure)
+    question = policies.policy.limits.driver_call
+    context = BackendContext(settings=settings, driver_call_timeout=question, infrastructure=infrastructure)
     return BACKENDS[settings.backend.name].open(context)
 
 
-def _containers(settings: ServiceSettings) -> CgroupContainers | MarkerContainers:
+def _make_containers(settings: ServiceSettings) -> CgroupContainers | MarkerContainers:
     if not settings.uses_cgroups:
         return MarkerContainers()
     root = settings.cgroup_root or discover_root()
     if root is None:
-        raise BadConfiguration("No cgroup hierarchy was found; give its directory with --cgroup-root.")
+        raise InvalidConfiguration("No cgroup hierarchy was found; give its directory with --cgroup-root.")
     return CgroupContainers(root)
 
 
-async def _driver(
+async def _wait_for_driver(
     backend: DeviceBackend,
     clock: Clock,
     log: structlog.typing.FilteringBoundLogger,
     supervisor: SystemdNotifier,
     *,
-    patient: bool,
+    wait: bool,
 ) -> tuple[NodeIdentity, tuple[Device, ...]]:
     """What the driver says about the node, as soon as it says anything.
 
     Raises:
-        BadConfiguration: it is not there, and nobody is to wait for it.
+        InvalidConfiguration: it is not there, and nobody is to wait for it.
     """
-    if not patient:
+    if not wait:
         try:
             return await backend.inventory.identity(), await backend.inventory.devices()
-        except Away as away:
-            raise BadConfiguration(
+        except Unavailable as away:
+            raise InvalidConfiguration(
                 f"{away} (With --no-fail-on-init-error the service waits for the driver instead of ending.)"
             ) from away
 
@@ -488,7 +498,7 @@ async def _driver(
             log.warning("driver.away", sentence=str(state.outcome.exception()))
 
     ask = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception_type(Away),
+        retry=tenacity.retry_if_exception_type(Unavailable),
         wait=tenacity.wait_fixed(1),
         sleep=clock.sleep,
         before_sleep=waiting,
@@ -499,54 +509,54 @@ async def _driver(
     raise AssertionError("asked until it answers")
 
 
-def _traces(
+def _open_tracer(
     settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
-) -> Traces | None:
+) -> OpenTelemetryTracer | None:
     """None where none are wanted; sent until everything else has ended.
 
     Raises:
-        BadConfiguration: they cannot be sent as the environment says.
+        InvalidConfiguration: they cannot be sent as the environment says.
     """
     if settings.traces is TraceExport.OFF:
         return None
-    traces = otlp("gpu-scrubber", __version__, settings.node_name, log)
+    traces = open_otlp_tracer("gpu-scrubber", __version__, settings.node_name, log)
     stack.callback(traces.close)
     return traces
 
 
-def _metrics_port(
+def _bind_metrics_port(
     settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
-) -> Listener | None:
+) -> MetricsListener | None:
     """Take the port of the metrics before anything is started; None where there is none.
 
     Raises:
-        BadConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
+        InvalidConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
     """
     address = settings.metrics_address
     if address is None:
         return None
 
-    def warn(sentence: str) -> None:
-        log.warning("metrics.unavailable", sentence=sentence)
+    def warn(message: str) -> None:
+        log.warning("metrics.unavailable", sentence=message)
 
     if settings.metrics_tls is not None:
-        check(settings.metrics_tls)
-    listener = listen_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
+        check_tls_files(settings.metrics_tls)
+    listener = bind_metrics_port_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
     if listener is not None:
         stack.callback(listener.close)
     return listener
 
 
 def _serve_metrics(
-    listener: Listener,
+    listener: MetricsListener,
     settings: ServiceSettings,
-    metrics: Metrics,
+    metrics: MetricsRecorder,
     log: structlog.typing.FilteringBoundLogger,
     stack: AsyncExitStack,
 ) -> None:
-    def tell(sentence: str) -> None:
-        log.warning("metrics.refused", sentence=sentence)
+    def tell(message: str) -> None:
+        log.warning("metrics.refused", sentence=message)
 
-    serving = serve_on(listener, metrics.page, tell=tell, tls=settings.metrics_tls)
+    serving = serve_metrics_on(listener, metrics.page, report=tell, tls=settings.metrics_tls)
     stack.callback(serving.close)
     log.info("metrics.serving", address=serving.address, encrypted=settings.metrics_tls is not None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 __all__ = ["advance", "advance_until"]
 
 _STEP = 1.0
-"""Seconds; less than a tenth of any deadline that is advanced over, which ``patience`` would take for a stall."""
+"""Seconds; less than a tenth of any deadline that is advanced over: ``stall_tolerant_timeout`` takes more for a stall."""
 _GIVE_UP = 60.0
 
 

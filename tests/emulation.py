@@ -183,7 +183,7 @@ async def registered(kubelet: Kubelet, plugin: TinyPlugin, endpoint: str = "tiny
         before = lists(kubelet)
         await register(kubelet, endpoint)
         # Its own list, and not that of one that was there before it.
-        await kubelet.changed(
+        await kubelet.wait_until(
             lambda node: lists(node) > before and node.allocatable(RESOURCE) == len(plugin.devices), SOON
         )
         yield plugin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plugin.devices import AdvertisedDevice, ServiceVerdict
+from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 
@@ -14,7 +14,7 @@ DRIVER = "550.54.15"
 
 
 def nodes(*names: str) -> tuple[Access, ...]:
-    return tuple(Access(AccessKind.NODE, f"/dev/{name}", f"/dev/{name}") for name in names)
+    return tuple(Access(AccessKind.DEVICE_NODE, f"/dev/{name}", f"/dev/{name}") for name in names)
 
 
 def gpu(number: int, **facts: Any) -> AdvertisedDevice:

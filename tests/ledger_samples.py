@@ -5,21 +5,21 @@ from pathlib import Path
 
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.assignment import Assignment, Pod, Process
-from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import (
     Certificate,
     Finding,
-    Occasion,
     Outcome,
     ScrubRecord,
+    ScrubTrigger,
     Severity,
     Step,
     StepResult,
     Verdict,
 )
-from scrubber.domain.evidence import Path as ScrubPath
+from scrubber.domain.evidence import PathKind as ScrubPath
+from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.ports.record import Change, Event
+from scrubber.ports.record import Event, LedgerChange
 
 GPU, OTHER_GPU = "GPU-a", "GPU-b"
 
@@ -36,9 +36,18 @@ def scrub(name: str, *, finished: bool = True, device: str = GPU) -> ScrubRecord
     finding = Finding(Step.MEMORY, "residue", Severity.NOTE, "Residue was found.", {"residue_bytes": 7})
     result = StepResult(Step.MEMORY, Verdict.PASSED, 0.25, (finding,), {"cleared_bytes": 1024}, ("on-chip",))
     if not finished:
-        return ScrubRecord(name, device, ScrubPath.SLOW, Occasion.RELEASE, started=99.0)
+        return ScrubRecord(name, device, ScrubPath.SLOW, ScrubTrigger.RELEASE, started=99.0)
     return ScrubRecord(
-        name, device, ScrubPath.SLOW, Occasion.RELEASE, 99.0, 100.0, Outcome.PASSED, (result,), f"C-{name}", "uid:1000"
+        name,
+        device,
+        ScrubPath.SLOW,
+        ScrubTrigger.RELEASE,
+        99.0,
+        100.0,
+        Outcome.PASSED,
+        (result,),
+        f"C-{name}",
+        "uid:1000",
     )
 
 
@@ -67,7 +76,7 @@ def grant(sequence: int, certificate_id: str | None = None, device: str = GPU) -
     return Grant(
         sequence,
         share,
-        HandOver.OTHER_TENANT,
+        HandOverKind.OTHER_TENANT,
         101.0,
         "boot",
         certificate_id,
@@ -80,5 +89,5 @@ async def fill(home: Path, commits: int = 20) -> None:
     ledger = SqliteLedger(home)
     await ledger.load()
     for version in range(1, commits + 1):
-        await ledger.commit(Change(records=(record(version),), events=(event(number=version),)))
+        await ledger.commit(LedgerChange(records=(record(version),), events=(event(number=version),)))
     await ledger.close()

@@ -8,11 +8,21 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.device import Device
-from scrubber.domain.evidence import Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import (
+    Finding,
+    Outcome,
+    PathKind,
+    ScrubRecord,
+    ScrubTrigger,
+    Severity,
+    Step,
+    StepResult,
+    Verdict,
+)
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
-from scrubber.observability.metrics.facts import Facts, Shown
-from scrubber.observability.metrics.metrics import Metrics
+from scrubber.observability.metrics.recorder import MetricsRecorder
+from scrubber.observability.metrics.status import DeviceStatus, ServiceStatus
 from scrubber.ports.record import Event
 
 __all__ = ["NOON", "Measures", "event", "finding", "memory", "scrub", "shown"]
@@ -26,15 +36,15 @@ class Measures:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, NVIDIA_SIGNALS)
-        self.facts = Facts()
-        self.metrics.ask = lambda: self.facts
+        self.metrics = MetricsRecorder(self.registry, NVIDIA_SIGNALS)
+        self.facts = ServiceStatus()
+        self.metrics.read_status = lambda: self.facts
 
     def __call__(self, *events: Event) -> None:
         for each in events:
             self.metrics.count(each)
 
-    def show(self, *devices: Shown, **facts: object) -> None:
+    def show(self, *devices: DeviceStatus, **facts: object) -> None:
         """These devices are all that there are, and these are the other facts."""
         self.facts = replace(self.facts, devices=devices, **facts)  # type: ignore[arg-type]
 
@@ -49,7 +59,7 @@ class Measures:
 
     def page(self, accept: str = "") -> str:
         """What Prometheus reads."""
-        return self.metrics.page.written(accept)[1].decode()
+        return self.metrics.page.render(accept)[1].decode()
 
     def series(self) -> int:
         """Lines of the page that are a series each."""
@@ -62,10 +72,10 @@ def event(name: str, **fields: Value) -> Event:
 
 def shown(
     device: str = "GPU-a", record: DeviceRecord | None = None, *, offered: bool = True, observed: bool = False
-) -> Shown:
+) -> DeviceStatus:
     described = Device(device, "0", "A model", 1024)
     mode = Enforcement.OBSERVE if observed else Enforcement.ENFORCE
-    return Shown(described, record or DeviceRecord(device), offered, mode)
+    return DeviceStatus(described, record or DeviceRecord(device), offered, mode)
 
 
 def finding(step: Step, code: str, severity: Severity = Severity.FAULT) -> Finding:
@@ -76,5 +86,7 @@ def memory(seconds: float = 1.0, **measured: Value) -> StepResult:
     return StepResult(Step.MEMORY, Verdict.PASSED, seconds, measured=measured)
 
 
-def scrub(*steps: StepResult, device: str = "GPU-a", path: Path = Path.SLOW, id: str = "scrub-1") -> ScrubRecord:
-    return ScrubRecord(id, device, path, Occasion.RELEASE, NOON, NOON + 1, Outcome.PASSED, tuple(steps))
+def scrub(
+    *steps: StepResult, device: str = "GPU-a", path: PathKind = PathKind.SLOW, id: str = "scrub-1"
+) -> ScrubRecord:
+    return ScrubRecord(id, device, path, ScrubTrigger.RELEASE, NOON, NOON + 1, Outcome.PASSED, tuple(steps))

@@ -19,7 +19,7 @@ from plugin.api import pluginregistration_pb2 as registration
 from plugin.api import pluginregistration_pb2_grpc as registration_rpc
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
-from scrubber.api.status import status_of
+from scrubber.api.status import status_from_error
 from scrubber.domain.errors import ScrubberError
 
 PATIENCE = 20.0
@@ -134,7 +134,7 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
         try:
             await deed
         except ScrubberError as error:
-            status = status_of(error, public=True)
+            status = status_from_error(error, public=True)
             await context.abort(status.code, status.details, status.metadata)
         except asyncio.CancelledError:
             self.cancelled += 1

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
-from scrubber.adapters.containers import CgroupContainers, MarkerContainers
-from scrubber.adapters.containers.marker import CONTAINER_MARKER, POD_MARKER
+from scrubber.adapters.cgroups import CgroupContainers, MarkerContainers
+from scrubber.adapters.cgroups.environment_marker import CONTAINER_MARKER, POD_MARKER
 from scrubber.domain.assignment import Pod
 
 _Test = TypeVar("_Test", bound=Callable[..., object])
@@ -43,7 +43,7 @@ signal.pause()
 class CgroupsWithoutKill(CgroupContainers):
     """As on a kernel before 5.14, which has no ``cgroup.kill``."""
 
-    def _kill_switch(self, cgroup: Path) -> Path | None:
+    def _kill_file(self, cgroup: Path) -> Path | None:
         return None
 
 

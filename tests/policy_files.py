@@ -8,9 +8,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
-from scrubber.domain.diagnosis import CHECKS, Level
-from scrubber.domain.policy import Enforcement, News, ResetUse, Sharing, Ungranted, Uninspectable
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.domain.declaration import camel_case
+from scrubber.domain.diagnostics import CHECK_NAMES, DiagnosticLevel
+from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.policy import (
+    Enforcement,
+    QuarantineTiming,
+    ResetMode,
+    SharingMode,
+    UnauthorizedUseAction,
+    UninspectedProcessAction,
+)
 
 __all__ = ["FILES", "FLOORS", "OVERRIDES"]
 
@@ -33,8 +41,8 @@ def one_of(kind: Any) -> st.SearchStrategy[str]:
 
 
 def some(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any of the keys, spelled with hyphens."""
-    return st.fixed_dictionaries({}, optional={name.replace("_", "-"): each for name, each in keys.items()})
+    """Any of the keys, spelled as files spell them."""
+    return st.fixed_dictionaries({}, optional={camel_case(name): each for name, each in keys.items()})
 
 
 PROOFS = st.sampled_from(["certificate", "checks"])
@@ -47,7 +55,7 @@ NEVER = st.just("never")
 DAY_MINUTES = st.lists(st.integers(0, 1439), min_size=2, max_size=2, unique=True)
 WINDOWS = DAY_MINUTES.map(lambda two: "-".join(f"{each // 60:02}:{each % 60:02}" for each in two))
 PATTERNS = st.sampled_from(["*", "NVIDIA *", "NVIDIA L4*", "NVIDIA H200"])
-FLOOR = st.dictionaries(st.sampled_from(list(CHECKS)), RATES, max_size=2) | st.just({"host-to-device": "20GB/s"})
+FLOOR = st.dictionaries(st.sampled_from(list(CHECK_NAMES)), RATES, max_size=2) | st.just({"host-to-device": "20GB/s"})
 FLOORS = st.dictionaries(PATTERNS, FLOOR, max_size=3)
 WORDS = st.text(max_size=8) | st.sampled_from(["1e5", "08", "no", "~", ".inf", "0x1F", "1_000", "2026-11-20", " a\nb "])
 SETTINGS = st.dictionaries(st.sampled_from(["power_limit_watts", "1e5", "compute_mode", "=", "<<"]), WORDS, max_size=3)
@@ -61,39 +69,43 @@ NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True) | st
 
 OF_DEVICES: dict[str, st.SearchStrategy[Any]] = {
     "hand_over": some(same_container=PROOFS, same_pod=PROOFS, same_tenant=PROOFS),
-    "reset": one_of(ResetUse),
-    "sharing": one_of(Sharing),
+    "reset": one_of(ResetMode),
+    "sharing": one_of(SharingMode),
     "enforcement": one_of(Enforcement),
-    "ungranted": one_of(Ungranted),
-    "uninspectable": one_of(Uninspectable),
-    "memory": some(audit=st.booleans(), pattern=st.booleans(), on_chip=st.booleans(), max_uncovered=SIZES),
-    "diagnostics": some(slow_path=one_of(Level), recovery=one_of(Level), floors=FLOORS),
+    "unauthorized_use": one_of(UnauthorizedUseAction),
+    "uninspected_processes": one_of(UninspectedProcessAction),
+    "memory": some(count_residue=st.booleans(), pattern_pass=st.booleans(), on_chip=st.booleans(), max_uncovered=SIZES),
+    "diagnostics": some(slow_path=one_of(DiagnosticLevel), recovery=one_of(DiagnosticLevel), min_rates=FLOORS),
     "recovery": some(
-        backoff_initial=times(0.01, 60),
-        backoff_max=times(60, 1e6),
-        attempts=COUNTS,
-        attempts_per_day=COUNTS,
-        resets_per_day=COUNTS,
+        initial_backoff=times(0.01, 60),
+        max_backoff=times(60, 1e6),
+        max_attempts=COUNTS,
+        max_attempts_per_day=COUNTS,
+        max_resets_per_day=COUNTS,
         probation_scrubs=COUNTS,
         probation_interval=times(0, 1e5),
     ),
-    "maintenance": some(every=times(0.01, 1e6) | NEVER, between=WINDOWS | st.just("always"), diagnostics=one_of(Level)),
+    "maintenance": some(
+        interval=times(0.01, 1e6) | NEVER, time_of_day=WINDOWS | st.just("always"), diagnostics=one_of(DiagnosticLevel)
+    ),
     "settings": SETTINGS,
     "xids": XIDS,
 }
 LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "slow_path": times(31, 1e4),
-    "memory_floor": times(0.01, 100),
-    "memory_rate": RATES,
+    "clear_timeout_base": times(0.01, 100),
+    "min_clear_rate": RATES,
     "reset": times(0.01, 30),
-    "dying_grace": times(0, 1e4),
-    "settle": times(0, 1e4),
-    "temperature_celsius": st.integers(40, 150),
+    "leftover_grace_period": times(0, 1e4),
+    "unknown_pod_idle_period": times(0, 1e4),
+    "max_temperature_celsius": st.integers(40, 150),
 }
 HEALTH: dict[str, st.SearchStrategy[Any]] = {
-    "sustained": st.dictionaries(st.sampled_from(sorted(NVIDIA_SIGNALS.soft)), times(0, 1e5) | NEVER, max_size=4),
-    "calm": times(0.01, 1e4),
-    "news": one_of(News),
+    "quarantine_after": st.dictionaries(
+        st.sampled_from(sorted(NVIDIA_SIGNALS.soft)), times(0, 1e5) | NEVER, max_size=4
+    ),
+    "quiet_period": times(0.01, 1e4),
+    "quarantine_at": one_of(QuarantineTiming),
 }
 OVERRIDES = st.lists(
     st.tuples(NAMES, some(**OF_DEVICES, limits=some(**LIMITS), health=some(**HEALTH))),
@@ -113,16 +125,16 @@ FILES = st.builds(
         limits=some(
             **LIMITS,
             hand_over=times(6, 25),
-            question=times(0.05, 5),
+            driver_call=times(0.05, 5),
             eraser_slots=st.integers(1, 256),
             break_glass=times(0.01, 1e5),
         ),
-        health=some(**HEALTH, blame=COUNTS),
-        breaker=some(resets=st.integers(0, 99), window=times(0.01, 86400), soft_percent=st.integers(0, 100)),
-        stuck=some(tell_after=times(0, 60), evict_after=times(60, 1e5) | NEVER),
+        health=some(**HEALTH, tenant_quarantine_threshold=COUNTS),
+        breaker=some(max_resets=st.integers(0, 99), window=times(0.01, 86400), max_soft_percent=st.integers(0, 100)),
+        stuck_pods=some(notify_after=times(0, 60), evict_after=times(60, 1e5) | NEVER),
         infrastructure=some(
-            units=st.lists(st.sampled_from(["a@1.service", "b.service", "1.service"]), max_size=2),
-            pods=st.lists(st.fixed_dictionaries({"namespace": NAMES, "service-account": NAMES}), max_size=2),
+            systemd_units=st.lists(st.sampled_from(["a@1.service", "b.service", "1.service"]), max_size=2),
+            pods=st.lists(st.fixed_dictionaries({"namespace": NAMES, "serviceAccount": NAMES}), max_size=2),
         ),
         injection=some(envvar=st.sampled_from(["allow", "refuse"])),
         overrides=OVERRIDES,

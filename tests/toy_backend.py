@@ -21,26 +21,27 @@ from pathlib import Path
 
 from scrubber.adapters import locks
 from scrubber.adapters.children import child
-from scrubber.adapters.children.checking import Tally, checks_of
-from scrubber.adapters.children.child import Fault, Link
-from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
+from scrubber.adapters.children.child import Fault, ParentSocket
+from scrubber.adapters.children.diagnostics import CheckTally, parse_checks
+from scrubber.adapters.children.eraser_report import parse_byte_count, parse_seconds_by_phase, wait_for_report
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.orphans import end_holder
+from scrubber.adapters.children.orphans import terminate_lock_holder
 from scrubber.adapters.children.process import ChildDied, Children
-from scrubber.adapters.patience import patience
-from scrubber.adapters.walk import start_time
+from scrubber.adapters.deadlines import stall_tolerant_timeout
+from scrubber.adapters.procwalk import start_time
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
-from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
+from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
+from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.evidence import Severity
-from scrubber.domain.health import WayBack
-from scrubber.domain.reset import ResetPlan
-from scrubber.domain.signal_table import COMMON, ErrorCodes, Meaning
+from scrubber.domain.health.signal_table import COMMON_SIGNALS, Classification, ErrorCodeFormat
+from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.states import RecoveryMethod
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
-from scrubber.ports.device import DeviceBackend, EraseReport, EraseRequest, Progress
+from scrubber.ports.device import DeviceBackend, EraseProgress, EraseReport, EraseRequest
 
-TOY_SIGNALS = COMMON.with_conditions(
-    {"worn-out": Meaning(Severity.WARNING, WayBack.PERSON, "it was used too often")}, ErrorCodes("fault", "Fault")
+TOY_SIGNALS = COMMON_SIGNALS.with_conditions(
+    {"worn-out": Classification(Severity.WARNING, RecoveryMethod.OPERATOR, "it was used too often")},
+    ErrorCodeFormat("fault", "Fault"),
 )
 DEFAULTS = {"mode": "fair"}
 CHUNK = 64 * 1024
@@ -71,7 +72,7 @@ class ToyNode:
         try:
             return (self.directory / "driver").read_text()
         except FileNotFoundError:
-            raise Away("No driver of toys is loaded.") from None
+            raise Unavailable("No driver of toys is loaded.") from None
 
     def errors(self, device: Device) -> Counter[int]:
         file = self.of(device) / "errors"
@@ -108,16 +109,18 @@ class ToyHolders:
         self._node = node
         self._children = children
 
-    async def held(self, device: Device) -> bool:
+    async def is_held(self, device: Device) -> bool:
         return bool(self.found(device))
 
-    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
+    async def list_holders(
+        self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
+    ) -> HolderReport:
         return HolderReport(self.found(device))
 
-    async def users(self, device: Device) -> tuple[Holder, ...]:
+    async def list_users(self, device: Device) -> tuple[Holder, ...]:
         return self.found(device)
 
-    def not_asked(self, device: Device) -> tuple[str, ...]:
+    def not_covered(self, device: Device) -> tuple[str, ...]:
         return ()
 
     def found(self, device: Device) -> tuple[Holder, ...]:
@@ -145,12 +148,12 @@ class ToyTelemetry:
         node, place = self._node, self._node.of(device)
         if node.has(device, "stuck"):
             await asyncio.sleep(QUESTION)
-            raise Stuck(f"Device {device.index} gave no answer within {QUESTION:g} s.")
+            raise DriverTimeout(f"Device {device.index} gave no answer within {QUESTION:g} s.")
         if node.has(device, "lost"):
-            raise Lost(f"Device {device.index} is gone.")
+            raise DeviceLost(f"Device {device.index} is gone.")
         try:
             node.driver()
-        except Away as away:
+        except Unavailable as away:
             raise Unreadable(str(away)) from away
         ecc = int((place / "ecc").read_text()) if node.has(device, "ecc") else 0
         settings = node.settings(device)
@@ -186,10 +189,10 @@ class ToySettings:
     def __init__(self, node: ToyNode) -> None:
         self._node = node
 
-    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        self._node.apply(device, wanted)
+    async def restore(self, device: Device, expected: Mapping[str, str]) -> Mapping[str, str]:
+        self._node.apply(device, expected)
         now = self._node.settings(device)
-        return {name: now[name] for name in wanted if name in now}
+        return {name: now[name] for name in expected if name in now}
 
 
 class ToyResetter:
@@ -204,10 +207,10 @@ class ToyResetter:
     async def reset(self, device: Device, deadline: float) -> None:
         blockers = (await self.plan(device)).blockers
         if blockers:
-            raise Held(" ".join(blockers))
+            raise DeviceBusy(" ".join(blockers))
         if self._node.has(device, "stuck"):
             await asyncio.sleep(deadline)
-            raise Stuck(f"The reset of device {device.index} did not end within {deadline:g} s.")
+            raise DriverTimeout(f"The reset of device {device.index} did not end within {deadline:g} s.")
         if self._node.has(device, "reset-fails"):
             raise Unreadable(f"The reset of device {device.index} failed.")
         for name in ("errors", "ecc"):
@@ -222,44 +225,46 @@ class ToyWork:
         self._holders = holders
         self._children = children
 
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
+    async def erase(
+        self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
+    ) -> EraseReport:
         order: Message = {"audit": request.audit, "pattern": request.pattern}
         answer = await self._child(device, order, request.deadline, progress)
-        total = byte_count(answer, "total_bytes")
+        total = parse_byte_count(answer, "total_bytes")
         return EraseReport(
             total_bytes=total,
-            cleared_bytes=byte_count(answer, "cleared_bytes"),
-            verified_bytes=byte_count(answer, "verified_bytes"),
-            residue_bytes=byte_count(answer, "residue_bytes") if request.audit else None,
-            failed_bytes=byte_count(answer, "failed_bytes"),
-            seconds_by_phase=seconds_by_phase(answer),
+            cleared_bytes=parse_byte_count(answer, "cleared_bytes"),
+            verified_bytes=parse_byte_count(answer, "verified_bytes"),
+            residue_bytes=parse_byte_count(answer, "residue_bytes") if request.audit else None,
+            failed_bytes=parse_byte_count(answer, "failed_bytes"),
+            seconds_by_phase=parse_seconds_by_phase(answer),
             fence_broken=bool(self._holders.found(device)),
         )
 
-    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
-        if level is Level.NONE:
+    async def diagnose(self, device: Device, level: DiagnosticLevel, deadline: float) -> tuple[DiagnosticCheck, ...]:
+        if level is DiagnosticLevel.NONE:
             return ()
-        return checks_of(await self._child(device, {"seconds": level.seconds}, deadline, lambda _: None))
+        return parse_checks(await self._child(device, {"seconds": level.seconds}, deadline, lambda _: None))
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         return locks.lock_holder(self._node.lock(device))
 
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
-        return await end_holder(self._node.lock(device), deadline)
+    async def terminate_orphan(self, device: Device, deadline: float) -> bool:
+        return await terminate_lock_holder(self._node.lock(device), deadline)
 
     async def _child(
-        self, device: Device, order: Message, deadline: float, progress: Callable[[Progress], None]
+        self, device: Device, order: Message, deadline: float, progress: Callable[[EraseProgress], None]
     ) -> Message:
         if self._holders.found(device):
-            raise Held(f"A process has device {device.index} open.")
+            raise DeviceBusy(f"A process has device {device.index} open.")
         files = {"lock": str(self._node.lock(device)), "memory": str(self._node.memory(device))}
         worker = await self._children.start(MODULE, device=device.id)
         try:
-            async with patience(deadline):
+            async with stall_tolerant_timeout(deadline):
                 await worker.send({**order, **files})
-                return await listen(worker, progress)
+                return await wait_for_report(worker, progress)
         except TimeoutError as error:
-            raise Stuck(f"The work on device {device.index} did not end within {deadline:g} s.") from error
+            raise DriverTimeout(f"The work on device {device.index} did not end within {deadline:g} s.") from error
         except ChildDied as died:
             raise Unreadable(f"The work on device {device.index} broke off: {died}") from died
         finally:
@@ -293,7 +298,7 @@ async def toy_backend(directory: Path, children: Children) -> AsyncIterator[Devi
 class _Memory:
     """The memory of the device that the child works on."""
 
-    def __init__(self, link: Link, path: str) -> None:
+    def __init__(self, link: ParentSocket, path: str) -> None:
         self._link = link
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.total = os.fstat(self._file).st_size
@@ -310,7 +315,7 @@ class _Memory:
         """Offset and size of each chunk; tells how far the pass is."""
         start = time.monotonic()
         for offset in range(0, self.total, CHUNK):
-            if self._link.parent_gone():
+            if self._link.is_parent_gone():
                 sys.exit(0)
             size = min(CHUNK, self.total - offset)
             yield offset, size
@@ -339,40 +344,40 @@ def _erase(memory: _Memory, order: Message) -> Message:
 
 
 def _diagnose(memory: _Memory, seconds: float) -> Message:
-    pattern = Tally("memory-pattern", "bytes", time.monotonic)
-    product = Tally("matrix-product", "operations", time.monotonic)
-    transfers = [Tally(name, "bytes", time.monotonic) for name in ("host-to-device", "device-to-host")]
+    pattern = CheckTally("memory-pattern", "bytes", time.monotonic)
+    product = CheckTally("matrix-product", "operations", time.monotonic)
+    transfers = [CheckTally(name, "bytes", time.monotonic) for name in ("host-to-device", "device-to-host")]
     end = time.monotonic() + seconds / 2
-    while not pattern.done or time.monotonic() < end:
+    while not pattern.amount or time.monotonic() < end:
         for offset, size in memory.in_pass("pattern"):
-            with pattern.timing():
+            with pattern.measure_time():
                 memory.write(offset, b"\x5a" * size)
                 pattern.errors += size - memory.read(offset, size).count(0x5A)
-            pattern.done += size
-    with product.timing():
+            pattern.amount += size
+    with product.measure_time():
         assert sum(number * number for number in range(10_000)) == 333_283_335_000
-    product.done += 10_000
+    product.amount += 10_000
     for each in transfers:
-        with each.timing():
+        with each.measure_time():
             memory.read(0, CHUNK)
-        each.done += CHUNK
+        each.amount += CHUNK
     _erase(memory, {"audit": False, "pattern": False})
-    return {"checks": [each.message() for each in (pattern, product, *transfers)]}
+    return {"checks": [each.to_message() for each in (pattern, product, *transfers)]}
 
 
 def main() -> None:
-    link = child.inherit()
+    link = child.connect_to_parent()
     order = link.receive()
     if order is None:
         return
     try:
-        if not locks.take(str(order["lock"])):
+        if not locks.acquire_lock(str(order["lock"])):
             raise Fault("held", "Another child works on the device.")
         memory, seconds = _Memory(link, str(order["memory"])), order.get("seconds")
         answer = _diagnose(memory, seconds) if isinstance(seconds, float) else _erase(memory, order)
         link.send({"ok": answer})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
+        link.send({"fault": fault.code, "sentence": fault.message})
 
 
 def make(directory: Path) -> Path:
@@ -399,8 +404,8 @@ def serve(directory: Path, arguments: list[str]) -> None:
         name="toy",
         summary="toys",
         simulated=True,
-        signals=lambda: TOY_SIGNALS,
-        check=lambda _: None,
+        signal_table=lambda: TOY_SIGNALS,
+        check_settings=lambda _: None,
         open=lambda _: toy_backend(directory, Children()),
     )
     vars(backends)["BACKENDS"] = {**backends.BACKENDS, row.name: row}

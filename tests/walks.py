@@ -17,6 +17,6 @@ async def finished_report(holders: Holders, device: Device, but: Collection[int]
     Other tests start and end processes all the time. A walk that they kept from its end says so, and names no ghost.
     """
     while True:
-        report = await holders.holders(device)
-        if {each.pid for each in report.unfinished} <= set(but):
+        report = await holders.list_holders(device)
+        if {each.pid for each in report.uninspected} <= set(but):
             return report

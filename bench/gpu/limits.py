@@ -25,7 +25,7 @@ _MEMORY_SHARE = 0.5
 """Of what is free, at most."""
 
 
-class Bench:
+class MemoryBench:
     """One buffer, and the ways to fill and read it. All sizes are bytes."""
 
     def __init__(self, size: int, repeats: int) -> None:
@@ -51,7 +51,7 @@ class Bench:
         """Bytes per second of the driver's own fill."""
         return self._rate(self.size, lambda: self._runtime.memsetAsync(self._buffer, 0, self.size, 0))
 
-    def over_shapes(self, name: str, moved: int, *arguments: int) -> tuple[float, tuple[int, int]]:
+    def best_kernel_rate(self, name: str, moved: int, *arguments: int) -> tuple[float, tuple[int, int]]:
         """The best rate of kernel ``name``, which moves ``moved`` bytes, and its grid and block."""
         kernel = self._module.get_function(name)
         numbers = tuple(self._cupy.uint64(each) for each in arguments)
@@ -63,7 +63,7 @@ class Bench:
                 found.append((rate, (grid, threads)))
         return max(found)
 
-    def everything(self) -> dict[str, object]:
+    def run_all(self) -> dict[str, object]:
         n16, half = self.size // 16, self.size // 2 // 16
         asked: dict[str, tuple[int, Sequence[int]]] = {
             "read16": (self.size, (self._buffer, n16, self._sink)),
@@ -73,7 +73,7 @@ class Bench:
         }
         report: dict[str, object] = {"memset_bytes_per_second": self.memset()}
         for name, (moved, arguments) in asked.items():
-            rate, shape = self.over_shapes(name, moved, *arguments)
+            rate, shape = self.best_kernel_rate(name, moved, *arguments)
             report |= {f"{name}_bytes_per_second": rate, f"{name}_grid": shape[0], f"{name}_block": shape[1]}
         return {
             **report,
@@ -99,7 +99,7 @@ class Bench:
 
 def main(arguments: Sequence[str]) -> None:
     size, repeats = (int(word) for word in arguments)
-    print(json.dumps(Bench(size, repeats).everything()), flush=True)
+    print(json.dumps(MemoryBench(size, repeats).run_all()), flush=True)
 
 
 if __name__ == "__main__":

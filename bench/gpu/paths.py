@@ -41,11 +41,11 @@ class SlowPath:
     report: EraseReport
 
 
-async def slow_path(ports: Ports, device: Device, wanted: Mapping[str, str], *, pattern: bool = False) -> SlowPath:
+async def slow_path(ports: Ports, device: Device, settings: Mapping[str, str], *, pattern: bool = False) -> SlowPath:
     """Holders, health, memory with the processors, settings, health again, holders again.
 
     Args:
-        wanted: the settings to restore. None are touched when it is empty.
+        settings: the settings to restore. None are touched when it is empty.
 
     Raises:
         ScrubberError: as the ports do.
@@ -59,14 +59,14 @@ async def slow_path(ports: Ports, device: Device, wanted: Mapping[str, str], *, 
         parts[name] = parts.get(name, 0.0) + time.perf_counter() - start
         return result
 
-    await timed("holders", ports.holders.holders(device))
+    await timed("holders", ports.holders.list_holders(device))
     await timed("health", ports.telemetry.snapshot(device))
     request = EraseRequest("bench", audit=True, pattern=pattern, deadline=_DEADLINE)
     report = await timed("memory", ports.eraser.erase(device, request, lambda _: None))
-    if wanted:
-        await timed("settings", ports.settings.restore(device, wanted))
+    if settings:
+        await timed("settings", ports.settings.restore(device, settings))
     await timed("health", ports.telemetry.snapshot(device))
-    await timed("held", ports.holders.held(device))
+    await timed("held", ports.holders.is_held(device))
     seconds = time.perf_counter() - begun
     passes = dict(report.seconds_by_phase)
     parts["memory outside its passes"] = parts["memory"] - sum(passes.values())
@@ -90,18 +90,18 @@ def rates(path: SlowPath, limits: Mapping[str, float]) -> dict[str, float]:
 
 
 async def fast_path(
-    ports: Ports, device: Device, samples: int, beside: Callable[[], Awaitable[object]]
+    ports: Ports, device: Device, samples: int, reference_call: Callable[[], Awaitable[object]]
 ) -> tuple[Quantiles, Quantiles | None]:
-    """Its two questions ``samples`` times, and ``beside`` once for every twenty of them, in turn."""
+    """Its two questions ``samples`` times, and ``reference_call`` once for every twenty of them, in turn."""
     seconds: list[float] = []
     reference: list[float] = []
     for sample in range(samples):
         start = time.perf_counter()
         await ports.telemetry.snapshot(device)
-        await ports.holders.held(device)
+        await ports.holders.is_held(device)
         seconds.append(time.perf_counter() - start)
         if sample % 20 == 0:
             start = time.perf_counter()
-            if await beside() is not None:
+            if await reference_call() is not None:
                 reference.append(time.perf_counter() - start)
     return Quantiles.of(seconds), Quantiles.of(reference) if reference else None

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["TARGETS", "Judged", "Target", "judge"]
+__all__ = ["TARGETS", "GpuTarget", "GpuTargetResult", "evaluate_targets"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GpuTarget:
     """A promise about one figure.
 
     Attributes:
@@ -33,23 +33,23 @@ class Target:
 
 
 TARGETS = (
-    Target("audit pass against the run's read limit", "bench.passes:audit_share", "share", least=0.90),
-    Target("clear pass against the run's write limit", "bench.passes:clear_share", "share", least=0.90),
-    Target("verify pass against the run's read limit", "bench.passes:verify_share", "share", least=0.90),
-    Target("cleared and verified of total - reserved", "coverage:share", "share", least=0.995),
-    Target("request to certificate: audit, clear, verify, on-chip", "bench.slow-path:seconds", "s", most=1.0),
-    Target("secret found in global memory after the scrub", "attack.global-memory.after:found_bytes", "B", most=0),
-    Target("secret found in shared memory after the scrub", "attack.shared-memory.after:found_bytes", "B", most=0),
-    Target("secret found in registers after the scrub", "attack.registers.after:found_bytes", "B", most=0),
-    Target("secret found in a MIG instance after the scrub", "attack.mig-instance.after:found_bytes", "B", most=0),
+    GpuTarget("audit pass against the run's read limit", "bench.passes:audit_share", "share", least=0.90),
+    GpuTarget("clear pass against the run's write limit", "bench.passes:clear_share", "share", least=0.90),
+    GpuTarget("verify pass against the run's read limit", "bench.passes:verify_share", "share", least=0.90),
+    GpuTarget("cleared and verified of total - reserved", "coverage:share", "share", least=0.995),
+    GpuTarget("request to certificate: audit, clear, verify, on-chip", "bench.slow-path:seconds", "s", most=1.0),
+    GpuTarget("secret found in global memory after the scrub", "attack.global-memory.after:found_bytes", "B", most=0),
+    GpuTarget("secret found in shared memory after the scrub", "attack.shared-memory.after:found_bytes", "B", most=0),
+    GpuTarget("secret found in registers after the scrub", "attack.registers.after:found_bytes", "B", most=0),
+    GpuTarget("secret found in a MIG instance after the scrub", "attack.mig-instance.after:found_bytes", "B", most=0),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GpuTargetResult:
     """A target and its figure; ``measured`` is None when it was not measured."""
 
-    target: Target
+    target: GpuTarget
     measured: float | None
 
     @property
@@ -62,17 +62,17 @@ class Judged:
         limit = self.target.least if self.target.least is not None else self.target.most
         verdict = {None: "unmeasured", True: "met", False: "MISSED"}[self.met]
         return (
-            f"{verdict:<10} {self.target.sentence}: {_said(self.measured, self.target.unit)} "
-            f"({bound} {_said(limit, self.target.unit)})"
+            f"{verdict:<10} {self.target.sentence}: {_formatted(self.measured, self.target.unit)} "
+            f"({bound} {_formatted(limit, self.target.unit)})"
         )
 
 
-def judge(figure: Callable[[str], float | None]) -> tuple[Judged, ...]:
+def evaluate_targets(figure: Callable[[str], float | None]) -> tuple[GpuTargetResult, ...]:
     """Every target with the number that ``figure`` gives for it."""
-    return tuple(Judged(target, figure(target.figure)) for target in TARGETS)
+    return tuple(GpuTargetResult(target, figure(target.figure)) for target in TARGETS)
 
 
-def _said(value: float | None, unit: str) -> str:
+def _formatted(value: float | None, unit: str) -> str:
     if value is None:
         return "not measured"
     return f"{100 * value:.2f} %" if unit == "share" else f"{value:,.4g} {unit}"

@@ -8,12 +8,12 @@ from typing import Final
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.boards import device, fleet, node
-from dashboards.frame import Board
+from dashboards.dashboard import DashboardName
 
 __all__ = ["BOARDS"]
 
-BOARDS: Final[Mapping[Board, Callable[[], model.Dashboard]]] = {
-    Board.FLEET: fleet.fleet,
-    Board.NODE: node.node,
-    Board.DEVICE: device.device,
+BOARDS: Final[Mapping[DashboardName, Callable[[], model.Dashboard]]] = {
+    DashboardName.FLEET: fleet.fleet_dashboard,
+    DashboardName.NODE: node.node_dashboard,
+    DashboardName.DEVICE: device.device_dashboard,
 }

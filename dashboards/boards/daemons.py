@@ -6,11 +6,11 @@ from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.meaning import Colour, State, mapping
-from dashboards.panels import Query, graph, tally, timeline
-from dashboards.queries import counted, fold, per_minute, quantile
+from dashboards.panels import Query, event_count_panel, state_timeline_panel, time_series_panel
+from dashboards.queries import aggregate, increase_per_step, per_minute, quantile
+from dashboards.value_mappings import Colour, State, state_mapping
 
-__all__ = ["plugin", "service"]
+__all__ = ["plugin_panels", "service_panels"]
 
 _LIGHT_AND_DARK: Final = {"median": "light-blue", "p99": "semi-dark-blue"}
 
@@ -22,11 +22,11 @@ _REGISTRATION: Final = (
 )
 
 
-def service() -> list[model.Panel]:
+def service_panels() -> list[model.Panel]:
     """Does the service answer, store, and keep its children?"""
     commit = "scrubber_ledger_commit_duration_seconds"
     return [
-        graph(
+        time_series_panel(
             "Calls to the service, p99",
             "How quickly does the service answer, by method?",
             Query(quantile(0.99, "scrubber_rpc_duration_seconds", by=("method",)), "{{method}}"),
@@ -35,7 +35,7 @@ def service() -> list[model.Panel]:
             colours={},
             nothing="No call in this range",
         ),
-        graph(
+        time_series_panel(
             "Calls per minute, by answer",
             "How many calls are answered, and with which code?",
             Query(per_minute("scrubber_rpc_duration_seconds_count", by=("code",)), "{{code}}"),
@@ -45,15 +45,15 @@ def service() -> list[model.Panel]:
             colours={"OK": Colour.CLEAN},
             nothing="No call in this range",
         ),
-        graph(
+        time_series_panel(
             "Streams",
             "Who watches: is the plugin's stream open?",
-            Query(fold("sum", "scrubber_rpc_streams", by=("method",)), "{{method}}"),
+            Query(aggregate("sum", "scrubber_rpc_streams", by=("method",)), "{{method}}"),
             unit="none",
             decimals=0,
             colours={},
         ),
-        graph(
+        time_series_panel(
             "Ledger, commits",
             "How long does it take to store a decision, and does it ever fail?",
             Query(quantile(0.5, commit), "median"),
@@ -64,25 +64,25 @@ def service() -> list[model.Panel]:
             colours=_LIGHT_AND_DARK,
             nothing="Nothing was stored in this range",
         ),
-        graph(
+        time_series_panel(
             "Ledger, size",
             "How much disk do the database and its log take? (The log grows to about 16 MiB and is then written over from its "
             "beginning: up to there a slope is no disk that fills.)",
-            Query(fold("sum", "scrubber_ledger_size_bytes", by=("instance",)), "{{instance}}"),
+            Query(aggregate("sum", "scrubber_ledger_size_bytes", by=("instance",)), "{{instance}}"),
             unit="bytes",
             span=6,
             colours={},
         ),
-        tally(
+        event_count_panel(
             "Children started",
             "Which child processes are started? Erasers come with scrubs, the driver's and the events' with resets.",
-            Query(counted("scrubber_child_starts_total", by=("child",)), "{{child}}"),
-            Query(counted("scrubber_children_abandoned_total"), "could not be ended"),
+            Query(increase_per_step("scrubber_child_starts_total", by=("child",)), "{{child}}"),
+            Query(increase_per_step("scrubber_children_abandoned_total"), "could not be ended"),
             span=6,
             colours={
                 "driver": Colour.DIRTY,
                 "events": "super-light-yellow",
-                "walker": Colour.RETURNING,
+                "walker": Colour.RECOVERING,
                 "zygote": Colour.PROBATION,
                 "eraser": Colour.IN_USE,
                 "diagnosis": "super-light-blue",
@@ -90,20 +90,20 @@ def service() -> list[model.Panel]:
             },
             nothing="No service answered in this range",
         ),
-        tally(
+        event_count_panel(
             "Other things that went wrong",
             "Did the ledger fail, were devices used without a grant, did the kubelet restart, were log lines lost?",
-            Query(counted("scrubber_ledger_failures_total"), "ledger failed"),
-            Query(counted("scrubber_ungranted_uses_total"), "ungranted uses"),
-            Query(counted("scrubber_kubelet_restarts_total"), "kubelet restarted"),
-            Query(counted("scrubber_log_lines_lost_total"), "log lines lost, service"),
-            Query(counted("scrubber_plugin_log_lines_lost_total"), "log lines lost, plugin"),
+            Query(increase_per_step("scrubber_ledger_failures_total"), "ledger failed"),
+            Query(increase_per_step("scrubber_ungranted_uses_total"), "ungranted uses"),
+            Query(increase_per_step("scrubber_kubelet_restarts_total"), "kubelet restarted"),
+            Query(increase_per_step("scrubber_log_lines_lost_total"), "log lines lost, service"),
+            Query(increase_per_step("scrubber_plugin_log_lines_lost_total"), "log lines lost, plugin"),
             span=6,
             colours={
                 "ledger failed": Colour.QUARANTINED,
                 "ungranted uses": Colour.DIRTY,
                 "kubelet restarted": Colour.IN_USE,
-                "log lines lost, service": Colour.RETURNING,
+                "log lines lost, service": Colour.RECOVERING,
                 "log lines lost, plugin": Colour.PROBATION,
             },
             nothing="No service answered in this range",
@@ -111,25 +111,25 @@ def service() -> list[model.Panel]:
     ]
 
 
-def plugin() -> list[model.Panel]:
+def plugin_panels() -> list[model.Panel]:
     """Is the plugin registered, does it answer, and what does it say?"""
-    registered = fold(
+    registered = aggregate(
         "min",
         "scrubber_plugin_registered",
         by=("instance", "resource"),
     )
-    up = f"{fold('min', 'scrubber_plugin_service_up', by=('instance',))} + 2"
+    up = f"{aggregate('min', 'scrubber_plugin_service_up', by=('instance',))} + 2"
     return [
-        timeline(
+        state_timeline_panel(
             "Registration",
             "Were the resources registered at the kubelet, and did the service answer the plugin?",
             Query(registered, "{{instance}} / {{resource}}"),
             Query(up, "{{instance}} / service"),
-            mappings=[mapping(_REGISTRATION)],
+            mappings=[state_mapping(_REGISTRATION)],
             span=16,
             height=7,
         ),
-        graph(
+        time_series_panel(
             "Calls to the plugin, p99",
             "How quickly does the plugin answer the kubelet, by method?",
             Query(quantile(0.99, "scrubber_plugin_rpc_duration_seconds", by=("method",)), "{{method}}"),
@@ -138,12 +138,15 @@ def plugin() -> list[model.Panel]:
             colours={},
             nothing="No call in this range",
         ),
-        tally(
+        event_count_panel(
             "Registrations",
             "How often does the plugin register, how often does a registration end, and why?",
-            Query(counted("scrubber_plugin_registrations_total", by=("way", "outcome")), "by {{way}}: {{outcome}}"),
-            Query(counted("scrubber_plugin_registration_ends_total", by=("why",)), "ended: {{why}}"),
-            Query(counted("scrubber_plugin_service_outages_total"), "service went away"),
+            Query(
+                increase_per_step("scrubber_plugin_registrations_total", by=("way", "outcome")),
+                "by {{way}}: {{outcome}}",
+            ),
+            Query(increase_per_step("scrubber_plugin_registration_ends_total", by=("why",)), "ended: {{why}}"),
+            Query(increase_per_step("scrubber_plugin_service_outages_total"), "service went away"),
             colours={
                 "by classic: ok": Colour.CLEAN,
                 "by watcher: ok": Colour.CLEAN,
@@ -151,38 +154,41 @@ def plugin() -> list[model.Panel]:
             },
             nothing="No plugin answered in this range",
         ),
-        graph(
+        time_series_panel(
             "Devices told to the kubelet",
             "How many ids does the kubelet know as healthy? (Each share of a device is one.)",
-            Query(fold("sum", "scrubber_plugin_devices", by=("health",)), "{{health}}"),
+            Query(aggregate("sum", "scrubber_plugin_devices", by=("health",)), "{{health}}"),
             unit="none",
             decimals=0,
             stacked=True,
         ),
-        tally(
+        event_count_panel(
             "Starts refused at the gate",
             "With which code were container starts refused?",
-            Query(counted("scrubber_plugin_gate_refusals_total", by=("code",)), "{{code}}"),
+            Query(increase_per_step("scrubber_plugin_gate_refusals_total", by=("code",)), "{{code}}"),
             nothing="No start was refused in this range",
         ),
-        graph(
+        time_series_panel(
             "Streams to the kubelet",
             "Does the kubelet listen to each resource?",
-            Query(fold("sum", "scrubber_plugin_streams", by=("resource",)), "{{resource}}"),
+            Query(aggregate("sum", "scrubber_plugin_streams", by=("resource",)), "{{resource}}"),
             unit="none",
             decimals=0,
             colours={},
         ),
-        tally(
+        event_count_panel(
             "Lists to the kubelet",
             "How often is the kubelet told something new?",
-            Query(counted("scrubber_plugin_lists_sent_total", by=("resource",)), "{{resource}}"),
+            Query(increase_per_step("scrubber_plugin_lists_sent_total", by=("resource",)), "{{resource}}"),
             nothing="Nothing new to tell in this range",
         ),
-        tally(
+        event_count_panel(
             "Words to the cluster",
             "Do events, conditions, labels and evictions reach the API server?",
-            Query(counted("scrubber_plugin_cluster_writes_total", by=("what", "outcome")), "{{what}}: {{outcome}}"),
+            Query(
+                increase_per_step("scrubber_plugin_cluster_writes_total", by=("what", "outcome")),
+                "{{what}}: {{outcome}}",
+            ),
             nothing="Nothing was written: there was nothing to say, or there are no credentials",
         ),
     ]

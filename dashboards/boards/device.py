@@ -6,9 +6,11 @@ from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.boards.glance import NOT_VERIFIED, not_verified
-from dashboards.frame import Board, Row, board
-from dashboards.meaning import (
+from dashboards.boards.summary import UNVERIFIED_THRESHOLDS, unverified_share_query
+from dashboards.dashboard import DashboardName, Row, build_dashboard
+from dashboards.panels import PanelColumn, Query, stat_panel, state_timeline_panel, table_panel, time_series_panel
+from dashboards.queries import DEVICE_MATCHER, aggregate, increase_by_timestamp, selector
+from dashboards.value_mappings import (
     HEALTH,
     HYGIENE,
     OFFERED,
@@ -16,33 +18,31 @@ from dashboards.meaning import (
     STEP_COLOURS,
     Colour,
     State,
-    health,
-    hygiene,
-    mapping,
-    numbered,
-    one_number,
-    verdicts,
+    binary_state_query,
+    health_mapping,
+    hygiene_mapping,
+    state_mapping,
+    state_number_query,
+    verdict_mapping,
 )
-from dashboards.panels import Column, Query, graph, listing, number, timeline
-from dashboards.queries import ONE_DEVICE, each_time, fold, of
 
-__all__ = ["device"]
+__all__ = ["device_dashboard"]
 
 _SLOW_CLEAR: Final = 0.7
 """Of its own week's rate; the alert speaks below it."""
 
-_GLASS: Final = (State(51, "broken", Colour.CONDEMNED),)
-_SIGNAL: Final = (State(1, "stands", Colour.SCRUBBING),)
+_OVERRIDE_STATES: Final = (State(51, "broken", Colour.CONDEMNED),)
+_SIGNAL_STATES: Final = (State(1, "stands", Colour.SCRUBBING),)
 
 
-def device() -> model.Dashboard:
+def device_dashboard() -> model.Dashboard:
     """The device that is picked."""
-    return board(
-        Board.DEVICE,
+    return build_dashboard(
+        DashboardName.DEVICE,
         "GPU scrubber / Device",
         "What did this device go through, what was proved of it, and can it be trusted?",
         [
-            Row(None, _glance()),
+            Row(None, _summary()),
             Row("States", _states()),
             Row("Scrubs", _scrubs()),
             Row("Health", _health()),
@@ -52,35 +52,35 @@ def device() -> model.Dashboard:
     )
 
 
-def _glance() -> list[model.Panel]:
-    out_since = of("scrubber_quarantine_start_timestamp_seconds", ONE_DEVICE)
+def _summary() -> list[model.Panel]:
+    out_since = selector("scrubber_quarantine_start_timestamp_seconds", DEVICE_MATCHER)
     return [
-        number(
+        stat_panel(
             "State",
             "What is it doing at this moment?",
-            numbered(STATES, ONE_DEVICE, by=("device",)),
+            state_number_query(STATES, DEVICE_MATCHER, by=("device",)),
             unit="none",
             span=4,
-            mappings=[mapping(STATES)],
+            mappings=[state_mapping(STATES)],
             filled=True,
         ),
-        number(
+        stat_panel(
             "To the kubelet",
             "Is it offered to new pods?",
-            one_number("scrubber_device_offered", OFFERED, ONE_DEVICE, by=("device",)),
+            binary_state_query("scrubber_device_offered", OFFERED, DEVICE_MATCHER, by=("device",)),
             unit="none",
             span=4,
-            mappings=[mapping(OFFERED)],
+            mappings=[state_mapping(OFFERED)],
         ),
-        number(
+        stat_panel(
             "Unused certificate, age",
             "How long ago was it proved clean for whoever comes next?",
-            f"time() - max ({of('scrubber_certificate_issued_timestamp_seconds', ONE_DEVICE)})",
+            f"time() - max ({selector('scrubber_certificate_issued_timestamp_seconds', DEVICE_MATCHER)})",
             unit="s",
             span=4,
             nothing="none",
         ),
-        number(
+        stat_panel(
             "Out of service for",
             "How long has it been out of service?",
             f"time() - min ({out_since})",
@@ -89,19 +89,19 @@ def _glance() -> list[model.Panel]:
             steps=((None, Colour.QUARANTINED),),
             nothing="in service",
         ),
-        number(
+        stat_panel(
             "Memory not verified",
             "Of how much of its memory was it not proved by the last slow path that it holds nothing? Only 0 % is green.",
-            not_verified(ONE_DEVICE, by=("device",)),
+            unverified_share_query(DEVICE_MATCHER, by=("device",)),
             unit="percentunit",
             span=4,
-            steps=NOT_VERIFIED,
+            steps=UNVERIFIED_THRESHOLDS,
             nothing="no slow path yet",
         ),
-        number(
+        stat_panel(
             "Clear rate, to its week",
             "Is its memory cleared as quickly as over its last week? Below 70 % twice in a row there is an alert.",
-            fold("min", "device:scrubber_clear_rate:ratio_to_week", ONE_DEVICE),
+            aggregate("min", "device:scrubber_clear_rate:ratio_to_week", DEVICE_MATCHER),
             unit="percentunit",
             span=4,
             steps=((None, Colour.QUARANTINED), (_SLOW_CLEAR, Colour.SCRUBBING), (0.85, Colour.CLEAN)),
@@ -113,43 +113,43 @@ def _glance() -> list[model.Panel]:
 
 def _states() -> list[model.Panel]:
     by = ("device",)
-    glass = f"max by (device) ({of('scrubber_break_glass', ONE_DEVICE)}) + {_GLASS[0].number - 1}"
+    glass = f"max by (device) ({selector('scrubber_break_glass', DEVICE_MATCHER)}) + {_OVERRIDE_STATES[0].number - 1}"
     return [
-        timeline(
+        state_timeline_panel(
             "What it went through",
             "What was on its memory, could it be trusted, was it offered, and was its glass broken?",
-            Query(numbered(HYGIENE, ONE_DEVICE, by=by), "hygiene"),
-            Query(numbered(HEALTH, ONE_DEVICE, by=by), "health"),
-            Query(one_number("scrubber_device_offered", OFFERED, ONE_DEVICE, by=by), "to the kubelet"),
+            Query(state_number_query(HYGIENE, DEVICE_MATCHER, by=by), "hygiene"),
+            Query(state_number_query(HEALTH, DEVICE_MATCHER, by=by), "health"),
+            Query(binary_state_query("scrubber_device_offered", OFFERED, DEVICE_MATCHER, by=by), "to the kubelet"),
             Query(glass, "break-glass"),
-            mappings=[mapping((*HYGIENE, *HEALTH, *OFFERED, *_GLASS))],
+            mappings=[state_mapping((*HYGIENE, *HEALTH, *OFFERED, *_OVERRIDE_STATES))],
         ),
-        listing(
+        table_panel(
             "Why it is out of service",
             "What took it out, and what brings it back? (Which XID it was is below, under XIDs.)",
             f"time() - max by (instance, cause_class, way_back) "
-            f"({of('scrubber_quarantine_start_timestamp_seconds', ONE_DEVICE)})",
+            f"({selector('scrubber_quarantine_start_timestamp_seconds', DEVICE_MATCHER)})",
             columns=[
-                Column("instance", "Node"),
-                Column("cause_class", "Cause"),
-                Column("Value", "For", unit="s"),
-                Column("way_back", "Way back"),
+                PanelColumn("instance", "Node"),
+                PanelColumn("cause_class", "Cause"),
+                PanelColumn("Value", "For", unit="s"),
+                PanelColumn("way_back", "Way back"),
             ],
             span=12,
             height=5,
             nothing="It is in service",
         ),
-        listing(
+        table_panel(
             "What it is",
             "Which device is this, and where is it?",
-            f"max by (instance, index, model, hygiene, health) ({of('scrubber_device_state', ONE_DEVICE)} "
-            f"* on (job, instance, device) group_left (index, model) {of('scrubber_device_info', ONE_DEVICE)})",
+            f"max by (instance, index, model, hygiene, health) ({selector('scrubber_device_state', DEVICE_MATCHER)} "
+            f"* on (job, instance, device) group_left (index, model) {selector('scrubber_device_info', DEVICE_MATCHER)})",
             columns=[
-                Column("instance", "Node"),
-                Column("index", "Index", width=60),
-                Column("model", "Model", width=220),
-                Column("hygiene", "Hygiene", width=110, mappings=[hygiene()]),
-                Column("health", "Health", width=110, mappings=[health()], filled=True),
+                PanelColumn("instance", "Node"),
+                PanelColumn("index", "Index", width=60),
+                PanelColumn("model", "Model", width=220),
+                PanelColumn("hygiene", "Hygiene", width=110, mappings=[hygiene_mapping()]),
+                PanelColumn("health", "Health", width=110, mappings=[health_mapping()], filled=True),
             ],
             span=12,
             height=5,
@@ -158,10 +158,10 @@ def _states() -> list[model.Panel]:
 
 
 def _scrubs() -> list[model.Panel]:
-    steps = of("scrubber_last_scrub_step_duration_seconds", ONE_DEVICE)
-    rate = of("scrubber_clear_rate_bytes_per_second", ONE_DEVICE)
+    steps = selector("scrubber_last_scrub_step_duration_seconds", DEVICE_MATCHER)
+    rate = selector("scrubber_clear_rate_bytes_per_second", DEVICE_MATCHER)
     return [
-        graph(
+        time_series_panel(
             "Slow paths, step by step",
             "What did its slow paths spend their time on? (Each level stands until the next slow path.)",
             Query(f"max by (step) ({steps})", "{{step}}"),
@@ -172,21 +172,21 @@ def _scrubs() -> list[model.Panel]:
             colours=STEP_COLOURS,
             nothing="No slow path yet",
         ),
-        listing(
+        table_panel(
             "The last slow path",
             "What did each step of its last slow path say?",
             f"max by (step, verdict) ({steps})",
             columns=[
-                Column("step", "Step"),
-                Column("verdict", "Verdict", width=130, mappings=[verdicts()]),
-                Column("Value", "Took", unit="s", width=110),
+                PanelColumn("step", "Step"),
+                PanelColumn("verdict", "Verdict", width=130, mappings=[verdict_mapping()]),
+                PanelColumn("Value", "Took", unit="s", width=110),
             ],
             span=8,
             height=10,
             sort="Took",
             nothing="No slow path yet",
         ),
-        graph(
+        time_series_panel(
             "Clear rate",
             "How quickly is its memory cleared? A device that becomes slow is often a device that becomes bad.",
             Query(f"max ({rate})", "last slow path"),
@@ -195,13 +195,13 @@ def _scrubs() -> list[model.Panel]:
             colours={"last slow path": Colour.IN_USE},
             nothing="No slow path yet",
         ),
-        graph(
+        time_series_panel(
             "Memory not verified, over time",
             "Is all of its memory cleared and read back, each time? Then the line is at 0 %.",
-            Query(not_verified(ONE_DEVICE, by=("device",)), "last slow path"),
+            Query(unverified_share_query(DEVICE_MATCHER, by=("device",)), "last slow path"),
             unit="percentunit",
             span=12,
-            colours={"last slow path": Colour.PLAIN},
+            colours={"last slow path": Colour.NEUTRAL},
             nothing="No slow path yet",
         ),
     ]
@@ -210,19 +210,19 @@ def _scrubs() -> list[model.Panel]:
 def _health() -> list[model.Panel]:
     last = "scrubber_xid_last_seen_timestamp_seconds"
     return [
-        timeline(
+        state_timeline_panel(
             "What was off",
             "Which signals stood, and for how long?",
-            Query(fold("max", "scrubber_device_signal", ONE_DEVICE, by=("code",)), "{{code}}"),
-            mappings=[mapping(_SIGNAL)],
+            Query(aggregate("max", "scrubber_device_signal", DEVICE_MATCHER, by=("code",)), "{{code}}"),
+            mappings=[state_mapping(_SIGNAL_STATES)],
             span=24,
             height=6,
             nothing="Nothing was off in this range",
         ),
-        graph(
+        time_series_panel(
             "XIDs",
             "Which XIDs did its driver report, when, and how many? (Each is in one bar, the first of its number too.)",
-            Query(each_time("scrubber_xids_total", last, ONE_DEVICE, by=("code",)), "XID {{code}}"),
+            Query(increase_by_timestamp("scrubber_xids_total", last, DEVICE_MATCHER, by=("code",)), "XID {{code}}"),
             hue=Colour.QUARANTINED,
             points=120,
             unit="none",
@@ -233,13 +233,13 @@ def _health() -> list[model.Panel]:
             colours={},
             nothing="No XID in this range",
         ),
-        listing(
+        table_panel(
             "XIDs, last seen",
             "When was each XID seen for the last time?",
-            f"time() - max by (code) ({of(last, ONE_DEVICE)})",
+            f"time() - max by (code) ({selector(last, DEVICE_MATCHER)})",
             columns=[
-                Column("code", "XID"),
-                Column("Value", "Ago", unit="s"),
+                PanelColumn("code", "XID"),
+                PanelColumn("Value", "Ago", unit="s"),
             ],
             height=7,
             span=8,

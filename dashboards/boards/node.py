@@ -6,122 +6,148 @@ from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.boards.daemons import plugin, service
-from dashboards.boards.glance import (
-    DEVICES,
-    GRANTED,
-    NOT_VERIFIED,
+from dashboards.boards.daemons import plugin_panels, service_panels
+from dashboards.boards.summary import (
+    DEVICE_STATE_METRIC,
+    GRANTED_MATCHER,
+    HANDOVER_DURATION_METRIC,
     SLOW_WAIT,
-    WAIT,
-    alerts,
-    devices,
-    fast_share,
-    not_verified,
-    out_of_service,
-    wait,
-    waiting,
+    UNVERIFIED_THRESHOLDS,
+    alerts_panel,
+    device_count_panel,
+    fast_path_share_panel,
+    out_of_service_panel,
+    start_wait_panel,
+    unverified_share_query,
+    waiting_starts_panel,
 )
-from dashboards.frame import TO_DEVICE, Board, Row, board, to_device
-from dashboards.meaning import (
+from dashboards.dashboard import DEVICE_LINK, DashboardName, Row, build_dashboard, device_series_link
+from dashboards.panels import (
+    PanelColumn,
+    Query,
+    event_count_panel,
+    stat_panel,
+    state_timeline_panel,
+    table_panel,
+    time_series_panel,
+)
+from dashboards.queries import (
+    aggregate,
+    increase_per_step,
+    per_minute,
+    quantile,
+    rate,
+    selector,
+)
+from dashboards.value_mappings import (
     KIND_COLOURS,
     PATH_COLOURS,
     STATES,
     STEP_COLOURS,
     Colour,
-    health,
-    hygiene,
-    mapping,
-    numbered,
-    yes_or_no,
-)
-from dashboards.panels import Column, Query, graph, listing, number, tally, timeline
-from dashboards.queries import (
-    counted,
-    fold,
-    of,
-    per_minute,
-    quantile,
-    rate,
+    boolean_mapping,
+    health_mapping,
+    hygiene_mapping,
+    state_mapping,
+    state_number_query,
 )
 
-__all__ = ["node"]
+__all__ = ["node_dashboard"]
 
 _SLOW: Final = 'path="slow"'
 
 
-def node() -> model.Dashboard:
+def node_dashboard() -> model.Dashboard:
     """One node, or several that are picked; all of them at once is the fleet's board."""
-    return board(
-        Board.NODE,
+    return build_dashboard(
+        DashboardName.NODE,
         "GPU scrubber / Node",
         "What happened to this node's devices, and are its service and its plugin well?",
         [
-            Row(None, [*_glance(), alerts(24, 7)]),
+            Row(None, [*_summary(), alerts_panel(24, 7)]),
             Row("Devices", _devices()),
             Row("Hand-overs", _handovers()),
             Row("Scrubs", _scrubs()),
-            Row("The service", service()),
-            Row("The plugin", plugin()),
+            Row("The service", service_panels()),
+            Row("The plugin", plugin_panels()),
         ],
         since="now-3h",
         refresh="30s",
     )
 
 
-def _glance() -> list[model.Panel]:
+def _summary() -> list[model.Panel]:
     return [
-        devices(3),
-        out_of_service(3),
-        waiting(3),
-        wait(3),
-        fast_share(3),
-        _said("Plugin", "Is every resource registered at the kubelet?", "plugin_registered", "registered", "is not"),
-        _said("Ledger", "Does the ledger store what is decided? While it does not, nothing is granted.", "ledger_ok"),
-        _said("Kubelet's lists", "Are the kubelet's lists believed?", "kubelet_trusted", "believed", "not believed"),
+        device_count_panel(3),
+        out_of_service_panel(3),
+        waiting_starts_panel(3),
+        start_wait_panel(3),
+        fast_path_share_panel(3),
+        _boolean_panel(
+            "Plugin", "Is every resource registered at the kubelet?", "plugin_registered", "registered", "is not"
+        ),
+        _boolean_panel(
+            "Ledger", "Does the ledger store what is decided? While it does not, nothing is granted.", "ledger_ok"
+        ),
+        _boolean_panel(
+            "Kubelet's lists", "Are the kubelet's lists believed?", "kubelet_trusted", "believed", "not believed"
+        ),
     ]
 
 
-def _said(title: str, question: str, name: str, yes: str = "stores", no: str = "fails") -> model.Panel:
-    return number(
-        title, question, f"min ({of(f'scrubber_{name}')})", unit="none", span=3, mappings=[yes_or_no(yes, no)], size=30
+def _boolean_panel(title: str, question: str, name: str, yes: str = "stores", no: str = "fails") -> model.Panel:
+    return stat_panel(
+        title,
+        question,
+        f"min ({selector(f'scrubber_{name}')})",
+        unit="none",
+        span=3,
+        mappings=[boolean_mapping(yes, no)],
+        size=30,
     )
 
 
 def _devices() -> list[model.Panel]:
-    indexed = f"({numbered(STATES)}) * on (job, instance, device) group_left (index) {of('scrubber_device_info')}"
-    described = f"{of(DEVICES)} * on (job, instance, device) group_left (index, model) {of('scrubber_device_info')}"
+    indexed = f"({state_number_query(STATES)}) * on (job, instance, device) group_left (index) {selector('scrubber_device_info')}"
+    described = f"{selector(DEVICE_STATE_METRIC)} * on (job, instance, device) group_left (index, model) {selector('scrubber_device_info')}"
     return [
-        timeline(
+        state_timeline_panel(
             "What each device went through",
             "In which state was each device, and for how long? Out of service outweighs everything else.",
             Query(f'label_join({indexed}, "at", " / ", "instance", "index")', "{{at}}"),
-            mappings=[mapping(STATES)],
+            mappings=[state_mapping(STATES)],
             height=9,
-            link=to_device(),
+            link=device_series_link(),
         ),
-        listing(
+        table_panel(
             "Each device now",
             "Which devices are there, what may be done with each, and what was last proved of it?",
             f"max by (instance, device, index, model, hygiene, health) ({described})",
-            fold(
+            aggregate(
                 "max",
                 "scrubber_device_offered",
                 by=("instance", "device"),
             ),
-            f"time() - max by (instance, device) ({of('scrubber_certificate_issued_timestamp_seconds')})",
-            not_verified(by=("instance", "device")),
+            f"time() - max by (instance, device) ({selector('scrubber_certificate_issued_timestamp_seconds')})",
+            unverified_share_query(by=("instance", "device")),
             columns=[
-                Column("instance", "Node", width=140),
-                Column("index", "Index", width=70),
-                Column("device", "Device", width=400, link=TO_DEVICE),
-                Column("model", "Model"),
-                Column("hygiene", "Hygiene", width=100, mappings=[hygiene()]),
-                Column("health", "Health", width=110, mappings=[health()], filled=True),
-                Column(
-                    "Value #B", "To the kubelet", unit="none", width=120, mappings=[yes_or_no("offered", "not offered")]
+                PanelColumn("instance", "Node", width=140),
+                PanelColumn("index", "Index", width=70),
+                PanelColumn("device", "Device", width=400, link=DEVICE_LINK),
+                PanelColumn("model", "Model"),
+                PanelColumn("hygiene", "Hygiene", width=100, mappings=[hygiene_mapping()]),
+                PanelColumn("health", "Health", width=110, mappings=[health_mapping()], filled=True),
+                PanelColumn(
+                    "Value #B",
+                    "To the kubelet",
+                    unit="none",
+                    width=120,
+                    mappings=[boolean_mapping("offered", "not offered")],
                 ),
-                Column("Value #C", "Unused certificate, age", unit="s", width=180),
-                Column("Value #D", "Memory not verified", unit="percentunit", width=150, steps=NOT_VERIFIED),
+                PanelColumn("Value #C", "Unused certificate, age", unit="s", width=180),
+                PanelColumn(
+                    "Value #D", "Memory not verified", unit="percentunit", width=150, steps=UNVERIFIED_THRESHOLDS
+                ),
             ],
             height=11,
             sort="Index",
@@ -132,7 +158,7 @@ def _devices() -> list[model.Panel]:
 
 def _handovers() -> list[model.Panel]:
     return [
-        graph(
+        time_series_panel(
             "Hand-overs per minute",
             "Which starts got their device, and with which code were the others refused?",
             Query(per_minute("scrubber_handovers_total", by=("outcome",)), "{{outcome}}"),
@@ -141,26 +167,26 @@ def _handovers() -> list[model.Panel]:
             stacked=True,
             nothing="No hand-over in this range",
         ),
-        graph(
+        time_series_panel(
             "Hand-overs per minute, by kind",
             "How did the container that got a device relate to the one before it?",
-            Query(per_minute("scrubber_handovers_total", GRANTED, by=("kind",)), "{{kind}}"),
+            Query(per_minute("scrubber_handovers_total", GRANTED_MATCHER, by=("kind",)), "{{kind}}"),
             unit="short",
             stacked=True,
             colours=KIND_COLOURS,
             nothing="No device was handed over in this range",
         ),
-        graph(
+        time_series_panel(
             "Hand-over wait",
             "How long do starts wait for their grant, by its path, and how long for any answer, a refusal too? (The alert speaks "
             "when all answers of 5 minutes stay above 20 s; a dashed line is there, once waits come near it.)",
-            Query(quantile(0.99, WAIT, new=True), "all answers, p99"),
-            Query(quantile(0.5, WAIT, GRANTED, by=("path",)), "{{path}} path, median"),
-            Query(quantile(0.99, WAIT, GRANTED, by=("path",)), "{{path}} path, p99"),
+            Query(quantile(0.99, HANDOVER_DURATION_METRIC, new=True), "all answers, p99"),
+            Query(quantile(0.5, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path, median"),
+            Query(quantile(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path, p99"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
-            colours={**PATH_COLOURS, "all answers, p99": Colour.PLAIN},
+            colours={**PATH_COLOURS, "all answers, p99": Colour.NEUTRAL},
             nothing="No hand-over in this range",
         ),
     ]
@@ -170,7 +196,7 @@ def _scrubs() -> list[model.Panel]:
     duration = "scrubber_scrub_duration_seconds"
     unread = f"{rate('scrubber_cleared_bytes_total')} - {rate('scrubber_verified_bytes_total')}"
     return [
-        graph(
+        time_series_panel(
             "Scrubs per minute",
             "How do scrubs end, by path?",
             Query(per_minute("scrubber_scrubs_total", by=("path", "outcome")), "{{path}}, {{outcome}}"),
@@ -188,7 +214,7 @@ def _scrubs() -> list[model.Panel]:
             },
             nothing="No scrub in this range",
         ),
-        graph(
+        time_series_panel(
             "Scrubs, how long",
             "How long do scrubs take? Points are single scrubs, with their id.",
             Query(quantile(0.5, duration, by=("path",)), "{{path}} path, median"),
@@ -198,7 +224,7 @@ def _scrubs() -> list[model.Panel]:
             colours=PATH_COLOURS,
             nothing="No scrub in this range",
         ),
-        graph(
+        time_series_panel(
             "Steps of slow paths, p95",
             "Which step of a slow path takes the time?",
             Query(quantile(0.95, "scrubber_step_duration_seconds", _SLOW, by=("step",)), "{{step}}"),
@@ -207,7 +233,7 @@ def _scrubs() -> list[model.Panel]:
             colours=STEP_COLOURS,
             nothing="No slow path in this range",
         ),
-        graph(
+        time_series_panel(
             "Memory cleared and verified",
             "How much memory is cleared and read back, is any of it not read back, and how much held something?",
             Query(rate("scrubber_verified_bytes_total"), "cleared and verified"),
@@ -225,18 +251,18 @@ def _scrubs() -> list[model.Panel]:
                 "unexplained residue": Colour.QUARANTINED,
             },
         ),
-        tally(
+        event_count_panel(
             "Leftovers and resets",
             "How often had something that outlived its pod to be ended, and how often a device to be reset?",
-            Query(counted("scrubber_leftovers_ended_total", by=("act",)), "ended: {{act}}"),
-            Query(counted("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
+            Query(increase_per_step("scrubber_leftovers_ended_total", by=("act",)), "ended: {{act}}"),
+            Query(increase_per_step("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
             nothing="Nothing had to be ended or reset in this range",
         ),
-        graph(
+        time_series_panel(
             "Erasers",
             "Are there enough erasers, or do scrubs wait for one?",
-            Query(fold("sum", "scrubber_eraser_slots", by=("state",)), "{{state}}"),
-            Query(fold("sum", "scrubber_erasers_waiting"), "scrubs that wait"),
+            Query(aggregate("sum", "scrubber_eraser_slots", by=("state",)), "{{state}}"),
+            Query(aggregate("sum", "scrubber_erasers_waiting"), "scrubs that wait"),
             unit="none",
             decimals=0,
             stacked=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 from dashboards.preview.chromium import BrowserError, Chromium
 from dashboards.preview.draw import StaleRecording, ToolMissing, bundle, draw
-from dashboards.preview.record import Prometheus, PrometheusError, record, write
+from dashboards.preview.record import Prometheus, PrometheusError, record, write_recording
 from dashboards.preview.variables import UnknownVariable
 
 HERE = Path(__file__).parent
@@ -18,8 +18,8 @@ BOARDS = HERE.parent
 RECORDED = HERE / "recorded"
 IMAGES = BOARDS.parent / "docs" / "images"
 NAMES = ("fleet", "node", "device")
-TOO_LARGE = 400_000
-EXPECTED = (
+MAX_IMAGE_BYTES = 400_000
+EXPECTED_ERRORS = (
     *(BrowserError, PrometheusError, StaleRecording, ToolMissing, UnknownVariable),
     *(OSError, subprocess.CalledProcessError),
 )
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         return int(chosen.act(chosen))
-    except EXPECTED as error:
+    except EXPECTED_ERRORS as error:
         sys.stderr.write(f"preview: {error}\n")
         return 1
 
@@ -64,8 +64,8 @@ def _record(chosen: argparse.Namespace) -> int:
         board = _read(chosen.boards / f"{name}.json")
         has = {variable["name"] for variable in board.get("templating", {}).get("list", [])}
         wanted = {key: value for key, value in variables.items() if key in has}
-        answers = record(Prometheus(chosen.prometheus), board, start, end, scrape=chosen.scrape, wanted=wanted)
-        write(answers, chosen.recorded / f"{name}.json")
+        answers = record(Prometheus(chosen.prometheus), board, start, end, scrape=chosen.scrape, values=wanted)
+        write_recording(answers, chosen.recorded / f"{name}.json")
     return 0
 
 
@@ -80,10 +80,10 @@ def _draw(chosen: argparse.Namespace) -> int:
             path = chosen.images / f"board-{name}.png"
             path.write_bytes(picture)
             sys.stderr.write(f"{path.name}: {len(picture) // 1000} kB\n")
-            if len(picture) > TOO_LARGE:
-                sys.stderr.write(f"  larger than {TOO_LARGE // 1000} kB\n")
+            if len(picture) > MAX_IMAGE_BYTES:
+                sys.stderr.write(f"  larger than {MAX_IMAGE_BYTES // 1000} kB\n")
                 ended = 1
-        for complaint in dict.fromkeys(browser.complaints):
+        for complaint in dict.fromkeys(browser.page_errors):
             sys.stderr.write(f"  the page said: {complaint[:500]}\n")
     return ended
 

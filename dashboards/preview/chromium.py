@@ -36,16 +36,16 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--remote-debugging-pipe",
 )
-STATE = "window.previewState ?? ''"
-PAUSE = "new Promise((done) => setTimeout(done, 500))"
-TRIES = 20
+STATE_EXPRESSION = "window.previewState ?? ''"
+PAUSE_EXPRESSION = "new Promise((done) => setTimeout(done, 500))"
+MAX_SCREENSHOTS = 20
 
 
 class BrowserError(Exception):
     """There is no browser, it did not answer, or the page says that it could not be drawn."""
 
 
-def find() -> str:
+def find_browser() -> str:
     named = os.environ.get("SCRUBBER_PREVIEW_BROWSER")
     found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
     if not found:
@@ -61,11 +61,11 @@ class Chromium:
         self._profile = tempfile.TemporaryDirectory(prefix="scrubber-preview-", ignore_cleanup_errors=True)
         self._sent = 0
         self._unread = b""
-        self.complaints: list[str] = []
+        self.page_errors: list[str] = []
         # Chromium reads commands from descriptor 3 and answers on 4.
         shell = ["sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null', "sh"]
         self._process = subprocess.Popen(
-            [*shell, find(), *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"],
+            [*shell, find_browser(), *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -85,7 +85,7 @@ class Chromium:
                 pipe.close()
         self._profile.cleanup()
 
-    def picture(self, page: Path, width: int) -> bytes:
+    def screenshot(self, page: Path, width: int) -> bytes:
         """The PNG of a page, `width` pixels wide and as high as its content, once it says that it is done."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -101,13 +101,13 @@ class Chromium:
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         # On a busy machine layers that scroll come some frames later than the rest, and nothing tells when.
         shot = ""
-        for _ in range(TRIES):
+        for _ in range(MAX_SCREENSHOTS):
             before = shot
             shot = self._call("Page.captureScreenshot", session, format="png", clip=clip)["data"]
             if shot == before:
                 self._call("Target.closeTarget", targetId=target)
                 return base64.b64decode(shot)
-            self._evaluate(session, PAUSE)
+            self._evaluate(session, PAUSE_EXPRESSION)
         raise BrowserError("the page does not stand still")
 
     def _size(self, session: str, width: int, height: int) -> None:
@@ -116,7 +116,7 @@ class Chromium:
 
     def _wait_until_drawn(self, session: str) -> None:
         end = time.monotonic() + self._deadline
-        while (state := self._evaluate(session, STATE)) != "done":
+        while (state := self._evaluate(session, STATE_EXPRESSION)) != "done":
             if state:
                 raise BrowserError(str(state))
             if time.monotonic() > end:
@@ -161,6 +161,6 @@ class Chromium:
         said = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
             details = said["exceptionDetails"]
-            self.complaints.append(details.get("exception", {}).get("description") or details["text"])
+            self.page_errors.append(details.get("exception", {}).get("description") or details["text"])
         elif event.get("method") == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning"):
-            self.complaints.append(" ".join(str(part.get("value", part.get("description"))) for part in said["args"]))
+            self.page_errors.append(" ".join(str(part.get("value", part.get("description"))) for part in said["args"]))

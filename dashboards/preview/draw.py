@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.preview.chromium import Chromium
-from dashboards.preview.record import unanswered
+from dashboards.preview.record import changed_queries
 
 HERE = Path(__file__).parent
 BUILD = HERE / "build"
@@ -50,17 +50,17 @@ def draw(browser: Chromium, board: dict[str, Any], recorded: dict[str, Any]) -> 
     Raises StaleRecording where the board asks what was not recorded, and BrowserError where a panel cannot be drawn as
     the board says.
     """
-    if missing := unanswered(board, recorded):
+    if missing := changed_queries(board, recorded):
         raise StaleRecording(f"{board['uid']}: changed since it was recorded: {'; '.join(missing)}")
     data = json.dumps({"board": board, "recorded": recorded, "width": WIDTH}).replace("<", "\\u003c")
     with tempfile.TemporaryDirectory(prefix="scrubber-preview-") as directory:
         page = Path(directory) / "page.html"
         script, style = ((BUILD / name).as_uri() for name in ("preview.js", "preview.css"))
         page.write_text(PAGE.format(title=board["uid"], data=data, script=script, style=style), encoding="utf-8")
-        return _of_few_colours(browser.picture(page, WIDTH))
+        return _reduce_colours(browser.screenshot(page, WIDTH))
 
 
-def _of_few_colours(picture: bytes) -> bytes:
+def _reduce_colours(picture: bytes) -> bytes:
     done = subprocess.run([_tool("node"), HERE / "palette.mjs"], input=picture, stdout=subprocess.PIPE, check=True)
     return done.stdout
 

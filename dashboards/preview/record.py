@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.preview.variables import Chosen, choose, put_in
+from dashboards.preview.variables import VariableValue, choose_values, substitute
 
 FORMAT = 1
 POINTS = 360
 DIGITS = 5
 STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600)
 
-type_of_value = float | str | None
+SampleValue = float | str | None
 
 
 class PrometheusError(Exception):
@@ -74,21 +74,23 @@ def record(
     end: float,
     *,
     scrape: float = 15.0,
-    wanted: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Every query of every panel of `board` between `start` and `end` (seconds since the epoch).
 
-    `scrape` is how often the Prometheus scrapes, in seconds; `wanted` picks values of variables by name.
+    `scrape` is how often the Prometheus scrapes, in seconds; `values` picks values of variables by name.
     Raises PrometheusError for a query that is refused and UnknownVariable for one that cannot be put together.
     """
-    chosen = choose(board, wanted or {}, lambda selector, label: prometheus.label_values(selector, label, start, end))
+    chosen = choose_values(
+        board, values or {}, lambda selector, label: prometheus.label_values(selector, label, start, end)
+    )
     panels: dict[str, dict[str, Any]] = {}
     for panel in panels_of(board):
         step = _step((end - start) / panel.get("maxDataPoints", POINTS), scrape)
         told = chosen | _times(step, scrape, end - start)
         for target in panel.get("targets", []):
             if not target.get("hide"):
-                query = put_in(target["expr"], told)
+                query = substitute(target["expr"], told)
                 answers = panels.setdefault(str(panel["id"]), {})
                 answers[target["refId"]] = _answer(prometheus, query, target, _first(start, step), end, step)
     return {
@@ -101,7 +103,7 @@ def record(
     }
 
 
-def write(recorded: Mapping[str, Any], path: Path) -> None:
+def write_recording(recorded: Mapping[str, Any], path: Path) -> None:
     """One line of JSON; what was asked and not answered is told on stderr."""
     path.write_text(json.dumps(recorded, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
     sys.stderr.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
@@ -111,7 +113,7 @@ def write(recorded: Mapping[str, Any], path: Path) -> None:
                 sys.stderr.write(f"  no series for panel {panel}, query {ref}: {answer['query']}\n")
 
 
-def unanswered(board: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+def changed_queries(board: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
     """The queries of `board` that are not those of the recording, as "title, reference"."""
     return [
         f"{panel['title']}, {target['refId']}"
@@ -139,16 +141,16 @@ def _first(start: float, step: float) -> float:
     return math.ceil(start / step) * step
 
 
-def _times(step: float, scrape: float, length: float) -> dict[str, Chosen]:
-    def seconds(value: float) -> Chosen:
-        return Chosen(f"{value:g}s", f"{value:g}s")
+def _times(step: float, scrape: float, length: float) -> dict[str, VariableValue]:
+    def seconds(value: float) -> VariableValue:
+        return VariableValue(f"{value:g}s", f"{value:g}s")
 
     return {
         "__interval": seconds(step),
-        "__interval_ms": Chosen(f"{step * 1000:g}", f"{step * 1000:g}"),
+        "__interval_ms": VariableValue(f"{step * 1000:g}", f"{step * 1000:g}"),
         "__rate_interval": seconds(max(step + scrape, 4 * scrape)),
         "__range": seconds(math.ceil(length)),
-        "__range_s": Chosen(str(math.ceil(length)), str(math.ceil(length))),
+        "__range_s": VariableValue(str(math.ceil(length)), str(math.ceil(length))),
     }
 
 
@@ -162,14 +164,14 @@ def _answer(
     count = int((end - start) / step) + 1
     series = []
     for one in prometheus.range(query, start, end, step):
-        values: list[type_of_value] = [None] * count
+        values: list[SampleValue] = [None] * count
         for at, value in one["values"]:
             values[round((at - start) / step)] = _number(value)
         series.append({"labels": one["metric"], "values": values})
     return {"asked": target["expr"], "query": query, "start": start, "step": step, "series": series}
 
 
-def _number(text: str) -> type_of_value:
+def _number(text: str) -> SampleValue:
     value = float(text)
     if not math.isfinite(value):
         return text

@@ -21,65 +21,67 @@ class UnknownVariable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class VariableValue:
     """What a picker shows and what a query gets for one variable."""
 
     text: str
     query: str
 
 
-def put_in(text: str, chosen: Mapping[str, Chosen]) -> str:
+def substitute(text: str, values: Mapping[str, VariableValue]) -> str:
     """`text` with every variable replaced; raises UnknownVariable for one that has no value."""
 
     def value(match: re.Match[str]) -> str:
         name = next(group for group in match.groups() if group)
-        if name not in chosen:
+        if name not in values:
             raise UnknownVariable(f"{match.group()} in {text!r} is no variable of the board")
-        return chosen[name].query
+        return values[name].query
 
     return REFERENCE.sub(value, text)
 
 
-def choose(board: Mapping[str, Any], wanted: Mapping[str, str], label_values: LabelValues) -> dict[str, Chosen]:
-    """The value of each variable in the board's order; `wanted` names values that are asked for."""
-    chosen: dict[str, Chosen] = {}
+def choose_values(
+    board: Mapping[str, Any], requested: Mapping[str, str], label_values: LabelValues
+) -> dict[str, VariableValue]:
+    """The value of each variable in the board's order; `requested` names values that are asked for."""
+    chosen: dict[str, VariableValue] = {}
     for variable in board.get("templating", {}).get("list", []):
         name = variable["name"]
         if variable["type"] == "datasource":
-            chosen[name] = Chosen("Prometheus", "prometheus")
+            chosen[name] = VariableValue("Prometheus", "prometheus")
         elif variable["type"] == "query":
-            chosen[name] = _of_query(variable, wanted.get(name), chosen, label_values)
+            chosen[name] = _query_value(variable, requested.get(name), chosen, label_values)
         elif variable["type"] in ("custom", "constant", "textbox", "interval"):
-            value = wanted.get(name) or str(variable.get("current", {}).get("value") or variable.get("query", ""))
-            chosen[name] = Chosen(value, value)
+            value = requested.get(name) or str(variable.get("current", {}).get("value") or variable.get("query", ""))
+            chosen[name] = VariableValue(value, value)
         else:
             raise UnknownVariable(f"the preview does not know variables of the type {variable['type']!r} ({name})")
-    unknown = sorted(set(wanted) - set(chosen))
+    unknown = sorted(set(requested) - set(chosen))
     if unknown:
         raise UnknownVariable(f"the board has no variable {', '.join(unknown)}")
     return chosen
 
 
-def _of_query(
-    variable: Mapping[str, Any], wanted: str | None, chosen: Mapping[str, Chosen], label_values: LabelValues
-) -> Chosen:
+def _query_value(
+    variable: Mapping[str, Any], wanted: str | None, chosen: Mapping[str, VariableValue], label_values: LabelValues
+) -> VariableValue:
     query = variable["query"]
     text = query if isinstance(query, str) else query.get("query", "")
     match = LABEL_VALUES.match(text)
     if not match:
         raise UnknownVariable(f"the preview knows label_values(…) only, not {text!r} ({variable['name']})")
     metric = match["metric"]
-    values = label_values(put_in(metric, chosen) if metric else None, match["label"])
+    values = label_values(substitute(metric, chosen) if metric else None, match["label"])
     if kept := variable.get("regex", "").strip("/"):
         values = [value for value in values if re.search(kept, value)]
     if wanted is not None:
-        return Chosen(wanted, _escaped(wanted) if variable.get("multi") else wanted)
+        return VariableValue(wanted, _escaped(wanted) if variable.get("multi") else wanted)
     if variable.get("includeAll"):
         everything = variable.get("allValue") or "|".join(_escaped(value) for value in values)
-        return Chosen("All", everything)
+        return VariableValue("All", everything)
     if not values:
         raise UnknownVariable(f"nothing to choose for {variable['name']}: {text} is empty")
-    return Chosen(values[0], values[0])
+    return VariableValue(values[0], values[0])
 
 
 def _escaped(value: str) -> str:

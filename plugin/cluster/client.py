@@ -4,7 +4,7 @@ It is loaded where there are credentials, and not in the event loop: loading tak
 
 Promises: one request at a time from this node, each within a deadline of its own. Whatever comes back, an answer that
 makes no sense or never ends included, is either a value or a :class:`plugin.cluster.errors.ClusterError`, and takes no
-more than a few times :data:`LONGEST` of memory.
+more than a few times :data:`MAX_ANSWER_BYTES` of memory.
 """
 
 from __future__ import annotations
@@ -28,23 +28,31 @@ from lightkube.types import PatchType
 from msgspec import MsgspecError
 from yaml import YAMLError
 
-from plugin.cluster.credentials import Credentials, ServiceAccount
-from plugin.cluster.errors import Busy, ClusterError, Denied, Exists, Later, Missing, Rejected
-from plugin.cluster.port import EventText, NodeSeen
-from plugin.cluster.view import CONDITION, Condition, Status
+from plugin.cluster.credentials import Credentials, PodServiceAccount
+from plugin.cluster.errors import (
+    ApiBusy,
+    ApiConflict,
+    ApiForbidden,
+    ApiInvalidRequest,
+    ApiNotFound,
+    ApiUnavailable,
+    ClusterError,
+)
+from plugin.cluster.port import ClusterNode, EventContent
+from plugin.cluster.view import CONDITION_TYPE, ConditionStatus, NodeCondition
 
-__all__ = ["LONGEST", "ApiServer"]
+__all__ = ["MAX_ANSWER_BYTES", "ApiServerClient"]
 
-MANAGER = "scrubber-plugin"
+FIELD_MANAGER = "scrubber-plugin"
 """Who we are in ``managedFields`` and in the source of events."""
 
-LONGEST = 2 << 20
+MAX_ANSWER_BYTES = 2 << 20
 """Bytes of an answer. The cluster's store takes no object of more than 1.5 MiB, and a node has some ten KiB."""
 
 _T = TypeVar("_T")
 
 
-class ApiServer:
+class ApiServerClient:
     """The API server by ``lightkube``, on behalf of one node.
 
     Args:
@@ -55,7 +63,7 @@ class ApiServer:
         self._credentials = credentials
         self._node = node
         self._deadline = deadline
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._client: AsyncClient | None = None
 
     async def close(self) -> None:
@@ -63,12 +71,12 @@ class ApiServer:
         if client is not None:
             await client.close()
 
-    async def node(self) -> NodeSeen:
-        return _seen(await self._ask(lambda client: client.get(Node, self._node)))
+    async def get_node(self) -> ClusterNode:
+        return _cluster_node(await self._request(lambda client: client.get(Node, self._node)))
 
-    async def show_condition(self, condition: Condition, *, since: datetime, now: datetime) -> NodeSeen:
+    async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode:
         entry = {
-            "type": CONDITION,
+            "type": CONDITION_TYPE,
             "status": condition.status.value,
             "reason": condition.reason,
             "message": condition.message,
@@ -77,17 +85,17 @@ class ApiServer:
         }
         # A strategic merge goes by the type of the condition: those of others stay as they are.
         patch = {"status": {"conditions": [entry]}}
-        return _seen(await self._ask(lambda client: client.patch(NodeStatus, self._node, patch)))
+        return _cluster_node(await self._request(lambda client: client.patch(NodeStatus, self._node, patch)))
 
-    async def show_labels(self, labels: Mapping[str, str]) -> None:
+    async def patch_labels(self, labels: Mapping[str, str]) -> None:
         patch = {"metadata": {"labels": dict(labels)}}
-        await self._ask(lambda client: client.patch(Node, self._node, patch))
+        await self._request(lambda client: client.patch(Node, self._node, patch))
 
-    async def create_event(self, event: EventText, now: datetime) -> None:
-        about = event.regarding
+    async def create_event(self, event: EventContent, now: datetime) -> None:
+        about = event.target
         # core/v1, not events.k8s.io/v1, which does not let the note of a repeated event say what is so by now.
         created = Event(
-            metadata=ObjectMeta(name=event.name, namespace=about.home),
+            metadata=ObjectMeta(name=event.name, namespace=about.event_namespace),
             involvedObject=ObjectReference(
                 apiVersion="v1",
                 kind=about.kind,
@@ -96,40 +104,40 @@ class ApiServer:
                 namespace=about.namespace or None,
             ),
             reason=event.reason,
-            message=event.sentence,
-            type="Warning" if event.warning else "Normal",
+            message=event.message,
+            type="Warning" if event.is_warning else "Normal",
             count=1,
             firstTimestamp=now.replace(microsecond=0),
             lastTimestamp=now.replace(microsecond=0),
-            source=EventSource(component=MANAGER, host=self._node),
-            reportingComponent=MANAGER,
+            source=EventSource(component=FIELD_MANAGER, host=self._node),
+            reportingComponent=FIELD_MANAGER,
             reportingInstance=self._node,
         )
-        await self._ask(lambda client: client.create(created))
+        await self._request(lambda client: client.create(created))
 
-    async def repeat_event(self, event: EventText, now: datetime, count: int | None) -> int:
-        patch: dict[str, Any] = {"message": event.sentence, "lastTimestamp": _time(now)}
+    async def repeat_event(self, event: EventContent, now: datetime, count: int | None) -> int:
+        patch: dict[str, Any] = {"message": event.message, "lastTimestamp": _time(now)}
         if count is not None:
             patch["count"] = count
-        namespace = event.regarding.home
-        answer = await self._ask(
+        namespace = event.target.event_namespace
+        answer = await self._request(
             lambda client: client.patch(Event, event.name, patch, namespace=namespace, patch_type=PatchType.MERGE)
         )
         return answer.count or 1
 
-    async def evict(self, namespace: str, pod: str, uid: str) -> None:
-        wish = _Evicted(
+    async def evict_pod(self, namespace: str, pod: str, uid: str) -> None:
+        wish = _Eviction(
             metadata=ObjectMeta(name=pod, namespace=namespace),
             deleteOptions=DeleteOptions(preconditions=Preconditions(uid=uid)),
         )
-        answer = await self._ask(lambda client: client.create(wish, name=pod, namespace=namespace))
+        answer = await self._request(lambda client: client.create(wish, name=pod, namespace=namespace))
         if answer.status == "Failure":
-            raise Busy(f"The API server did not evict the pod: {answer.message or 'it does not say why.'}")
+            raise ApiBusy(f"The API server did not evict the pod: {answer.message or 'it does not say why.'}")
 
     # -- the edge ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, request: Callable[[AsyncClient], Awaitable[_T]]) -> _T:
-        async with self._turn:
+    async def _request(self, request: Callable[[AsyncClient], Awaitable[_T]]) -> _T:
+        async with self._lock:
             try:
                 async with asyncio.timeout(self._deadline):
                     if self._client is None:
@@ -139,23 +147,23 @@ class ApiServer:
                 raise
             except TimeoutError:
                 await self.close()
-                raise Later(f"The API server did not answer within {self._deadline:g} s.") from None
-            except _STRANGE as error:
-                refusal, sound = _translated(error)
+                raise ApiUnavailable(f"The API server did not answer within {self._deadline:g} s.") from None
+            except _LIBRARY_ERRORS as error:
+                refusal, sound = _cluster_error(error)
                 if not sound:
                     # Certificates and tokens are files that others renew: the next request reads them anew.
                     await self.close()
                 raise refusal from error
 
 
-class _Evicted(PodEviction):
+class _Eviction(PodEviction):
     """An eviction and its answer, which is a ``Status``: "Failure" comes with 201 when two disruption budgets fit."""
 
     status: str | None = None
     message: str | None = None
 
 
-_STRANGE = (
+_LIBRARY_ERRORS = (
     *(HTTPError, InvalidURL, ConfigError, MsgspecError, YAMLError, OSError),
     # Without a content type, or with a status that is no object, lightkube stumbles over its own error.
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
@@ -163,76 +171,78 @@ _STRANGE = (
 """Everything that the client raises, also about an answer that is none of the API's."""
 
 _KINDS: Mapping[int, type[ClusterError]] = {
-    400: Rejected,
-    403: Denied,
-    404: Missing,
-    409: Exists,
-    413: Rejected,
-    415: Rejected,
-    422: Rejected,
+    400: ApiInvalidRequest,
+    403: ApiForbidden,
+    404: ApiNotFound,
+    409: ApiConflict,
+    413: ApiInvalidRequest,
+    415: ApiInvalidRequest,
+    422: ApiInvalidRequest,
 }
 
 
-def _translated(error: Exception) -> tuple[ClusterError, bool]:
+def _cluster_error(error: Exception) -> tuple[ClusterError, bool]:
     """What it means for whoever asked, and whether the connection and its credentials are worth keeping."""
     answered: BaseException | None = error
     while answered is not None and not isinstance(answered, HTTPStatusError):
         answered = answered.__context__
     if answered is None:
         if isinstance(error, HTTPError | InvalidURL | ConfigError | YAMLError | OSError):
-            return Later(f"The API server cannot be asked: {_words(error)}"), False
-        return Later(f"The API server's answer makes no sense: {_words(error)}"), True
+            return ApiUnavailable(f"The API server cannot be asked: {_error_text(error)}"), False
+        return ApiUnavailable(f"The API server's answer makes no sense: {_error_text(error)}"), True
     response = answered.response
-    words = _words(error) if isinstance(error, ApiError) else response.reason_phrase
-    sentence = f"The API server answered {response.status_code}: {words}"
-    patience = response.status_code == 429 or response.status_code >= 500
-    kind = _KINDS.get(response.status_code, Busy if patience else Later)
-    return kind(sentence, retry_after=_seconds(response.headers.get("Retry-After", ""))), response.status_code != 401
+    words = _error_text(error) if isinstance(error, ApiError) else response.reason_phrase
+    message = f"The API server answered {response.status_code}: {words}"
+    retryable = response.status_code == 429 or response.status_code >= 500
+    kind = _KINDS.get(response.status_code, ApiBusy if retryable else ApiUnavailable)
+    return kind(message, retry_after=_retry_after(response.headers.get("Retry-After", ""))), response.status_code != 401
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
-def _seconds(header: str) -> float:
+def _retry_after(header: str) -> float:
     """``Retry-After`` in seconds; its other form, a date, is not used by API servers."""
     return float(header) if header.isdecimal() and len(header) < 6 else 0.0
 
 
 def _connected(credentials: Credentials, deadline: float) -> AsyncClient:
-    client = AsyncClient(_config(credentials), timeout=Timeout(deadline), field_manager=MANAGER)
+    client = AsyncClient(_config(credentials), timeout=Timeout(deadline), field_manager=FIELD_MANAGER)
     # lightkube has no way to say this. A transport of our own would be one, but with that no proxy is looked for.
     http = client._client._client
     http.headers["Accept-Encoding"] = "identity"
-    http.event_hooks = {"response": [_bound]}
+    http.event_hooks = {"response": [_limit_body]}
     return client
 
 
-async def _bound(response: Response) -> None:
-    """See to it that no more is read of an answer than :data:`LONGEST`; one that is packed is not read at all.
+async def _limit_body(response: Response) -> None:
+    """See to it that no more is read of an answer than :data:`MAX_ANSWER_BYTES`; one that is packed is not read at all.
 
     Raises:
-        Later: it is packed, which makes a thousand bytes of one. Nobody asked for that.
+        ApiUnavailable: it is packed, which makes a thousand bytes of one. Nobody asked for that.
     """
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise Later("The API server's answer is packed, which it was not asked for; a proxy may have done that.")
+        raise ApiUnavailable(
+            "The API server's answer is packed, which it was not asked for; a proxy may have done that."
+        )
     assert isinstance(response.stream, AsyncByteStream)
-    response.stream = _Bounded(response.stream)
+    response.stream = _LimitedBody(response.stream)
 
 
-class _Bounded(AsyncByteStream):
-    """A body that ends with :class:`Later` where it gets too long."""
+class _LimitedBody(AsyncByteStream):
+    """A body that ends with :class:`ApiUnavailable` where it gets too long."""
 
     def __init__(self, stream: AsyncByteStream) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = LONGEST
+        left = MAX_ANSWER_BYTES
         async for chunk in self._stream:
             left -= len(chunk)
             if left < 0:
-                raise Later(f"The API server's answer is longer than {LONGEST} bytes.")
+                raise ApiUnavailable(f"The API server's answer is longer than {MAX_ANSWER_BYTES} bytes.")
             yield chunk
 
     async def aclose(self) -> None:
@@ -243,27 +253,29 @@ def _config(credentials: Credentials) -> SingleConfig:
     """What ``lightkube`` connects by.
 
     Raises:
-        Later: the file cannot be used, as it is.
+        ApiUnavailable: the file cannot be used, as it is.
     """
-    if isinstance(credentials, ServiceAccount):
-        server = Server(server=credentials.server, certificate_auth=str(credentials.authority))
-        config = KubeConfig.from_one(cluster=server, user=User(token_file=str(credentials.token))).get()
+    if isinstance(credentials, PodServiceAccount):
+        server = Server(server=credentials.server, certificate_auth=str(credentials.ca_file))
+        config = KubeConfig.from_one(cluster=server, user=User(token_file=str(credentials.token_file))).get()
     else:
-        config = KubeConfig.from_file(credentials.kubeconfig).get()
+        config = KubeConfig.from_file(credentials.path).get()
     if config is None or config.user is None:
-        raise Later(f"{credentials} names no user: the API server would not know who asks.")
+        raise ApiUnavailable(f"{credentials} names no user: the API server would not know who asks.")
     if config.user.exec is not None or config.user.auth_provider is not None:
-        raise Later(f"{credentials} has a program make the token; name a token file or a client certificate instead.")
+        raise ApiUnavailable(
+            f"{credentials} has a program make the token; name a token file or a client certificate instead."
+        )
     return config
 
 
-def _seen(node: NodeModel) -> NodeSeen:
+def _cluster_node(node: NodeModel) -> ClusterNode:
     conditions = (node.status.conditions if node.status is not None else None) or []
     labels = (node.metadata.labels if node.metadata is not None else None) or {}
     for each in conditions:
-        if each.type == CONDITION and each.status in set(Status):
-            return NodeSeen(Status(each.status), each.lastTransitionTime, labels)
-    return NodeSeen(None, None, labels)
+        if each.type == CONDITION_TYPE and each.status in set(ConditionStatus):
+            return ClusterNode(ConditionStatus(each.status), each.lastTransitionTime, labels)
+    return ClusterNode(None, None, labels)
 
 
 def _time(moment: datetime) -> str:

@@ -13,11 +13,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["SERVICE_ACCOUNT", "ClusterUse", "Credentials", "Login", "ServiceAccount", "find", "settle"]
+__all__ = [
+    "SERVICE_ACCOUNT_DIRECTORY",
+    "ClusterMode",
+    "Credentials",
+    "Kubeconfig",
+    "PodServiceAccount",
+    "find_credentials",
+    "resolve_credentials",
+]
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT_DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the API server's certificate authority."""
 
 
@@ -25,7 +33,7 @@ _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """A node's name; it becomes part of a URL."""
 
 
-class ClusterUse(StrEnum):
+class ClusterMode(StrEnum):
     """``--cluster``."""
 
     AUTO = "auto"
@@ -33,43 +41,43 @@ class ClusterUse(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceAccount:
+class PodServiceAccount:
     """A pod's own account. The kubelet replaces the token file before the token runs out."""
 
     server: str
-    authority: Path
-    token: Path
+    ca_file: Path
+    token_file: Path
 
     def __str__(self) -> str:
         return "the pod's service account"
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class Kubeconfig:
     """A kubeconfig file; its current context is used."""
 
-    kubeconfig: Path
+    path: Path
 
     def __str__(self) -> str:
-        return str(self.kubeconfig)
+        return str(self.path)
 
 
-Credentials = ServiceAccount | Login
+Credentials = PodServiceAccount | Kubeconfig
 
 
-def find(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Credentials | None:
+def find_credentials(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT_DIRECTORY) -> Credentials | None:
     """``KUBECONFIG`` before the pod's service account; None when there is neither."""
     if written := environment.get("KUBECONFIG", ""):
-        return Login(Path(written))
+        return Kubeconfig(Path(written))
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "")
     if not (host and port and (account / "token").exists()):
         return None
     bracketed = f"[{host}]" if ":" in host else host
-    return ServiceAccount(f"https://{bracketed}:{port}", account / "ca.crt", account / "token")
+    return PodServiceAccount(f"https://{bracketed}:{port}", account / "ca.crt", account / "token")
 
 
-def settle(
-    use: str, node: str, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT
+def resolve_credentials(
+    mode: str, node: str, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT_DIRECTORY
 ) -> tuple[Credentials | None, str]:
     """By what right the cluster is told, if it is, and the reason why it is not.
 
@@ -77,18 +85,18 @@ def settle(
     under another one's name would take that one's place.
 
     Raises:
-        BadConfiguration: ``use`` is no word for it, or ``node`` no name.
+        InvalidConfiguration: ``mode`` is no word for it, or ``node`` no name.
     """
     try:
-        wish = ClusterUse(use)
+        wish = ClusterMode(mode)
     except ValueError:
-        known = " or ".join(ClusterUse)
-        raise BadConfiguration(f"--cluster {use!r} means nothing: write {known}.") from None
+        known = " or ".join(ClusterMode)
+        raise InvalidConfiguration(f"--cluster {mode!r} means nothing: write {known}.") from None
     if node and not _NODE.fullmatch(node):
-        raise BadConfiguration(f"--node-name {node!r} is no name that a node can have in a cluster.")
-    if wish is ClusterUse.OFF:
+        raise InvalidConfiguration(f"--node-name {node!r} is no name that a node can have in a cluster.")
+    if wish is ClusterMode.OFF:
         return None, "--cluster off"
-    credentials = find(environment, account)
+    credentials = find_credentials(environment, account)
     if credentials is None:
         return None, "there are no credentials"
     if not node:

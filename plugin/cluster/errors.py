@@ -15,7 +15,15 @@ None of these is a :class:`scrubber.domain.errors.ScrubberError`: those end the 
 
 from __future__ import annotations
 
-__all__ = ["Busy", "ClusterError", "Denied", "Exists", "Later", "Missing", "Rejected"]
+__all__ = [
+    "ApiBusy",
+    "ApiConflict",
+    "ApiForbidden",
+    "ApiInvalidRequest",
+    "ApiNotFound",
+    "ApiUnavailable",
+    "ClusterError",
+]
 
 
 class ClusterError(Exception):
@@ -31,25 +39,25 @@ class ClusterError(Exception):
         self.retry_after = retry_after
 
 
-class Later(ClusterError):
+class ApiUnavailable(ClusterError):
     """Nothing is wrong with the request."""
 
 
-class Busy(Later):
+class ApiBusy(ApiUnavailable):
     """429, also of a disruption budget; 500 and above."""
 
 
-class Denied(ClusterError):
+class ApiForbidden(ClusterError):
     """403. A namespace that is being deleted answers so, too."""
 
 
-class Exists(ClusterError):
+class ApiConflict(ClusterError):
     """409."""
 
 
-class Missing(ClusterError):
+class ApiNotFound(ClusterError):
     """404."""
 
 
-class Rejected(ClusterError):
+class ApiInvalidRequest(ClusterError):
     """400, 413, 422 and their like."""

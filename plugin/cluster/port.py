@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from plugin.cluster.view import Condition, Status
+from plugin.cluster.view import ConditionStatus, NodeCondition
 
-__all__ = ["ClosableCluster", "Cluster", "EventText", "NodeSeen", "Regarding"]
+__all__ = ["ClosableClusterApi", "ClusterApi", "ClusterNode", "EventContent", "EventTarget"]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class ClusterNode:
     """What of the node concerns us.
 
     Attributes:
         status: of our condition; None when the node has none.
-        since: when it became so.
+        transition_time: when it became so.
         labels: all of the node's.
     """
 
-    status: Status | None
-    since: datetime | None
+    status: ConditionStatus | None
+    transition_time: datetime | None
     labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Regarding:
+class EventTarget:
     """What an event is about. A node has no namespace, and its events are kept in ``default``."""
 
     kind: str
@@ -37,41 +37,41 @@ class Regarding:
     namespace: str = ""
 
     @property
-    def home(self) -> str:
+    def event_namespace(self) -> str:
         """The namespace that the event lives in."""
         return self.namespace or "default"
 
 
 @dataclass(frozen=True, slots=True)
-class EventText:
-    """An event's contents. ``warning``: type ``Warning``, else ``Normal``."""
+class EventContent:
+    """An event's contents. ``is_warning``: type ``Warning``, else ``Normal``."""
 
     name: str
-    regarding: Regarding
+    target: EventTarget
     reason: str
-    sentence: str
-    warning: bool
+    message: str
+    is_warning: bool
 
 
-class Cluster(Protocol):
+class ClusterApi(Protocol):
     """What the duties ask. All raise the errors of :mod:`plugin.cluster.errors`; times are aware, in UTC."""
 
-    async def node(self) -> NodeSeen: ...
+    async def get_node(self) -> ClusterNode: ...
 
-    async def show_condition(self, condition: Condition, *, since: datetime, now: datetime) -> NodeSeen: ...
+    async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode: ...
 
-    async def show_labels(self, labels: Mapping[str, str]) -> None: ...
+    async def patch_labels(self, labels: Mapping[str, str]) -> None: ...
 
-    async def create_event(self, event: EventText, now: datetime) -> None: ...
+    async def create_event(self, event: EventContent, now: datetime) -> None: ...
 
-    async def repeat_event(self, event: EventText, now: datetime, count: int | None) -> int:
+    async def repeat_event(self, event: EventContent, now: datetime, count: int | None) -> int:
         """Say it again, with ``count`` (None: leave it); answers the count that the event now has."""
         ...
 
-    async def evict(self, namespace: str, pod: str, uid: str) -> None: ...
+    async def evict_pod(self, namespace: str, pod: str, uid: str) -> None: ...
 
 
-class ClosableCluster(Cluster, Protocol):
+class ClosableClusterApi(ClusterApi, Protocol):
     """A cluster that holds connections."""
 
     async def close(self) -> None: ...

@@ -18,62 +18,72 @@ import grpc
 
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
-from plugin.devices import AdvertisedDevice, ServiceVerdict
-from plugin.injection import Injection
-from plugin.logs import Log
-from plugin.preferred import preferred
-from plugin.server import FAULT, Gatekeeper, Streams, answering, distinct, status, tell_refused
-from plugin.upstream.answers import named_by_variable
-from plugin.upstream.front import Front
-from plugin.upstream.listing import Entry
-from plugin.upstream.upstream import Upstream
-from plugin.upstream.vendor import Garbled, Hung, VendorRefused
-from scrubber.domain.errors import Away, InvalidRequest, Quarantined, ScrubberError
-from scrubber.ports.runtime import UNTRACED, Span, Tracer
+from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
+from plugin.kubelet.preferred_allocation import preferred_devices
+from plugin.kubelet.server import (
+    INTERNAL_ERROR,
+    Gatekeeper,
+    ListAndWatchStreams,
+    call_context,
+    grpc_status,
+    log_refusal,
+    unique_ids,
+)
+from plugin.logs import Logger
+from plugin.nvidia.injection import NvidiaInjection
+from plugin.upstream.allocate_response import uses_envvar
+from plugin.upstream.device_list import UpstreamListEntry
+from plugin.upstream.devices import UpstreamDevices
+from plugin.upstream.resource import UpstreamResource
+from plugin.upstream.vendor import VendorInvalidAnswer, VendorRefused, VendorTimedOut
+from scrubber.domain.errors import InvalidRequest, Quarantined, ScrubberError, Unavailable
+from scrubber.ports.runtime import NOOP_TRACER, Span, Tracer
 
-__all__ = ["BehindOurs", "clean_first", "within"]
+__all__ = ["UpstreamDevicePlugin", "is_valid_preference", "narrow_to_clean"]
 
-MARGIN = 0.5
+ANSWER_MARGIN = 0.5
 """Seconds of the kubelet's deadline that are left for our own answer."""
 
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
-_Call = Callable[["BehindOurs", _Request, "grpc.aio.ServicerContext[_Request, _Answer]"], Awaitable[_Answer]]
-_Spanned = Callable[["BehindOurs", _Request, "grpc.aio.ServicerContext[_Request, _Answer]", Span], Awaitable[_Answer]]
+_Call = Callable[["UpstreamDevicePlugin", _Request, "grpc.aio.ServicerContext[_Request, _Answer]"], Awaitable[_Answer]]
+_Spanned = Callable[
+    ["UpstreamDevicePlugin", _Request, "grpc.aio.ServicerContext[_Request, _Answer]", Span], Awaitable[_Answer]
+]
 
 
-def _tell(log: Log, call: str, error: ScrubberError) -> None:
+def _log_refusal(log: Logger, call: str, error: ScrubberError) -> None:
     """The line about an error that was raised on purpose: by the vendor's plugin, or by us."""
     if isinstance(error, VendorRefused):
         log.warning("vendor.call-refused", sentence=str(error))
     else:
-        tell_refused(log, call, error)
+        log_refusal(log, call, error)
 
 
-def _speaking_in_sentences(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Answer]:
+def _errors_to_status(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Answer]:
     """Turn errors into statuses: the vendor's own as it is, the public sentence of ours, and of a fault just that."""
 
     @functools.wraps(call)
     async def answer(
-        self: BehindOurs, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
+        self: UpstreamDevicePlugin, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
     ) -> _Answer:
         resource, log, tracer = self._upstream.resource, self.log, self._tracer
         try:
-            with answering(call.__name__, resource, request, log=log, tracer=tracer, refused=_tell) as span:
+            with call_context(call.__name__, resource, request, log=log, tracer=tracer, refused=_log_refusal) as span:
                 return await call(self, request, context, span)
         except VendorRefused as error:
-            await context.abort(error.status, error.public)
+            await context.abort(error.status, error.public_message)
         except ScrubberError as error:
-            await context.abort(status(error), error.public)
+            await context.abort(grpc_status(error), error.public_message)
         except Exception:  # noqa: BLE001 - told of where it was met; the pod reads no more than this
-            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
         raise AssertionError("abort raises")
 
     return answer
 
 
-class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
+class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     """Answers the kubelet for one resource. One for each incarnation; front, gate and upstream outlive it.
 
     Args:
@@ -84,19 +94,19 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
 
     def __init__(
         self,
-        upstream: Upstream,
-        front: Front,
+        upstream: UpstreamResource,
+        devices: UpstreamDevices,
         gate: Gatekeeper,
         *,
-        streams: Streams,
-        log: Log,
-        injection: Injection,
+        streams: ListAndWatchStreams,
+        log: Logger,
+        injection: NvidiaInjection,
         clock: Callable[[], float],
-        tracer: Tracer = UNTRACED,
+        tracer: Tracer = NOOP_TRACER,
     ) -> None:
         self._tracer = tracer
         self._upstream = upstream
-        self._front = front
+        self._devices = devices
         self._gate = gate
         self._streams = streams
         self.log = log
@@ -115,34 +125,34 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def ListAndWatch(
         self, request: kubelet.Empty, context: grpc.aio.ServicerContext[kubelet.Empty, kubelet.ListAndWatchResponse]
     ) -> AsyncIterator[kubelet.ListAndWatchResponse]:
-        listing = self._upstream.listing
+        listing = self._upstream.device_list
         sent = 0
         with self._streams:
             while True:
-                await listing.until(functools.partial(self._has_news, sent))
+                await listing.wait_until(functools.partial(self._has_update, sent))
                 if self._streams.closing:
                     return
                 sent = listing.version
-                yield kubelet.ListAndWatchResponse(devices=listing.sent)
-                self._streams.sent()
+                yield kubelet.ListAndWatchResponse(devices=listing.messages)
+                self._streams.record_list_sent()
 
-    @_speaking_in_sentences
+    @_errors_to_status
     async def GetPreferredAllocation(
         self,
         request: kubelet.PreferredAllocationRequest,
         context: grpc.aio.ServicerContext[kubelet.PreferredAllocationRequest, kubelet.PreferredAllocationResponse],
         span: Span,
     ) -> kubelet.PreferredAllocationResponse:
-        offers = self._offers()
-        narrowed = [clean_first(each, offers) for each in request.container_requests]
+        offers = self._devices_by_vendor_id()
+        narrowed = [narrow_to_clean(each, offers) for each in request.container_requests]
         asked = kubelet.PreferredAllocationRequest(container_requests=narrowed)
-        answer = await self._vendors_preference(asked)
+        answer = await self._vendor_preference(asked)
         if answer is not None:
             return answer
         return kubelet.PreferredAllocationResponse(
             container_responses=[
                 kubelet.ContainerPreferredAllocationResponse(
-                    deviceIDs=preferred(
+                    deviceIDs=preferred_devices(
                         each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size, offers
                     )
                 )
@@ -150,7 +160,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
             ]
         )
 
-    @_speaking_in_sentences
+    @_errors_to_status
     async def Allocate(
         self,
         request: kubelet.AllocateRequest,
@@ -164,19 +174,19 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         ids = sorted({id_ for container in request.container_requests for id_ in container.devices_ids})
         await self._gate.reserve(ids, self._upstream.resource, span)
         try:
-            answer = await self._vendors_answer(request)
+            answer = await self._allocate_from_vendor(request)
             for container, devices in zip(answer.container_responses, containers, strict=False):
-                self._check(container, devices)
-        except Hung as error:
-            await self._upstream.rest(error)
+                self._check_response(container, devices)
+        except VendorTimedOut as error:
+            await self._upstream.pause_vendor(error)
             raise
-        except Garbled as error:
-            await self._upstream.condemn(error)
+        except VendorInvalidAnswer as error:
+            await self._upstream.reject_vendor(error)
             raise
         self.log.info("allocation.granted", ids=ids, devices=everything)
         return answer
 
-    @_speaking_in_sentences
+    @_errors_to_status
     async def PreStartContainer(
         self,
         request: kubelet.PreStartContainerRequest,
@@ -186,71 +196,71 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         # Its type says otherwise, but a call without a deadline has no time remaining.
         remaining = cast("float | None", context.time_remaining())
         ends = math.inf if remaining is None else self._clock() + remaining
-        ids, resource = distinct(request.devices_ids), self._upstream.resource
+        ids, resource = unique_ids(request.devices_ids), self._upstream.resource
         for id_ in ids:
-            self._device(id_)
-        await self._front.recall(resource, ids)
+            self._resolve(id_)
+        await self._devices.ensure_mapped(resource, ids)
         wanted = self._upstream.options.pre_start_required
         if wanted:
             # A certificate is used up by a hand-over: none is spent on a start that the vendor cannot be asked for.
-            await self._upstream.vendor()
+            await self._upstream.current_vendor()
         await self._gate.hand_over(ids, resource, ends - self._clock(), span)
         if not wanted:
             return kubelet.PreStartContainerResponse()
-        vendor = await self._upstream.vendor()
-        return await vendor.pre_start(request, ends - self._clock() - MARGIN)
+        vendor = await self._upstream.current_vendor()
+        return await vendor.pre_start_container(request, ends - self._clock() - ANSWER_MARGIN)
 
-    def _has_news(self, sent: int) -> bool:
-        return self._streams.closing or self._upstream.listing.version > sent
+    def _has_update(self, sent: int) -> bool:
+        return self._streams.closing or self._upstream.device_list.version > sent
 
-    async def _vendors_answer(self, request: kubelet.AllocateRequest) -> kubelet.AllocateResponse:
+    async def _allocate_from_vendor(self, request: kubelet.AllocateRequest) -> kubelet.AllocateResponse:
         """What the vendor's plugin allocates; asked once more when it is replaced under the call.
 
         A refusal would fail the pod for good, and the kubelet itself asks for the same devices more than once.
         """
-        vendor = await self._upstream.vendor()
+        vendor = await self._upstream.current_vendor()
         try:
             return await vendor.allocate(request)
-        except Hung:
+        except VendorTimedOut:
             raise
-        except Away:
-            vendor = await self._upstream.vendor(after=vendor)
+        except Unavailable:
+            vendor = await self._upstream.current_vendor(after=vendor)
             return await vendor.allocate(request)
 
-    async def _vendors_preference(
+    async def _vendor_preference(
         self, request: kubelet.PreferredAllocationRequest
     ) -> kubelet.PreferredAllocationResponse | None:
         """What the vendor's plugin prefers; None when it has no say, does not answer, or answers what was not asked."""
-        if not self._upstream.options.get_preferred_allocation_available or not self._upstream.answering:
+        if not self._upstream.options.get_preferred_allocation_available or not self._upstream.is_available:
             return None
         try:
-            vendor = await self._upstream.vendor()
-            answer = await vendor.preferred(request)
-            if within(request, answer):
+            vendor = await self._upstream.current_vendor()
+            answer = await vendor.get_preferred_allocation(request)
+            if is_valid_preference(request, answer):
                 return answer
-            sentence = "It is none of what was asked."
+            message = "It is none of what was asked."
         except ScrubberError as error:
-            sentence = str(error)
-        self.log.warning("vendor.preference-unused", sentence=sentence)
+            message = str(error)
+        self.log.warning("vendor.preference-unused", sentence=message)
         return None
 
-    def _offers(self) -> dict[str, AdvertisedDevice]:
+    def _devices_by_vendor_id(self) -> dict[str, AdvertisedDevice]:
         """The service's devices by the vendor's ids."""
-        entries = [entry for entry in self._upstream.listing.entries.values() if entry.offer is not None]
+        entries = [entry for entry in self._upstream.device_list.entries.values() if entry.device is not None]
         named: dict[str, list[str]] = {}
         for entry in entries:
-            named.setdefault(entry.meaning.device, []).append(entry.id)
+            named.setdefault(entry.resolved.device, []).append(entry.id)
         return {entry.id: _renamed(entry, named) for entry in entries}
 
-    def _device(self, id_: str) -> str:
+    def _resolve(self, id_: str) -> str:
         """Which device of the service an id is.
 
         Raises:
             Quarantined: none that could be told.
         """
-        meaning = self._front.meaning(self._upstream.resource, id_)
+        meaning = self._devices.resolve_id(self._upstream.resource, id_)
         if not meaning.device:
-            raise Quarantined(meaning.refusal, public=meaning.refusal)
+            raise Quarantined(meaning.refusal, public_message=meaning.refusal)
         return meaning.device
 
     def _allocatable(self, device_ids: Sequence[str]) -> list[str]:
@@ -262,39 +272,39 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
                 reason that passes, the vendor's own word included, is the vendor's to refuse.
         """
         devices = []
-        for id_ in distinct(device_ids):
-            entry = self._upstream.listing.entries.get(id_)
+        for id_ in unique_ids(device_ids):
+            entry = self._upstream.device_list.entries.get(id_)
             if entry is None:
                 raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
-            devices.append(self._device(id_))
-            if entry.offer is not None and entry.offer.verdict is ServiceVerdict.WITHHELD:
-                raise Quarantined(entry.offer.refusal, public=entry.offer.refusal)
+            devices.append(self._resolve(id_))
+            if entry.device is not None and entry.device.verdict is ServiceVerdict.WITHHELD:
+                raise Quarantined(entry.device.refusal, public_message=entry.device.refusal)
         return devices
 
-    def _check(self, answer: kubelet.ContainerAllocateResponse, devices: Collection[str]) -> None:
+    def _check_response(self, answer: kubelet.ContainerAllocateResponse, devices: Collection[str]) -> None:
         """Refuse an answer that gives a container what it was not allocated.
 
         Raises:
-            Garbled: it does; another container would fare no better.
+            VendorInvalidAnswer: it does; another container would fare no better.
         """
         resource = self._upstream.resource
-        strangers = self._front.reach.strangers(answer, devices)
-        if strangers:
-            raise Garbled(
+        unallocated = self._devices.device_paths.unallocated_devices(answer, devices)
+        if unallocated:
+            raise VendorInvalidAnswer(
                 f"The vendor's plugin for {resource} was asked for {', '.join(sorted(devices))} and gives "
-                f"{', '.join(strangers)}: its ids are not what they are taken for.",
-                public=f"The vendor's plugin for {resource} gives another device than the one that was asked for.",
+                f"{', '.join(unallocated)}: its ids are not what they are taken for.",
+                public_message=f"The vendor's plugin for {resource} gives another device than the one that was asked for.",
             )
-        if named_by_variable(answer) and not self._injection.by_envvar:
-            sentence = (
+        if uses_envvar(answer) and not self._injection.uses_envvar:
+            message = (
                 f"The vendor's plugin for {resource} announces devices by an environment variable, which "
                 "--device-list-strategy does not name: say there what the vendor's plugin was told, or tell it otherwise."
             )
-            raise Garbled(sentence, public=sentence)
+            raise VendorInvalidAnswer(message, public_message=message)
 
 
-def clean_first(
-    request: kubelet.ContainerPreferredAllocationRequest, offers: dict[str, AdvertisedDevice]
+def narrow_to_clean(
+    request: kubelet.ContainerPreferredAllocationRequest, devices: dict[str, AdvertisedDevice]
 ) -> kubelet.ContainerPreferredAllocationRequest:
     """The request as the vendor gets it: with certified devices only where there are enough of them, else with those
     that are being scrubbed too, else unchanged.
@@ -302,7 +312,7 @@ def clean_first(
     The vendor's own order, by topology or by load, then decides among devices that are equally ready.
     """
     must = set(request.must_include_deviceIDs)
-    for ready in _by_readiness(offers):
+    for ready in _by_readiness(devices):
         chosen = [id_ for id_ in request.available_deviceIDs if id_ in must or id_ in ready]
         if len(set(chosen)) >= request.allocation_size:
             narrowed = kubelet.ContainerPreferredAllocationRequest()
@@ -313,19 +323,21 @@ def clean_first(
     return request
 
 
-def _by_readiness(offers: dict[str, AdvertisedDevice]) -> Iterator[frozenset[str]]:
-    usable = {id_: offer for id_, offer in offers.items() if offer.verdict is ServiceVerdict.OFFERED}
+def _by_readiness(devices: dict[str, AdvertisedDevice]) -> Iterator[frozenset[str]]:
+    usable = {id_: offer for id_, offer in devices.items() if offer.verdict is ServiceVerdict.OFFERED}
     yield frozenset(id_ for id_, offer in usable.items() if offer.certified)
     yield frozenset(id_ for id_, offer in usable.items() if offer.certified or offer.scrubbing)
 
 
-def within(request: kubelet.PreferredAllocationRequest, answer: kubelet.PreferredAllocationResponse) -> bool:
-    """Whether ``answer`` is one: for each container, distinct ids that were available, with all that must be among them,
+def is_valid_preference(
+    request: kubelet.PreferredAllocationRequest, response: kubelet.PreferredAllocationResponse
+) -> bool:
+    """Whether ``response`` is one: for each container, distinct ids that were available, with all that must be among them,
     and no more than were asked for. Fewer are the plugin's right.
     """
-    if len(answer.container_responses) < len(request.container_requests):
+    if len(response.container_responses) < len(request.container_requests):
         return False
-    for asked, answered in zip(request.container_requests, answer.container_responses, strict=False):
+    for asked, answered in zip(request.container_requests, response.container_responses, strict=False):
         ids = set(answered.deviceIDs)
         if len(ids) < len(answered.deviceIDs) or len(ids) > asked.allocation_size:
             return False
@@ -334,9 +346,9 @@ def within(request: kubelet.PreferredAllocationRequest, answer: kubelet.Preferre
     return True
 
 
-def _renamed(entry: Entry, named: dict[str, list[str]]) -> AdvertisedDevice:
+def _renamed(entry: UpstreamListEntry, named: dict[str, list[str]]) -> AdvertisedDevice:
     """A device under the vendor's name, and its peers under theirs."""
-    assert entry.offer is not None
-    peers = frozenset(id_ for peer in entry.offer.peers for id_ in named.get(peer, ()))
-    share_of = entry.meaning.device if entry.meaning.replica else ""
-    return replace(entry.offer, id=entry.id, peers=peers, share_of=share_of)
+    assert entry.device is not None
+    peers = frozenset(id_ for peer in entry.device.peers for id_ in named.get(peer, ()))
+    share_of = entry.resolved.device if entry.resolved.replica else ""
+    return replace(entry.device, id=entry.id, peers=peers, share_of=share_of)

@@ -20,15 +20,15 @@ import grpc
 
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
-from plugin.sockets import SocketIdentity
+from plugin.kubelet.sockets import SocketFile
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import Away, BadConfiguration, Refused
+from scrubber.domain.errors import InvalidConfiguration, Refused, Unavailable
 
-__all__ = ["MOST_DEVICES", "Garbled", "Hung", "Vendor", "VendorRefused", "VendorTimes"]
+__all__ = ["MAX_DEVICES", "VendorInvalidAnswer", "VendorPlugin", "VendorRefused", "VendorTimedOut", "VendorTimes"]
 
-MOST_DEVICES = 16_384
+MAX_DEVICES = 16_384
 """Of one resource; more than any node has, replicas included, and less than what a list may weigh."""
-LONGEST_TEXT = 1_024
+MAX_TEXT_LENGTH = 1_024
 """Characters of a vendor's text that are passed on."""
 
 _OPTIONS = (
@@ -40,34 +40,34 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _T = TypeVar("_T")
 
 
-class Ended(Enum):
+class StreamEnd(Enum):
     """A stream that was over in good order."""
 
     ENDED = "ended"
 
 
-ENDED = Ended.ENDED
+ENDED = StreamEnd.ENDED
 
 
-class Hung(Away):
+class VendorTimedOut(Unavailable):
     """The vendor's plugin is there and did not answer in time."""
 
-    code = ErrorCode.VENDOR_HUNG
+    code = ErrorCode.UPSTREAM_TIMEOUT
 
 
-class Garbled(Refused):
+class VendorInvalidAnswer(Refused):
     """The vendor's plugin answered what cannot be used."""
 
-    code = ErrorCode.VENDOR_GARBLED
+    code = ErrorCode.UPSTREAM_INVALID_RESPONSE
 
 
 class VendorRefused(Refused):
     """The vendor's plugin refused; its status and its text are passed on."""
 
-    code = ErrorCode.VENDOR_REFUSED
+    code = ErrorCode.UPSTREAM_REFUSED
 
     def __init__(self, message: str, *, status: grpc.StatusCode, text: str) -> None:
-        super().__init__(message, public=text)
+        super().__init__(message, public_message=text)
         self.status = status
 
 
@@ -79,7 +79,7 @@ class VendorTimes:
         dial: to connect, as the kubelet gives.
         options: to answer ``GetDevicePluginOptions``.
         first_list: from the stream's beginning to the first list.
-        look: between looks at the plugin's socket, and the pause after each list: a plugin that never stops sending
+        poll: between looks at the plugin's socket, and the pause after each list: a plugin that never stops sending
             would otherwise have all of this process.
         heartbeat: of silence on the stream after which the plugin is asked whether it is there.
         probe: that it may take to answer that.
@@ -91,7 +91,7 @@ class VendorTimes:
     dial: float = 10.0
     options: float = 5.0
     first_list: float = 10.0
-    look: float = 0.5
+    poll: float = 0.5
     pause: float = 0.05
     heartbeat: float = 5.0
     probe: float = 2.0
@@ -100,7 +100,7 @@ class VendorTimes:
     pre_start: float = 25.0
 
 
-class Vendor:
+class VendorPlugin:
     """The plugin behind ``socket``, for one resource.
 
     Args:
@@ -116,7 +116,7 @@ class Vendor:
         self.options = kubelet.DevicePluginOptions()
         self._times = times
         self._clock = clock
-        self._identity: SocketIdentity | None = None
+        self._identity: SocketFile | None = None
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._plugin = deviceplugin_pb2_grpc.DevicePluginStub(self._channel)
 
@@ -124,115 +124,119 @@ class Vendor:
         """Connect, and ask for the options.
 
         Raises:
-            Away: nobody answers there in time, or not as a device plugin does.
+            Unavailable: nobody answers there in time, or not as a device plugin does.
         """
-        self._identity = self._found()
+        self._identity = self._socket_file()
         try:
             async with asyncio.timeout(self._times.dial):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise Hung(f"Nobody answers at {self.socket} within {self._times.dial:g} s.") from None
+            raise VendorTimedOut(f"Nobody answers at {self.socket} within {self._times.dial:g} s.") from None
         self.options = await self._ask_options(self._times.options)
 
     async def lists(self) -> AsyncGenerator[tuple[kubelet.Device, ...], None]:
         """Every full list that the plugin sends. Close it when done (:func:`contextlib.aclosing`).
 
         Raises:
-            Away: the stream has ended, the plugin's socket is gone, or the plugin does not answer any more.
-            Garbled: a list that cannot be used.
+            Unavailable: the stream has ended, the plugin's socket is gone, or the plugin does not answer any more.
+            VendorInvalidAnswer: a list that cannot be used.
         """
         call = self._plugin.ListAndWatch(kubelet.Empty())
         stream = aiter(call)
         coming = asyncio.ensure_future(anext(stream, ENDED))
-        heard, first = self._clock(), True
+        last_message_at, first = self._clock(), True
         try:
             while True:
-                done, _ = await asyncio.wait({coming}, timeout=self._times.look)
+                done, _ = await asyncio.wait({coming}, timeout=self._times.poll)
                 if done:
                     yield self._checked(await self._translated("ListAndWatch", coming))
                     await asyncio.sleep(self._times.pause)
                     coming = asyncio.ensure_future(anext(stream, ENDED))
-                    heard, first = self._clock(), False
+                    last_message_at, first = self._clock(), False
                     continue
-                if self._found() != self._identity:
-                    raise Away(f"The socket of the vendor's plugin for {self.resource}, {self.socket}, was made anew.")
-                silent = self._clock() - heard
+                if self._socket_file() != self._identity:
+                    raise Unavailable(
+                        f"The socket of the vendor's plugin for {self.resource}, {self.socket}, was made anew."
+                    )
+                silent = self._clock() - last_message_at
                 if first and silent >= self._times.first_list:
-                    raise Hung(f"The vendor's plugin for {self.resource} sent no list within {silent:.0f} s.")
+                    raise VendorTimedOut(f"The vendor's plugin for {self.resource} sent no list within {silent:.0f} s.")
                 if not first and silent >= self._times.heartbeat:
                     await self._ask_options(self._times.probe)
-                    heard = self._clock()
+                    last_message_at = self._clock()
         finally:
             coming.cancel()
             call.cancel()
             await asyncio.gather(coming, return_exceptions=True)
 
-    async def preferred(self, request: kubelet.PreferredAllocationRequest) -> kubelet.PreferredAllocationResponse:
+    async def get_preferred_allocation(
+        self, request: kubelet.PreferredAllocationRequest
+    ) -> kubelet.PreferredAllocationResponse:
         """``GetPreferredAllocation``; raises as :meth:`allocate`."""
         call: Awaitable[kubelet.PreferredAllocationResponse] = self._plugin.GetPreferredAllocation(request)
-        return await self._within("GetPreferredAllocation", self._times.preferred, call)
+        return await self._with_timeout("GetPreferredAllocation", self._times.preferred, call)
 
     async def allocate(self, request: kubelet.AllocateRequest) -> kubelet.AllocateResponse:
         """``Allocate``.
 
         Raises:
-            Away: the plugin is gone; :class:`Hung` when it is there and does not answer.
-            Garbled: an answer that cannot be read, or that lacks a container.
+            Unavailable: the plugin is gone; :class:`VendorTimedOut` when it is there and does not answer.
+            VendorInvalidAnswer: an answer that cannot be read, or that lacks a container.
             VendorRefused: as the plugin says.
         """
         call: Awaitable[kubelet.AllocateResponse] = self._plugin.Allocate(request)
-        answer = await self._within("Allocate", self._times.allocate, call)
+        answer = await self._with_timeout("Allocate", self._times.allocate, call)
         asked, answered = len(request.container_requests), len(answer.container_responses)
         if answered < asked:
-            raise self._garbled(f"it answered Allocate for {answered} of {asked} containers")
+            raise self._invalid(f"it answered Allocate for {answered} of {asked} containers")
         return answer
 
-    async def pre_start(
+    async def pre_start_container(
         self, request: kubelet.PreStartContainerRequest, left: float
     ) -> kubelet.PreStartContainerResponse:
         """``PreStartContainer``, within ``left`` seconds; raises as :meth:`allocate`."""
         limit = min(left, self._times.pre_start)
         if limit <= 0:
-            raise self._hung("PreStartContainer", "in the time that was left")
+            raise self._timed_out("PreStartContainer", "in the time that was left")
         call: Awaitable[kubelet.PreStartContainerResponse] = self._plugin.PreStartContainer(request, timeout=limit)
-        return await self._within("PreStartContainer", limit, call)
+        return await self._with_timeout("PreStartContainer", limit, call)
 
     async def close(self) -> None:
-        """Let go of the connection; calls under way end as :class:`Away`."""
+        """Let go of the connection; calls under way end as :class:`Unavailable`."""
         await self._channel.close()
 
-    def _found(self) -> SocketIdentity:
+    def _socket_file(self) -> SocketFile:
         try:
-            found = SocketIdentity.of(self.socket)
-        except BadConfiguration as error:
-            raise Away(str(error)) from error
+            found = SocketFile.of(self.socket)
+        except InvalidConfiguration as error:
+            raise Unavailable(str(error)) from error
         if found is None:
-            raise Away(f"The socket of the vendor's plugin for {self.resource}, {self.socket}, is gone.")
+            raise Unavailable(f"The socket of the vendor's plugin for {self.resource}, {self.socket}, is gone.")
         return found
 
     async def _ask_options(self, timeout: float) -> kubelet.DevicePluginOptions:
         call: Awaitable[kubelet.DevicePluginOptions] = self._plugin.GetDevicePluginOptions(kubelet.Empty())
-        return await self._within("GetDevicePluginOptions", timeout, call)
+        return await self._with_timeout("GetDevicePluginOptions", timeout, call)
 
-    def _checked(self, response: kubelet.ListAndWatchResponse | Ended) -> tuple[kubelet.Device, ...]:
-        if isinstance(response, Ended):
-            raise Away(f"The vendor's plugin for {self.resource} ended its list.")
+    def _checked(self, response: kubelet.ListAndWatchResponse | StreamEnd) -> tuple[kubelet.Device, ...]:
+        if isinstance(response, StreamEnd):
+            raise Unavailable(f"The vendor's plugin for {self.resource} ended its list.")
         devices: Sequence[kubelet.Device] = response.devices
         ids = {device.ID for device in devices}
         if "" in ids:
-            raise self._garbled("its list has a device without an id")
+            raise self._invalid("its list has a device without an id")
         if len(ids) < len(devices):
-            raise self._garbled("its list names a device twice")
-        if len(ids) > MOST_DEVICES:
-            raise self._garbled(f"its list has {len(ids)} devices, and {MOST_DEVICES} are the most that are taken")
+            raise self._invalid("its list names a device twice")
+        if len(ids) > MAX_DEVICES:
+            raise self._invalid(f"its list has {len(ids)} devices, and {MAX_DEVICES} are the most that are taken")
         return tuple(devices)
 
-    async def _within(self, name: str, seconds: float, call: Awaitable[_T | None]) -> _T:
+    async def _with_timeout(self, name: str, seconds: float, call: Awaitable[_T | None]) -> _T:
         try:
             async with asyncio.timeout(seconds):
                 return await self._translated(name, call)
         except TimeoutError:
-            raise self._hung(name, f"within {seconds:g} s") from None
+            raise self._timed_out(name, f"within {seconds:g} s") from None
 
     async def _translated(self, name: str, call: Awaitable[_T | None]) -> _T:
         """Await ``call``; foreign errors become ours."""
@@ -243,11 +247,11 @@ class Vendor:
             if error.code() in _LOST:
                 raise self._away(name, said) from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise self._hung(name, f"({said})") from error
+                raise self._timed_out(name, f"({said})") from error
             raise VendorRefused(
                 f"The vendor's plugin for {self.resource} refused {name}, {said}",
                 status=error.code(),
-                text=(error.details() or "The vendor's plugin gave no reason.")[:LONGEST_TEXT],
+                text=(error.details() or "The vendor's plugin gave no reason.")[:MAX_TEXT_LENGTH],
             ) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -256,17 +260,19 @@ class Vendor:
             # The connection was closed under the call: another registration has taken its place.
             raise self._away(name, "the connection was closed") from None
         if answer is None:  # gRPC's way to say that the bytes are no message
-            raise self._garbled(f"its answer to {name} cannot be read")
+            raise self._invalid(f"its answer to {name} cannot be read")
         return answer
 
-    def _away(self, name: str, said: str) -> Away:
+    def _away(self, name: str, said: str) -> Unavailable:
         told = f"The vendor's plugin for {self.resource} is away. It is asked again."
-        return Away(f"The vendor's plugin for {self.resource} did not answer {name}, {said}", public=told)
+        return Unavailable(
+            f"The vendor's plugin for {self.resource} did not answer {name}, {said}", public_message=told
+        )
 
-    def _hung(self, name: str, when: str) -> Hung:
-        sentence = f"The vendor's plugin for {self.resource} did not answer {name} {when}."
-        return Hung(sentence, public=sentence)
+    def _timed_out(self, name: str, when: str) -> VendorTimedOut:
+        message = f"The vendor's plugin for {self.resource} did not answer {name} {when}."
+        return VendorTimedOut(message, public_message=message)
 
-    def _garbled(self, what: str) -> Garbled:
-        sentence = f"The vendor's plugin for {self.resource} cannot be used: {what}."
-        return Garbled(sentence, public=sentence)
+    def _invalid(self, what: str) -> VendorInvalidAnswer:
+        message = f"The vendor's plugin for {self.resource} cannot be used: {what}."
+        return VendorInvalidAnswer(message, public_message=message)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from scrubber.adapters.patience import patience
+from scrubber.adapters.deadlines import stall_tolerant_timeout
 
 __all__ = ["SystemClock"]
 
@@ -27,5 +27,5 @@ class SystemClock:
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(seconds)
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
-        return patience(seconds)
+    def stall_tolerant_timeout(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
+        return stall_tolerant_timeout(seconds)

@@ -23,7 +23,7 @@ _IN_MOVE_SELF = 0x800
 _IN_Q_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000
 _IN_ONLYDIR = 0x01000000
-_WANTED = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR
+_EVENT_MASK = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR
 
 _EVENT = struct.Struct("iIII")
 _READ_SIZE = 64 * 1024
@@ -48,7 +48,7 @@ class Inotify:
 
     def add(self, directory: Path) -> bool:
         """Watch ``directory``, once; False when it is not there."""
-        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _WANTED)
+        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _EVENT_MASK)
         if watch >= 0:
             self._directories[watch] = directory
             return True

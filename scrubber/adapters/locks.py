@@ -16,50 +16,50 @@ import re
 import time
 from pathlib import Path
 
-from scrubber.adapters.proc import fields_in
-from scrubber.adapters.walk import has_open, start_time
-from scrubber.domain.errors import Away, Unreadable
+from scrubber.adapters.kernel_text import fields_in
+from scrubber.adapters.procwalk import has_open, start_time
+from scrubber.domain.errors import Unavailable, Unreadable
 
-__all__ = ["SERVICE_LOCK", "UNNAMED", "is_id", "lock_holder", "lock_path", "take"]
+__all__ = ["SERVICE_LOCK", "UNIDENTIFIED", "acquire_lock", "is_device_id", "lock_holder", "lock_path"]
 
 SERVICE_LOCK = "service"
 """Among the locks of the devices, so no device may be called so."""
 
-UNNAMED = 0
+UNIDENTIFIED = 0
 """Stands for a holder that did not say who it is, or lied."""
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _ID = re.compile(r"[A-Za-z0-9:._-]{1,128}")
-_NO_ID = frozenset({".", "..", SERVICE_LOCK})
+_RESERVED = frozenset({".", "..", SERVICE_LOCK})
 
 
-def is_id(text: str) -> bool:
+def is_device_id(text: str) -> bool:
     """Whether ``text`` can name a device and its lock file."""
-    return _ID.fullmatch(text) is not None and text not in _NO_ID
+    return _ID.fullmatch(text) is not None and text not in _RESERVED
 
 
-def lock_path(locks: Path, id_: str) -> Path:
-    """The lock file of the device ``id_`` in the directory ``locks``.
+def lock_path(lock_directory: Path, device_id: str) -> Path:
+    """The lock file of the device ``device_id`` in the directory ``lock_directory``.
 
     Raises:
-        Unreadable: ``id_`` is no id, and might lead elsewhere.
+        Unreadable: ``device_id`` is no id, and might lead elsewhere.
     """
-    if not is_id(id_):
-        raise Unreadable(f"{id_!r} is no id of a device, so its lock is not looked for.")
-    return locks / id_
+    if not is_device_id(device_id):
+        raise Unreadable(f"{device_id!r} is no id of a device, so its lock is not looked for.")
+    return lock_directory / device_id
 
 
-def take(path: str, patience: float = 1.0) -> bool:
+def acquire_lock(path: str, timeout: float = 1.0) -> bool:
     """Take a device's lock for the rest of this process, and write down who has it; False when somebody else has it.
 
     Args:
-        patience: seconds to try: a service that asks whether the lock is free has it for a moment.
+        timeout: seconds to try: a service that asks whether the lock is free has it for a moment.
 
     Raises:
         OSError: the lock file cannot be opened or written.
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,38 +75,38 @@ def take(path: str, patience: float = 1.0) -> bool:
 
 
 def lock_holder(lock: Path) -> int | None:
-    """PID of the program that holds ``lock``, :data:`UNNAMED`, or None when it is free. Waits for nobody.
+    """PID of the program that holds ``lock``, :data:`UNIDENTIFIED`, or None when it is free. Waits for nobody.
 
     Raises:
         Unreadable: the lock file cannot be opened.
-        Away: this process or the node is short of what it takes to open a file.
+        Unavailable: this process or the node is short of what it takes to open a file.
     """
     try:
         fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        sentence = f"{lock} cannot be opened, so whether an eraser is at work is unknown: {error.strerror}."
-        raise (Away if error.errno in _SHORTAGES else Unreadable)(sentence) from error
+        message = f"{lock} cannot be opened, so whether an eraser is at work is unknown: {error.strerror}."
+        raise (Unavailable if error.errno in _SHORTAGES else Unreadable)(message) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go by the close below: an eraser tries for a second
         return None
     except BlockingIOError:
-        return _named(fd)
+        return _recorded_holder(fd)
     finally:
         os.close(fd)
 
 
-def _named(lock: int) -> int:
+def _recorded_holder(lock: int) -> int:
     """The PID written in the locked file, if that process is the one that wrote it and has the file open."""
     words = fields_in(os.pread(lock, 64, 0).removesuffix(b"\n"))
     if len(words) != 2 or not all(word.isdigit() for word in words):
-        return UNNAMED
+        return UNIDENTIFIED
     pid, started = (int(word) for word in words)
     itself = os.fstat(lock)
     try:
         if pid and start_time(pid) == started and has_open(f"/proc/{pid}", itself.st_dev, itself.st_ino):
             return pid
     except PermissionError:
-        return UNNAMED
-    return UNNAMED
+        return UNIDENTIFIED
+    return UNIDENTIFIED

@@ -12,114 +12,133 @@ from typing import NamedTuple
 from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.walk import Budget, File, Found, Nodes, Progress, Relay, Target, Unfinished, Walk, walk
-from scrubber.domain.errors import Away
-from scrubber.domain.telemetry import Uninspected
+from scrubber.adapters.procwalk import (
+    Budget,
+    ChurningGroup,
+    DeviceNodeTarget,
+    FileTarget,
+    ProcessMatch,
+    Target,
+    UnfinishedProcess,
+    WalkProgress,
+    WalkResult,
+    walk,
+)
+from scrubber.domain.errors import Unavailable
+from scrubber.domain.telemetry import UninspectedProcess
 
-__all__ = ["WALKER_MODULE", "Answer", "Walker", "about", "budget_within", "read_walk", "uninspected"]
+__all__ = [
+    "WALKER_MODULE",
+    "WalkReport",
+    "Walker",
+    "budget_within",
+    "parse_walk_report",
+    "uninspected_from",
+    "walk_request",
+]
 
 WALKER_MODULE = "scrubber.adapters.walker"
 
 _MILLISECONDS = 1000
-_OF_A_POD = 0.125
-_MOST_TARGETS = 1024
+_POD_SHARE = 0.125
+_MAX_TARGETS = 1024
 """For which a child remembers what is unfinished: more devices than a node has."""
 
 
-class Answer(NamedTuple):
+class WalkReport(NamedTuple):
     """What a walk found.
 
     Attributes:
-        holders: see :class:`scrubber.adapters.walk.Walk`.
+        holders: see :class:`scrubber.adapters.procwalk.WalkResult`.
         unfinished: who could not be looked through, so that whether they hold anything is not known.
         not_covered: what could not be looked at, in sentences for a certificate.
-        more: how many more holders there are, of the groups of those that are told.
-        relays: groups whose processes come and go faster than they can be looked at.
+        holders_omitted: how many more holders there are, of the groups of those that are told.
+        churning_groups: groups whose processes come and go faster than they can be looked at.
     """
 
-    holders: tuple[Found, ...]
-    unfinished: tuple[Unfinished, ...]
+    holders: tuple[ProcessMatch, ...]
+    unfinished: tuple[UnfinishedProcess, ...]
     not_covered: tuple[str, ...]
-    more: int = 0
-    relays: tuple[Relay, ...] = ()
+    holders_omitted: int = 0
+    churning_groups: tuple[ChurningGroup, ...] = ()
 
 
-def budget_within(deadline: float, each: float | None = None) -> Budget:
-    """How long a walk may take that is to be answered within ``deadline`` seconds; ``each``: for one process."""
+def budget_within(deadline: float, per_process: float | None = None) -> Budget:
+    """How long a walk may take that is to be answered within ``deadline`` seconds; ``per_process``: for one process."""
     whole = deadline * 0.8
-    each = whole / 2 if each is None else min(each, whole)
-    return Budget(each, whole, min(each, whole * _OF_A_POD))
+    per_process = whole / 2 if per_process is None else min(per_process, whole)
+    return Budget(per_process, whole, min(per_process, whole * _POD_SHARE))
 
 
-def about(
+def walk_request(
     target: Target,
     *,
-    excluded: Iterable[int] = (),
-    named: Iterable[int] = (),
+    excluded_pids: Iterable[int] = (),
+    requested_pids: Iterable[int] = (),
     budget: Budget | None = None,
-    first: Iterable[str] = (),
-    own: Iterable[int] = (),
-    scrub: str | None = None,
+    priority_pods: Iterable[str] = (),
+    device_numbers: Iterable[int] = (),
+    scrub_id: str | None = None,
 ) -> Message:
-    """The question who holds ``target``; see :func:`scrubber.adapters.walk.walk`.
+    """The question who holds ``target``; see :func:`scrubber.adapters.procwalk.walk`.
 
     Args:
-        scrub: the id of the scrub that asks: what its walks left unfinished goes on. None: nothing goes on.
+        scrub_id: the id of the scrub that asks: what its walks left unfinished goes on. None: nothing goes on.
     """
     wanted: Message = {
-        "excluded": sorted(excluded),
-        "named": sorted(named),
+        "excluded": sorted(excluded_pids),
+        "named": sorted(requested_pids),
         "milliseconds": [int(each * _MILLISECONDS) for each in budget or Budget()],
-        "first": sorted(first),
-        "own": sorted(own),
-        "scrub": scrub,
+        "first": sorted(priority_pods),
+        "own": sorted(device_numbers),
+        "scrub": scrub_id,
     }
-    if isinstance(target, File):
+    if isinstance(target, FileTarget):
         return {"file": [target.device, target.inode], **wanted}
     return {"nodes": sorted(target.numbers), **wanted}
 
 
 class Walker:
-    """Answers questions that :func:`about` made; one child's.
+    """Answers questions that :func:`walk_request` made; one child's.
 
     What a walk left unfinished goes on in the next one for the same target and the same scrub. A child that is replaced
     begins anew.
     """
 
-    def __init__(self, walk: Callable[..., Walk] = walk) -> None:
+    def __init__(self, walk: Callable[..., WalkResult] = walk) -> None:
         self._walk = walk
-        self._progress: dict[Target, Progress] = {}
+        self._progress: dict[Target, WalkProgress] = {}
 
-    def answer(self, question: Message) -> Message:
+    def handle(self, request: Message) -> Message:
         """The child's answer."""
-        target = _target(question)
-        if target not in self._progress and len(self._progress) >= _MOST_TARGETS:
+        target = _target(request)
+        if target not in self._progress and len(self._progress) >= _MAX_TARGETS:
             self._progress.clear()
-        progress = self._progress.setdefault(target, Progress())
-        progress.begin(_scrub(question))
+        progress = self._progress.setdefault(target, WalkProgress())
+        progress.begin(_scrub(request))
         found = self._walk(
             target,
-            _numbers(question, "excluded"),
-            _numbers(question, "named"),
-            _budget(question),
-            first=_texts(question, "first"),
+            _numbers(request, "excluded"),
+            _numbers(request, "named"),
+            _budget(request),
+            priority_pods=_texts(request, "first"),
             progress=progress,
-            own=_numbers(question, "own"),
+            device_numbers=_numbers(request, "own"),
         )
         return {
             "holders": [list(holder) for holder in found.holders],
             "unreadable": [list(row) for row in found.unreadable],
             "unfinished": [list(row) for row in found.unfinished],
-            "relays": [list(row) for row in found.relays],
-            "counts": [found.untold, found.more, found.missed, found.pieces],
+            "relays": [list(row) for row in found.churning_groups],
+            "counts": [found.unfinished_omitted, found.holders_omitted, found.missed_count, found.resumed_count],
         }
 
 
-def read_walk(message: Message) -> Answer:
+def parse_walk_report(message: Message) -> WalkReport:
     """A child's answer.
 
     Raises:
-        Away: it makes no sense, which is no fault of the device's.
+        Unavailable: it makes no sense, which is no fault of the device's.
     """
     rows, unreadable, unfinished, relayed, counts = (
         message.get(key) for key in ("holders", "unreadable", "unfinished", "relays", "counts")
@@ -131,62 +150,64 @@ def read_walk(message: Message) -> Answer:
         and isinstance(relayed, list)
         and isinstance(counts, list)
     ):
-        raise Away("The walk over /proc answered no list of holders.")
+        raise Unavailable("The walk over /proc answered no list of holders.")
     try:
         holding = tuple(_found(*row) for row in rows)
         cut_short = tuple(_unfinished(*row) for row in unfinished)
-        relays = tuple(_relay(*row) for row in relayed)
+        relays = tuple(_churning_group(*row) for row in relayed)
         closed = {int(uid): int(count) for uid, count in unreadable}
-        untold, more, missed, pieces = _whole(*counts)
+        unreported, more, missed, pieces = _integers(*counts)
     except (TypeError, ValueError) as error:
-        raise Away("The walk over /proc answered something that makes no sense.") from error
-    sentences: list[str] = []
+        raise Unavailable("The walk over /proc answered something that makes no sense.") from error
+    messages: list[str] = []
     if closed:
         users = ", ".join(str(uid) for uid in sorted(closed))
-        sentences.append(f"holders: {sum(closed.values())} process(es) of uid {users} could not be looked into")
-    if untold:
-        sentences.append(f"holders: {untold} more process(es) than are named could not be looked through")
+        messages.append(f"holders: {sum(closed.values())} process(es) of uid {users} could not be looked into")
+    if unreported:
+        messages.append(f"holders: {unreported} more process(es) than are named could not be looked through")
     if missed and not relays:
-        sentences.append(f"holders: {missed} short-lived process(es) ended before they could be looked at")
+        messages.append(f"holders: {missed} short-lived process(es) ended before they could be looked at")
     if pieces:
-        sentences.append(
+        messages.append(
             f"holders: {pieces} process(es) were looked through in pieces, over several walks; descriptors moved meanwhile are "
             "not seen"
         )
-    return Answer(holding, cut_short, tuple(sentences), more, relays)
+    return WalkReport(holding, cut_short, tuple(messages), more, relays)
 
 
-def uninspected(unfinished: Iterable[Unfinished], relays: Iterable[Relay]) -> tuple[Uninspected, ...]:
+def uninspected_from(
+    unfinished: Iterable[UnfinishedProcess], churning_groups: Iterable[ChurningGroup]
+) -> tuple[UninspectedProcess, ...]:
     """What a walk could not look through, as a report of holders has it."""
     of_processes = (
-        Uninspected(
+        UninspectedProcess(
             each.pid,
             each.started,
-            f"{each.name} of uid {each.uid}: {each.why}",
+            f"{each.name} of uid {each.uid}: {each.reason}",
             confined=each.confined,
             walks=each.walks,
         )
         for each in unfinished
     )
     of_groups = (
-        Uninspected(
+        UninspectedProcess(
             0,
             0,
-            f"processes of {f'pod {each.pod}' if each.pod else each.group or 'an unknown control group'} come and go "
+            f"processes of {f'pod {each.pod_uid}' if each.pod_uid else each.group or 'an unknown control group'} come and go "
             "faster than they can be looked at",
-            pod=each.pod,
+            pod_uid=each.pod_uid,
             confined=each.confined,
         )
-        for each in relays
+        for each in churning_groups
     )
     return (*of_processes, *of_groups)
 
 
-def _found(pid: object, started: object, command: object, hung: object, parts: Iterable[object]) -> Found:
+def _found(pid: object, started: object, command: object, hung: object, parts: Iterable[object]) -> ProcessMatch:
     if not isinstance(command, str):
         raise TypeError("A holder's command is a text.")
-    pid_, started_, hung_ = _whole(pid, started, hung)
-    return Found(pid_, started_, command, bool(hung_), _whole(*parts))
+    pid_, started_, hung_ = _integers(pid, started, hung)
+    return ProcessMatch(pid_, started_, command, bool(hung_), _integers(*parts))
 
 
 def _unfinished(
@@ -198,20 +219,20 @@ def _unfinished(
     parts: Iterable[object],
     confined: object,
     walks: object,
-) -> Unfinished:
+) -> UnfinishedProcess:
     if not isinstance(name, str) or not isinstance(why, str):
         raise TypeError("A process has a name, and a reason why it was not looked through.")
-    pid_, started_, uid_, confined_, walks_ = _whole(pid, started, uid, confined, walks)
-    return Unfinished(pid_, started_, name, uid_, why, _whole(*parts), bool(confined_), walks_)
+    pid_, started_, uid_, confined_, walks_ = _integers(pid, started, uid, confined, walks)
+    return UnfinishedProcess(pid_, started_, name, uid_, why, _integers(*parts), bool(confined_), walks_)
 
 
-def _relay(group: object, pod: object, confined: object) -> Relay:
+def _churning_group(group: object, pod: object, confined: object) -> ChurningGroup:
     if not isinstance(group, str) or not (pod is None or isinstance(pod, str)):
         raise TypeError("A group is a text, and so is a pod.")
-    return Relay(group, pod, confined is True)
+    return ChurningGroup(group, pod, confined is True)
 
 
-def _whole(*numbers: object) -> tuple[int, ...]:
+def _integers(*numbers: object) -> tuple[int, ...]:
     if not all(isinstance(each, int) for each in numbers):
         raise TypeError("PIDs, start times, users and parts are numbers.")
     return tuple(int(each) for each in numbers if isinstance(each, int))
@@ -219,9 +240,9 @@ def _whole(*numbers: object) -> tuple[int, ...]:
 
 def _target(question: Message) -> Target:
     if "nodes" in question:
-        return Nodes(frozenset(_numbers(question, "nodes")))
+        return DeviceNodeTarget(frozenset(_numbers(question, "nodes")))
     try:
-        return File(*_numbers(question, "file"))
+        return FileTarget(*_numbers(question, "file"))
     except TypeError as error:
         raise Fault("unreadable", "A file is asked for by a device number and an inode.") from error
 
@@ -256,7 +277,7 @@ def _scrub(question: Message) -> str | None:
 
 
 def main() -> None:
-    child.serve(child.inherit(), Walker().answer)
+    child.serve(child.connect_to_parent(), Walker().handle)
 
 
 if __name__ == "__main__":

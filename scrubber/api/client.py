@@ -20,9 +20,9 @@ import grpc
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.api.status import CLASS_KEY, error_of
-from scrubber.domain.errors import Away, BadConfiguration, NotPermitted, ScrubberError
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.api.status import CLASS_KEY, error_from_status
+from scrubber.domain.errors import InvalidConfiguration, PermissionDenied, ScrubberError, Unavailable
 
 __all__ = ["AdminClient", "PluginClient", "ReadClient"]
 
@@ -36,14 +36,14 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
-_AWAY = "The scrub service on this node does not answer."
-_NEVER_ANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNAVAILABLE_MESSAGE = "The scrub service on this node does not answer."
+_NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-_ANSWER_SECONDS = 10.0
+_CALL_TIMEOUT = 10.0
 """Seconds that a question about state may take; the service answers it from memory or from its ledger."""
-_PLAN_SECONDS = 60.0
+_SLOW_CALL_TIMEOUT = 60.0
 """Seconds that a question may take for which the service asks the driver and walks ``/proc``."""
-_LONGEST_PAGE = 1000
+_MAX_PAGE_ENTRIES = 1000
 """Entries of history that the service gives at once."""
 
 
@@ -56,7 +56,7 @@ class _Client:
     def __init__(self, sockets: Path) -> None:
         self._path = Sockets(sockets).path(self.purpose)
         self._channel: grpc.aio.Channel | None = None
-        self._made: Any = None
+        self._stub_instance: Any = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,77 +75,77 @@ class _Client:
     @property
     def _stub(self) -> Any:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(target(self._path), options=_OPTIONS)
-            self._made = type(self).stub(self._channel)
-        return self._made
+            self._channel = grpc.aio.insecure_channel(grpc_target(self._path), options=_OPTIONS)
+            self._stub_instance = type(self).stub(self._channel)
+        return self._stub_instance
 
-    async def _answer(self, call: Awaitable[_T]) -> _T:
+    async def _call(self, call: Awaitable[_T]) -> _T:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
 
-    async def _answers(
+    async def _stream(
         self, call: grpc.aio.UnaryStreamCall[Any, _T], *, endless: bool = False
     ) -> AsyncGenerator[_T, None]:
         try:
             async for each in call:
                 yield each
             if endless:
-                raise Away("The scrub service ended the stream.", public=_AWAY)
+                raise Unavailable("The scrub service ended the stream.", public_message=_UNAVAILABLE_MESSAGE)
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
         finally:
             call.cancel()
 
-    def _translated(self, error: grpc.aio.AioRpcError) -> ScrubberError:
+    def _translate_error(self, error: grpc.aio.AioRpcError) -> ScrubberError:
         told = tuple(error.trailing_metadata() or ())
-        if error.code() in _NEVER_ANSWERED and all(key != CLASS_KEY for key, _ in told):
-            return _unanswered(self._path, error.code())
-        return error_of(error.code(), error.details(), told, public=self.purpose is Purpose.PLUGIN)
+        if error.code() in _NO_ANSWER_CODES and all(key != CLASS_KEY for key, _ in told):
+            return _no_answer_error(self._path, error.code())
+        return error_from_status(error.code(), error.details(), told, public=self.purpose is Purpose.PLUGIN)
 
 
 class PluginClient(_Client):
     """What the device plugin asks. The text of its errors may be shown to any tenant, as ``error.public``.
 
     Args:
-        carried: what an allocation and a hand-over tell the service, as metadata, of the trace that they belong to.
+        trace_metadata: what an allocation and a hand-over tell the service, as metadata, of the trace that they belong to.
     """
 
     purpose = Purpose.PLUGIN
     stub = scrubber_pb2_grpc.PluginStub
 
-    def __init__(self, sockets: Path, *, carried: Callable[[], tuple[tuple[str, str], ...]] = tuple) -> None:
+    def __init__(self, sockets: Path, *, trace_metadata: Callable[[], tuple[tuple[str, str], ...]] = tuple) -> None:
         super().__init__(sockets)
-        self._carried = carried
+        self._trace_metadata = trace_metadata
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
-        """All devices as they are now; raises :class:`Away` after ``timeout`` seconds."""
+        """All devices as they are now; raises :class:`Unavailable` after ``timeout`` seconds."""
         call: Awaitable[pb.Snapshot] = self._stub.GetSnapshot(pb.GetSnapshotRequest(), timeout=timeout)
-        return await self._answer(call)
+        return await self._call(call)
 
     def watch_snapshots(self) -> AsyncGenerator[pb.Snapshot, None]:
-        """The present snapshot, then a whole one after every change; raises :class:`Away` when the service goes."""
-        return self._answers(self._stub.WatchSnapshots(pb.GetSnapshotRequest()), endless=True)
+        """The present snapshot, then a whole one after every change; raises :class:`Unavailable` when the service goes."""
+        return self._stream(self._stub.WatchSnapshots(pb.GetSnapshotRequest()), endless=True)
 
-    async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
+    async def announce(self, resource: str, mapping: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
         """Say what the ids of ``resource`` mean, in the place of everything that was announced for it before.
 
         Args:
             resource: the kubelet's name of it.
-            offers: by the kubelet's id, the id of our device. Ids of devices and ``<device id>::<n>`` need not be among
+            mapping: by the kubelet's id, the id of our device. Ids of devices and ``<device id>::<n>`` need not be among
                 them; those that mean one device are its shares.
 
         Raises:
-            Away: no answer within ``timeout`` seconds.
+            Unavailable: no answer within ``timeout`` seconds.
             InvalidRequest: no or too many resources or offers, or one that is no id of such a resource.
-            NotPermitted: the service is an older one that knows no such call (``code`` is ``"unknown-method"``).
+            PermissionDenied: the service is an older one that knows no such call (``code`` is ``"unknown-method"``).
         """
         request = pb.AnnounceRequest(
-            resource=resource, offers=[pb.Offer(id=id_, device=device) for id_, device in offers.items()]
+            resource=resource, offers=[pb.Offer(id=id_, device=device) for id_, device in mapping.items()]
         )
         call: Awaitable[pb.AnnounceResponse] = self._stub.Announce(request, timeout=timeout)
-        return await self._answer(call)
+        return await self._call(call)
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
         """Tell of an allocation.
@@ -154,13 +154,15 @@ class PluginClient(_Client):
             resource: the kubelet's name of the resource whose own ids ``device_ids`` are; empty: they are our devices'.
 
         Raises:
-            Away: no answer within ``timeout`` seconds.
+            Unavailable: no answer within ``timeout`` seconds.
             InvalidRequest, Quarantined: as the service says.
         """
         call: Awaitable[pb.ReserveResponse] = self._stub.Reserve(
-            pb.ReserveRequest(device_ids=device_ids, resource=resource), timeout=timeout, metadata=self._carried()
+            pb.ReserveRequest(device_ids=device_ids, resource=resource),
+            timeout=timeout,
+            metadata=self._trace_metadata(),
         )
-        return await self._answer(call)
+        return await self._call(call)
 
     async def hand_over(
         self,
@@ -180,14 +182,16 @@ class PluginClient(_Client):
             timeout: seconds after which the service counts as away; more than ``wait_seconds``.
 
         Raises:
-            Away: the service is not there, or did not answer.
-            NotReady, Quarantined, Held, InvalidRequest, LedgerFailure: as the service says.
+            Unavailable: the service is not there, or did not answer.
+            NotReady, Quarantined, DeviceBusy, InvalidRequest, LedgerFailure: as the service says.
         """
         request = pb.HandOverRequest(
             device_ids=device_ids, wait_seconds=wait_seconds, reserved_unseen=reserved_unseen, resource=resource
         )
-        call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(request, timeout=timeout, metadata=self._carried())
-        return await self._answer(call)
+        call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(
+            request, timeout=timeout, metadata=self._trace_metadata()
+        )
+        return await self._call(call)
 
 
 class ReadClient(_Client):
@@ -198,14 +202,12 @@ class ReadClient(_Client):
 
     async def devices(self) -> pb.ListDevicesResponse:
         """All devices as they are now."""
-        call: Awaitable[pb.ListDevicesResponse] = self._stub.ListDevices(
-            pb.ListDevicesRequest(), timeout=_ANSWER_SECONDS
-        )
-        return await self._answer(call)
+        call: Awaitable[pb.ListDevicesResponse] = self._stub.ListDevices(pb.ListDevicesRequest(), timeout=_CALL_TIMEOUT)
+        return await self._call(call)
 
     def watch_devices(self) -> AsyncGenerator[pb.ListDevicesResponse, None]:
-        """All devices as they are now, then again after every change; raises :class:`Away` when the service goes."""
-        return self._answers(self._stub.WatchDevices(pb.ListDevicesRequest()), endless=True)
+        """All devices as they are now, then again after every change; raises :class:`Unavailable` when the service goes."""
+        return self._stream(self._stub.WatchDevices(pb.ListDevicesRequest()), endless=True)
 
     async def history(
         self,
@@ -257,9 +259,9 @@ class ReadClient(_Client):
         )
         left = limit
         while True:
-            request.limit = _LONGEST_PAGE if left is None else min(_LONGEST_PAGE, left)
-            call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_ANSWER_SECONDS)
-            page = await self._answer(call)
+            request.limit = _MAX_PAGE_ENTRIES if left is None else min(_MAX_PAGE_ENTRIES, left)
+            call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_CALL_TIMEOUT)
+            page = await self._call(call)
             _check_order(request, page)
             yield page
             left = None if left is None else left - len(page.entries)
@@ -267,35 +269,35 @@ class ReadClient(_Client):
                 return
             request.before = page.next_before
 
-    async def info(self) -> pb.ServiceInfo:
+    async def service_info(self) -> pb.ServiceInfo:
         """What runs there, and whether its ledger takes hand-overs."""
-        call: Awaitable[pb.ServiceInfo] = self._stub.GetServiceInfo(pb.GetServiceInfoRequest(), timeout=_ANSWER_SECONDS)
-        return await self._answer(call)
+        call: Awaitable[pb.ServiceInfo] = self._stub.GetServiceInfo(pb.GetServiceInfoRequest(), timeout=_CALL_TIMEOUT)
+        return await self._call(call)
 
     async def reset_plan(self, device: str) -> pb.ResetPlan:
         """What a reset of ``device`` (UUID, unique prefix or index) would do and what blocks it; changes nothing.
 
         Raises:
             InvalidRequest: no such device.
-            Stuck, Lost, Unreadable: the device cannot be asked.
+            Stuck, DeviceLost, Unreadable: the device cannot be asked.
         """
         request = pb.GetResetPlanRequest(device=device)
-        call: Awaitable[pb.ResetPlan] = self._stub.GetResetPlan(request, timeout=_PLAN_SECONDS)
-        return await self._answer(call)
+        call: Awaitable[pb.ResetPlan] = self._stub.GetResetPlan(request, timeout=_SLOW_CALL_TIMEOUT)
+        return await self._call(call)
 
     async def certificate(self, id: str) -> pb.SignedCertificate:
         """The certificate that is called ``id``, as it was signed; raises :class:`InvalidRequest` when there is none."""
         request = pb.GetCertificateRequest(id=id)
-        call: Awaitable[pb.SignedCertificate] = self._stub.GetCertificate(request, timeout=_ANSWER_SECONDS)
-        return await self._answer(call)
+        call: Awaitable[pb.SignedCertificate] = self._stub.GetCertificate(request, timeout=_CALL_TIMEOUT)
+        return await self._call(call)
 
-    def audit(self, after: int = 0) -> AsyncGenerator[pb.AuditPage, None]:
+    def audit_pages(self, after: int = 0) -> AsyncGenerator[pb.AuditPage, None]:
         """The audit trail as of now, oldest first, without the rows up to sequence ``after``; at least one page.
 
         Raises:
             NotReady: rows were given up while they were read, to keep the trail bounded; ask again.
         """
-        return self._answers(self._stub.ReadAudit(pb.ReadAuditRequest(after=after)))
+        return self._stream(self._stub.ReadAudit(pb.ReadAuditRequest(after=after)))
 
 
 class AdminClient(_Client):
@@ -311,21 +313,21 @@ class AdminClient(_Client):
 
         Raises:
             InvalidRequest: no such device or path.
-            Held: the device is in use.
+            DeviceBusy: the device is in use.
         """
-        return self._answers(self._stub.Scrub(pb.ScrubRequest(device=device, path=path)))
+        return self._stream(self._stub.Scrub(pb.ScrubRequest(device=device, path=path)))
 
     async def quarantine(self, device: str, reason: str) -> pb.DeviceAnswer:
         """Take ``device`` out of service until a person releases it."""
         request = pb.QuarantineRequest(device=device, reason=reason)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.Quarantine(request, timeout=_ANSWER_SECONDS)
-        return await self._answer(call)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.Quarantine(request, timeout=_CALL_TIMEOUT)
+        return await self._call(call)
 
     async def unquarantine(self, device: str, reason: str) -> pb.DeviceAnswer:
         """Let ``device`` prove itself again."""
         request = pb.QuarantineRequest(device=device, reason=reason)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.Unquarantine(request, timeout=_ANSWER_SECONDS)
-        return await self._answer(call)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.Unquarantine(request, timeout=_CALL_TIMEOUT)
+        return await self._call(call)
 
     async def break_glass(self, device: str, seconds: float, reason: str) -> pb.DeviceAnswer:
         """For ``seconds`` from now refuse nothing for ``device``, whatever is known of it; 0 ends that at once.
@@ -337,34 +339,34 @@ class AdminClient(_Client):
                 quarantined.
         """
         request = pb.BreakGlassRequest(device=device, reason=reason, seconds=seconds)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.BreakGlass(request, timeout=_ANSWER_SECONDS)
-        return await self._answer(call)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.BreakGlass(request, timeout=_CALL_TIMEOUT)
+        return await self._call(call)
 
     def reset(self, device: str, reason: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
         """Reset ``device`` and scrub it; updates as :meth:`scrub`. Giving up the iteration ends neither.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            Held: it, or a device that is reset with it, is in use or being scrubbed, or something blocks the reset.
+            DeviceBusy: it, or a device that is reset with it, is in use or being scrubbed, or something blocks the reset.
             Refused: it can never be reset here, or the policy says never.
         """
-        return self._answers(self._stub.Reset(pb.ResetRequest(device=device, reason=reason)))
+        return self._stream(self._stub.Reset(pb.ResetRequest(device=device, reason=reason)))
 
     async def accept_baseline(
-        self, device: str, reason: str, shown: Mapping[str, str] | None = None
+        self, device: str, reason: str, expected_facts: Mapping[str, str] | None = None
     ) -> pb.DeviceAnswer:
         """From now on, what ``device`` is at present is what it should be.
 
         Args:
-            shown: its facts as the person who accepts them saw them; empty when nobody was shown any.
+            expected_facts: its facts as the person who accepts them saw them; empty when nobody was shown any.
 
         Raises:
             InvalidRequest: no such device, or no reason.
             Refused: it is something else than what was shown.
         """
-        request = pb.AcceptBaselineRequest(device=device, reason=reason, shown=shown)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.AcceptBaseline(request, timeout=_PLAN_SECONDS)
-        return await self._answer(call)
+        request = pb.AcceptBaselineRequest(device=device, reason=reason, shown=expected_facts)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.AcceptBaseline(request, timeout=_SLOW_CALL_TIMEOUT)
+        return await self._call(call)
 
 
 def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> None:
@@ -379,34 +381,39 @@ def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> 
         )
 
 
-def _unanswered(path: Path, code: grpc.StatusCode) -> ScrubberError:
+def _no_answer_error(path: Path, code: grpc.StatusCode) -> ScrubberError:
     """Why nobody answered on ``path``, as far as the path itself tells."""
     try:
         about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return Away(
+        return Unavailable(
             f"The scrub service is not there: {path} does not exist. "
             "Start it with scrubber serve, or give its directory with --socket.",
-            public=_AWAY,
+            public_message=_UNAVAILABLE_MESSAGE,
         )
     except PermissionError:
-        return _forbidden(path)
+        return _permission_error(path)
     if not stat.S_ISSOCK(about.st_mode):
-        return BadConfiguration(f"{path} is not a socket; give the directory of the service's sockets with --socket.")
+        return InvalidConfiguration(
+            f"{path} is not a socket; give the directory of the service's sockets with --socket."
+        )
     if not os.access(path, os.W_OK, effective_ids=True):
-        return _forbidden(path)
+        return _permission_error(path)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Away(f"The scrub service did not answer in time on {path}.", public=_AWAY)
-    if _listens(path):
-        return Away(
+        return Unavailable(f"The scrub service did not answer in time on {path}.", public_message=_UNAVAILABLE_MESSAGE)
+    if _has_listener(path):
+        return Unavailable(
             f"The scrub service on {path} closed the connection before it answered: it is stopping or restarting, or too "
             "many connections are open, of this user or in all. Close some if they are yours, and try again.",
-            public=_AWAY,
+            public_message=_UNAVAILABLE_MESSAGE,
         )
-    return Away(f"The scrub service is not there: nobody answers on {path}. Is scrubber serve running?", public=_AWAY)
+    return Unavailable(
+        f"The scrub service is not there: nobody answers on {path}. Is scrubber serve running?",
+        public_message=_UNAVAILABLE_MESSAGE,
+    )
 
 
-def _listens(path: Path) -> bool:
+def _has_listener(path: Path) -> bool:
     """Whether anybody accepts connections on ``path``; answers at once."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
@@ -418,14 +425,14 @@ def _listens(path: Path) -> bool:
     return True
 
 
-def _forbidden(path: Path) -> NotPermitted:
-    return NotPermitted(
-        f"uid {os.geteuid()} may not use {path}: call as root or as the user that the service runs as, {_lacking(path)}.",
-        public="The caller may not use the scrub service on this node.",
+def _permission_error(path: Path) -> PermissionDenied:
+    return PermissionDenied(
+        f"uid {os.geteuid()} may not use {path}: call as root or as the user that the service runs as, {_access_hint(path)}.",
+        public_message="The caller may not use the scrub service on this node.",
     )
 
 
-def _lacking(path: Path) -> str:
+def _access_hint(path: Path) -> str:
     """What would let this user in, as far as can be seen from outside."""
     flags = "--admin-group" if path.parent.name == Purpose.ADMIN else "--admin-group or --read-group"
     for place in (path.parent.parent, path.parent, path):

@@ -12,85 +12,84 @@ import math
 import os
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.baseline import Baseline, facts_of
+from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.device import Access, Device
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, Evidence, Finding, Path, ScrubRecord, StepResult
-from scrubber.domain.health import Cause
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.record import Glass, Grant
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.evidence import Certificate, Evidence, Finding, PathKind, ScrubRecord, StepResult
+from scrubber.domain.record import BreakGlass, Grant
+from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.statement import statement
+from scrubber.domain.states import Cause, Hygiene
 from scrubber.engine.views import (
     CertificateView,
     DeviceView,
-    Granted,
+    GrantedDevice,
     HandOverCall,
     NodeView,
     PodNotice,
-    ScrubNews,
+    ScrubUpdate,
     ServiceView,
 )
-from scrubber.ports.record import AuditRow, Head, HistoryEntry, TrailPage
+from scrubber.ports.record import AuditHead, AuditRow, HistoryEntry, TrailPage
 
 __all__ = [
-    "LONGEST_GLASS",
-    "LONGEST_REASON",
-    "LONGEST_WAIT",
-    "PluginPart",
-    "audit_page",
+    "MAX_BREAK_GLASS_SECONDS",
+    "MAX_REASON_CHARS",
+    "MAX_WAIT_SECONDS",
+    "SnapshotKey",
+    "audit_page_message",
     "certificate_message",
-    "device_list",
+    "device_list_message",
     "device_message",
-    "glass_seconds",
     "granted_message",
-    "hand_over_call",
-    "history_entry",
-    "offers_of",
-    "path_of",
-    "plugin_part",
+    "history_entry_message",
+    "parse_break_glass_seconds",
+    "parse_hand_over_call",
+    "parse_reason",
+    "parse_resource_mapping",
+    "parse_scrub_path",
     "progress_message",
-    "reason_of",
     "reset_plan_message",
     "scrub_message",
-    "service_info",
-    "signed_certificate",
-    "snapshot",
+    "service_info_message",
+    "signed_certificate_message",
+    "snapshot_key",
+    "snapshot_message",
 ]
 
-LONGEST_REASON = 500
+MAX_REASON_CHARS = 500
 """Characters of a reason: it is kept in the audit for good."""
-LONGEST_WAIT = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 """Seconds that a hand-over may ask to wait."""
-LONGEST_GLASS = 7 * 24 * 3600.0
+MAX_BREAK_GLASS_SECONDS = 7 * 24 * 3600.0
 """Seconds for which a glass may be asked to be broken; how many are granted, the policy says."""
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
+def parse_hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
     """The call that ``request`` asks for; whether its ids are known is the engine's to say.
 
     Raises:
         InvalidRequest: an impossible time, or an id in ``reserved_unseen`` that is not asked for.
     """
     wait = request.wait_seconds
-    if not math.isfinite(wait) or not 0 <= wait <= LONGEST_WAIT:
-        raise InvalidRequest(f"A hand-over waits between 0 and {LONGEST_WAIT:.0f} seconds, not {wait}.")
+    if not math.isfinite(wait) or not 0 <= wait <= MAX_WAIT_SECONDS:
+        raise InvalidRequest(f"A hand-over waits between 0 and {MAX_WAIT_SECONDS:.0f} seconds, not {wait}.")
     unseen = frozenset(request.reserved_unseen)
-    strangers = sorted(unseen - set(request.device_ids))
-    if strangers:
-        raise InvalidRequest(f"reserved_unseen names {', '.join(strangers)}, which this request does not ask for.")
+    unexpected = sorted(unseen - set(request.device_ids))
+    if unexpected:
+        raise InvalidRequest(f"reserved_unseen names {', '.join(unexpected)}, which this request does not ask for.")
     return HandOverCall(
         devices=tuple(request.device_ids),
         wait_seconds=wait or None,
-        reserved_unseen=unseen,
+        unreported_allocations=unseen,
         resource=request.resource,
     )
 
 
-def offers_of(request: pb.AnnounceRequest) -> dict[str, str]:
+def parse_resource_mapping(request: pb.AnnounceRequest) -> dict[str, str]:
     """Device by id; raises :class:`InvalidRequest` for an id that is announced twice."""
     offers = {offer.id: offer.device for offer in request.offers}
     if len(offers) != len(request.offers):
@@ -98,59 +97,59 @@ def offers_of(request: pb.AnnounceRequest) -> dict[str, str]:
     return offers
 
 
-def path_of(name: str) -> Path:
+def parse_scrub_path(name: str) -> PathKind:
     """The path that is called ``name``; raises :class:`InvalidRequest` for any other word."""
     try:
-        return Path(name)
+        return PathKind(name)
     except ValueError:
-        raise InvalidRequest(f"There is no path {name!r}; there are: {', '.join(Path)}.") from None
+        raise InvalidRequest(f"There is no path {name!r}; there are: {', '.join(PathKind)}.") from None
 
 
-def reason_of(
+def parse_reason(
     request: pb.QuarantineRequest | pb.BreakGlassRequest | pb.ResetRequest | pb.AcceptBaselineRequest,
 ) -> str:
     """Why a person acts, for the audit; raises :class:`InvalidRequest` for none, or one too long to keep."""
     reason: str = request.reason.strip()
     if not reason:
         raise InvalidRequest("Say why: the reason goes into the audit, and whoever comes next reads it.")
-    if len(reason) > LONGEST_REASON:
-        raise InvalidRequest(f"The reason has {len(reason)} characters; the audit takes {LONGEST_REASON}.")
+    if len(reason) > MAX_REASON_CHARS:
+        raise InvalidRequest(f"The reason has {len(reason)} characters; the audit takes {MAX_REASON_CHARS}.")
     return reason
 
 
-def glass_seconds(request: pb.BreakGlassRequest) -> float:
+def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
     """How long the glass is to be broken; 0 ends it. Raises :class:`InvalidRequest` for an impossible time."""
     seconds: float = request.seconds
-    if not 0 <= seconds <= LONGEST_GLASS:  # NaN is neither
+    if not 0 <= seconds <= MAX_BREAK_GLASS_SECONDS:  # NaN is neither
         raise InvalidRequest(
-            f"A glass is broken for a time between 0 (which ends it) and {LONGEST_GLASS:.0f} seconds, not {seconds}."
+            f"A glass is broken for a time between 0 (which ends it) and {MAX_BREAK_GLASS_SECONDS:.0f} seconds, not {seconds}."
         )
     return seconds
 
 
 # -- for the plugin ----------------------------------------------------------------------------------------------------
 
-PluginPart = tuple[bool, str, bool, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
+SnapshotKey = tuple[bool, str, bool, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
 """What of a node concerns the plugin; two equal ones need no second snapshot."""
 
 
-def plugin_part(view: NodeView) -> PluginPart:
+def snapshot_key(view: NodeView) -> SnapshotKey:
     """Everything that changes what the kubelet or a pod's owner is told, or a container is given, and nothing else."""
     devices = tuple(
-        (each.device, each.offered, each.record.health, _certified(each), _scrubbing(each), _refusal(each))
+        (each.device, each.advertised, each.record.health, _is_certified(each), _is_scrubbing(each), _refusal(each))
         for each in view.devices
     )
-    return (view.ready, view.epoch, view.envvar_refused, devices, view.notices)
+    return (view.ready, view.epoch, view.refuses_envvar, devices, view.notices)
 
 
-def snapshot(view: NodeView) -> pb.Snapshot:
+def snapshot_message(view: NodeView) -> pb.Snapshot:
     """All devices as the plugin sees them."""
     return pb.Snapshot(
         version=view.version,
         devices=[_snapshot_device(each) for each in view.devices],
         ready=view.ready,
         epoch=view.epoch,
-        envvar_refused=view.envvar_refused,
+        envvar_refused=view.refuses_envvar,
         notices=[_notice(each) for each in view.notices],
     )
 
@@ -162,7 +161,7 @@ def _notice(notice: PodNotice) -> pb.PodNotice:
         uid=notice.pod.uid or "",
         devices=notice.devices,
         reason=notice.reason,
-        sentence=_text(notice.sentence),
+        sentence=_utf8_text(notice.message),
         since=notice.since,
         evict=notice.evict,
     )
@@ -172,9 +171,9 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
     return pb.SnapshotDevice(
         id=view.device.id,
         index=view.device.index,
-        advertised=view.offered,
-        certified=_certified(view),
-        scrubbing=_scrubbing(view),
+        advertised=view.advertised,
+        certified=_is_certified(view),
+        scrubbing=_is_scrubbing(view),
         state=view.record.state,
         numa_node=view.device.numa_node,
         peers=sorted(view.device.peers),
@@ -188,23 +187,23 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
 
 def _refusal(view: DeviceView) -> str:
     """What a pod's status says of the device; nothing while it is offered, whatever is known of it."""
-    return "" if view.offered else view.refusal
+    return "" if view.advertised else view.refusal_message
 
 
 def _access(access: Access) -> pb.Access:
     return pb.Access(kind=access.kind.value, host_path=access.host_path, container_path=access.container_path)
 
 
-def _certified(view: DeviceView) -> bool:
+def _is_certified(view: DeviceView) -> bool:
     certificate = view.record.certificate
     return view.record.hygiene is Hygiene.CLEAN and certificate is not None and certificate.next_grant is None
 
 
-def _scrubbing(view: DeviceView) -> bool:
+def _is_scrubbing(view: DeviceView) -> bool:
     return view.record.hygiene is Hygiene.SCRUBBING
 
 
-def granted_message(granted: Granted) -> pb.GrantedDevice:
+def granted_message(granted: GrantedDevice) -> pb.GrantedDevice:
     """One device of a hand-over that was granted."""
     return pb.GrantedDevice(
         id=granted.device,
@@ -219,7 +218,7 @@ def granted_message(granted: Granted) -> pb.GrantedDevice:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def device_list(view: NodeView) -> pb.ListDevicesResponse:
+def device_list_message(view: NodeView) -> pb.ListDevicesResponse:
     """All devices as operators see them."""
     return pb.ListDevicesResponse(version=view.version, devices=[device_message(each) for each in view.devices])
 
@@ -231,7 +230,7 @@ def device_message(view: DeviceView) -> pb.Device:
     return pb.Device(
         id=device.id,
         index=device.index,
-        model=_text(device.model),
+        model=_utf8_text(device.model),
         memory_bytes=device.memory_bytes,
         state=record.state,
         hygiene=record.hygiene.value,
@@ -241,30 +240,35 @@ def device_message(view: DeviceView) -> pb.Device:
         tenant_namespace="" if holding is None else holding.pod.tenant,
         pod="" if holding is None else holding.pod.name,
         container="" if holding is None else holding.container,
-        grants=record.grants,
+        grants=record.grant_sequence,
         scrub=view.scrub or "",
         parent=device.parent or "",
         numa_node=device.numa_node,
         profile=device.profile or "",
         peers=sorted(device.peers),
-        traits={name: _text(value) for name, value in device.traits},
+        traits={name: _utf8_text(value) for name, value in device.traits},
         retry_at=record.retry_at or 0.0,
         kind="" if record.last_grant is None else record.last_grant.kind.value,
-        offered=view.offered,
+        offered=view.advertised,
         policy=view.policy.name,
         enforcement=view.policy.enforcement.value,
-        glass=None if record.glass is None else _glass(record.glass),
+        glass=None if record.break_glass is None else _break_glass(record.break_glass),
         failures=record.failures,
-        waits=_text(view.waits),
-        strangers=[_text(each) for each in view.strangers],
-        uninspected=[_text(each) for each in view.uninspected],
+        waits=_utf8_text(view.recovery_blocker),
+        strangers=[_utf8_text(each) for each in view.unauthorized_users],
+        uninspected=[_utf8_text(each) for each in view.uninspected_processes],
         tenancies=[_tenancy(each) for each in record.open_grants],
-        lasting=[pb.Lasting(code=_text(each.code), since=each.since) for each in record.lasting],
-        lifetime=dict(record.lifetime),
+        lasting=[pb.Lasting(code=_utf8_text(each.code), since=each.since) for each in record.warnings],
+        lifetime=dict(record.lifetime_counters),
         must_reset=record.must_reset,
         clean_scrubs=record.clean_scrubs,
-        strikes=[pb.Strike(at=each.at, code=each.code, tenant_namespace=each.tenant or "") for each in record.strikes],
-        attempts=[pb.Attempt(at=each.at, reset=each.reset, ordered=each.ordered) for each in record.attempts],
+        strikes=[
+            pb.Strike(at=each.at, code=each.code, tenant_namespace=each.tenant or "")
+            for each in record.recent_quarantines
+        ],
+        attempts=[
+            pb.Attempt(at=each.at, reset=each.reset, ordered=each.operator_ordered) for each in record.recovery_attempts
+        ],
         baseline=None if record.baseline is None else _baseline(device, record.baseline),
     )
 
@@ -285,28 +289,28 @@ def _tenancy(grant: Grant) -> pb.Tenancy:
 
 
 def _baseline(device: Device, baseline: Baseline) -> pb.Baseline:
-    expected, found = dict(baseline.facts), dict(facts_of(device))
+    expected, found = dict(baseline.facts), dict(baseline_facts(device))
     return pb.Baseline(
         at=baseline.at,
         actor=baseline.actor,
-        reason=_text(baseline.reason),
+        reason=_utf8_text(baseline.reason),
         facts=[
-            pb.Fact(name=name, expected=_text(expected.get(name, "")), found=_text(found.get(name, "")))
+            pb.Fact(name=name, expected=_utf8_text(expected.get(name, "")), found=_utf8_text(found.get(name, "")))
             for name in sorted(expected)
         ],
-        conditions=[pb.Fact(name=name, expected=_text(read)) for name, read in baseline.conditions],
+        conditions=[pb.Fact(name=name, expected=_utf8_text(read)) for name, read in baseline.conditions],
     )
 
 
-def _glass(glass: Glass) -> pb.Glass:
-    return pb.Glass(until=glass.until, reason=_text(glass.reason), actor=glass.actor)
+def _break_glass(glass: BreakGlass) -> pb.Glass:
+    return pb.Glass(until=glass.until, reason=_utf8_text(glass.reason), actor=glass.actor)
 
 
 def _cause(cause: Cause) -> pb.Cause:
     return pb.Cause(
         code=cause.code,
-        sentence=_text(cause.sentence),
-        way_back=cause.way_back.value,
+        sentence=_utf8_text(cause.message),
+        way_back=cause.recovery_method.value,
         since=cause.since,
         actor=cause.actor,
     )
@@ -325,8 +329,8 @@ def certificate_message(certificate: Certificate) -> pb.Certificate:
         next_grant=certificate.next_grant,
         path=certificate.path.value,
         scrub=certificate.scrub,
-        covered=[_text(each) for each in certificate.covered],
-        not_covered=[_text(each) for each in certificate.not_covered],
+        covered=[_utf8_text(each) for each in certificate.covered],
+        not_covered=[_utf8_text(each) for each in certificate.not_covered],
         policy=certificate.policy,
         policy_digest=certificate.policy_digest,
         issued_at=certificate.issued_at,
@@ -336,12 +340,12 @@ def certificate_message(certificate: Certificate) -> pb.Certificate:
     )
 
 
-def signed_certificate(found: CertificateView) -> pb.SignedCertificate:
+def signed_certificate_message(view: CertificateView) -> pb.SignedCertificate:
     """A certificate with what was signed of it, byte for byte, and what became of it."""
     return pb.SignedCertificate(
-        certificate=certificate_message(found.certificate),
-        payload=statement(found.certificate),
-        standing=found.standing.value,
+        certificate=certificate_message(view.certificate),
+        payload=statement(view.certificate),
+        standing=view.status.value,
     )
 
 
@@ -351,7 +355,7 @@ def scrub_message(scrub: ScrubRecord) -> pb.Scrub:
         id=scrub.id,
         device=scrub.device,
         path=scrub.path.value,
-        occasion=scrub.occasion.value,
+        occasion=scrub.trigger.value,
         started=scrub.started,
         ended=scrub.ended or 0.0,
         outcome="" if scrub.outcome is None else scrub.outcome.value,
@@ -368,7 +372,7 @@ def _step(result: StepResult) -> pb.StepResult:
         seconds=result.seconds,
         findings=[_finding(each) for each in result.findings],
         measured_json=_json(result.measured),
-        not_covered=[_text(each) for each in result.not_covered],
+        not_covered=[_utf8_text(each) for each in result.not_covered],
     )
 
 
@@ -377,22 +381,22 @@ def _finding(finding: Finding) -> pb.Finding:
         step=finding.step.value,
         code=finding.code,
         severity=finding.severity.value,
-        sentence=_text(finding.sentence),
+        sentence=_utf8_text(finding.message),
         evidence_json=_json(finding.evidence),
     )
 
 
-def progress_message(news: ScrubNews) -> pb.ScrubProgress:
+def progress_message(update: ScrubUpdate) -> pb.ScrubProgress:
     """How far a scrub is."""
-    progress = news.progress
+    progress = update.progress
     return pb.ScrubProgress(
-        scrub=news.scrub,
-        device=news.device,
-        step="" if news.step is None else news.step.value,
+        scrub=update.scrub,
+        device=update.device,
+        step="" if update.step is None else update.step.value,
         phase="" if progress is None else progress.phase,
         done_bytes=0 if progress is None else progress.done_bytes,
         total_bytes=0 if progress is None else progress.total_bytes,
-        joined=news.joined,
+        joined=update.joined,
     )
 
 
@@ -400,15 +404,15 @@ def reset_plan_message(plan: ResetPlan) -> pb.ResetPlan:
     """A plan, whole; ``unavailable`` is empty when the device can be reset here."""
     return pb.ResetPlan(
         device=plan.device,
-        method=_text(plan.method),
-        acts=[_text(each) for each in plan.acts],
-        unavailable=_text(plan.unavailable or ""),
-        blockers=[_text(each) for each in plan.blockers],
-        together=plan.together,
+        method=_utf8_text(plan.method),
+        acts=[_utf8_text(each) for each in plan.actions],
+        unavailable=_utf8_text(plan.unavailable or ""),
+        blockers=[_utf8_text(each) for each in plan.blockers],
+        together=plan.also_reset,
     )
 
 
-def history_entry(entry: HistoryEntry) -> pb.HistoryEntry:
+def history_entry_message(entry: HistoryEntry) -> pb.HistoryEntry:
     """One audit row, with the scrub and the certificate that it names."""
     event = entry.event
     return pb.HistoryEntry(
@@ -425,7 +429,7 @@ def history_entry(entry: HistoryEntry) -> pb.HistoryEntry:
     )
 
 
-def service_info(info: ServiceView) -> pb.ServiceInfo:
+def service_info_message(info: ServiceView) -> pb.ServiceInfo:
     """What runs here."""
     return pb.ServiceInfo(
         version=info.version,
@@ -436,33 +440,35 @@ def service_info(info: ServiceView) -> pb.ServiceInfo:
         policy=info.policy.name,
         policy_digest=info.policy.digest,
         enforcement=info.policy.enforcement.value,
-        ledger=_text(info.ledger),
+        ledger=_utf8_text(info.ledger_status),
         epoch=info.epoch,
         breaker=pb.Breaker(
-            resets=_text(info.breaker.resets),
-            resets_until=info.breaker.resets_until or 0.0,
-            soft=_text(info.breaker.soft),
-            waiting=sorted(info.breaker.waiting),
-            spared=sorted(info.breaker.spared),
+            resets=_utf8_text(info.breaker.resets_stopped_reason),
+            resets_until=info.breaker.resets_stopped_until or 0.0,
+            soft=_utf8_text(info.breaker.soft_signals_stopped_reason),
+            waiting=sorted(info.breaker.awaiting_reset),
+            spared=sorted(info.breaker.kept_in_service),
         ),
         key_id=info.key_id,
         public_key=info.public_key,
         audit_head=_head(info.audit_head),
-        places={name: _text(path) for name, path in info.places.items()},
-        policy_refused=_text(info.policy_refused),
-        kubelet=_text(info.kubelet),
+        places={name: _utf8_text(path) for name, path in info.paths.items()},
+        policy_refused=_utf8_text(info.policy_error),
+        kubelet=_utf8_text(info.kubelet_status),
         pid=os.getpid(),
         admin_group=info.admin_group,
         read_group=info.read_group,
     )
 
 
-def audit_page(page: TrailPage) -> pb.AuditPage:
+def audit_page_message(page: TrailPage) -> pb.AuditPage:
     """A part of the audit trail, as it is stored and hashed."""
-    return pb.AuditPage(pruned=_head(page.pruned), head=_head(page.head), rows=[_audit_row(each) for each in page.rows])
+    return pb.AuditPage(
+        pruned=_head(page.preceding_head), head=_head(page.head), rows=[_audit_row(each) for each in page.rows]
+    )
 
 
-def _head(head: Head) -> pb.AuditHead:
+def _head(head: AuditHead) -> pb.AuditHead:
     return pb.AuditHead(sequence=head.sequence, hash=head.hash)
 
 
@@ -484,5 +490,5 @@ def _json(values: Evidence) -> str:
     return json.dumps(dict(values), sort_keys=True)
 
 
-def _text(words: str) -> str:
-    return words.encode("utf-8", "replace").decode()
+def _utf8_text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

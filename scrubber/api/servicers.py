@@ -1,7 +1,7 @@
 """The three services, each a thin turn from messages to the engine and back.
 
 Promise: nothing is decided here. What the engine refuses passes through as its error, of which
-:mod:`scrubber.api.answering` makes a status, and a call that its caller gives up is cancelled in the engine, too.
+:mod:`scrubber.api.interceptor` makes a status, and a call that its caller gives up is cancelled in the engine, too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import grpc
 
 from scrubber.api import messages, scrubber_pb2_grpc
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.api.frontdoor import actor_of
-from scrubber.api.watching import Following
+from scrubber.api.peer_auth import authorized_actor
+from scrubber.api.view_streams import ViewStreams
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
-from scrubber.engine.views import DeviceView, ScrubNews, Service
+from scrubber.engine.views import DeviceView, ScrubUpdate, Service
 from scrubber.observability import event_names
 from scrubber.ports.record import HistoryEntry, HistoryQuery
 
@@ -30,36 +30,36 @@ __all__ = ["AdminServicer", "PluginServicer", "ReadServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_HISTORY = 100
-_LONGEST_HISTORY = 1000
-_LARGEST_ANSWER = 4 * 1024 * 1024
+_DEFAULT_HISTORY_LIMIT = 100
+_MAX_HISTORY_LIMIT = 1000
+_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Bytes that a client takes in one message unless it is told otherwise (gRPC's default)."""
-_FRAME = 16
+_ENTRY_OVERHEAD_BYTES = 16
 """Bytes that a message needs at most besides an entry itself: its tag and length, and ``next_before``."""
-_AT_A_TIME = 50
+_ENTRIES_PER_YIELD = 50
 """Entries that are put into messages before other calls have their turn."""
 
 
 class PluginServicer(scrubber_pb2_grpc.PluginServicer):
     """What the device plugin may do."""
 
-    def __init__(self, service: Service, following: Following) -> None:
+    def __init__(self, service: Service, streams: ViewStreams) -> None:
         self._service = service
-        self._following = following
+        self._streams = streams
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Context) -> pb.Snapshot:
-        return messages.snapshot(self._service.view())
+        return messages.snapshot_message(self._service.view())
 
     async def WatchSnapshots(
         self, request: pb.GetSnapshotRequest, context: Context
     ) -> AsyncGenerator[pb.Snapshot, None]:
-        told: messages.PluginPart | None = None
-        async with aclosing(self._following.views()) as views:
+        told: messages.SnapshotKey | None = None
+        async with aclosing(self._streams.views()) as views:
             async for view in views:
-                part = messages.plugin_part(view)
+                part = messages.snapshot_key(view)
                 if part != told:
                     told = part
-                    yield messages.snapshot(view)
+                    yield messages.snapshot_message(view)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
         scrubs = await self._service.reserve(tuple(request.device_ids), request.resource)
@@ -67,60 +67,60 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
 
     async def HandOver(self, request: pb.HandOverRequest, context: Context) -> pb.HandOverResponse:
         started = time.monotonic()
-        granted = await self._service.hand_over(messages.hand_over_call(request))
+        granted = await self._service.hand_over(messages.parse_hand_over_call(request))
         return pb.HandOverResponse(
             devices=[messages.granted_message(each) for each in granted], seconds=time.monotonic() - started
         )
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
-        await self._service.announce(request.resource, messages.offers_of(request))
+        await self._service.announce(request.resource, messages.parse_resource_mapping(request))
         return pb.AnnounceResponse()
 
 
 class ReadServicer(scrubber_pb2_grpc.ReadServicer):
     """State and history."""
 
-    def __init__(self, service: Service, following: Following) -> None:
+    def __init__(self, service: Service, streams: ViewStreams) -> None:
         self._service = service
-        self._following = following
+        self._streams = streams
 
     async def ListDevices(self, request: pb.ListDevicesRequest, context: Context) -> pb.ListDevicesResponse:
         view = self._service.view()
-        view.be_ready()
-        return messages.device_list(view)
+        view.require_ready()
+        return messages.device_list_message(view)
 
     async def WatchDevices(
         self, request: pb.ListDevicesRequest, context: Context
     ) -> AsyncGenerator[pb.ListDevicesResponse, None]:
-        async with aclosing(self._following.views()) as views:
+        async with aclosing(self._streams.views()) as views:
             async for view in views:
-                view.be_ready()
-                yield messages.device_list(view)
+                view.require_ready()
+                yield messages.device_list_message(view)
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
         """Newest first. A device that is no longer on the node is found by its whole id."""
-        if request.limit > _LONGEST_HISTORY:
-            raise InvalidRequest(f"At most {_LONGEST_HISTORY} entries of history are given at once.")
+        if request.limit > _MAX_HISTORY_LIMIT:
+            raise InvalidRequest(f"At most {_MAX_HISTORY_LIMIT} entries of history are given at once.")
         if not math.isfinite(request.since):
             raise InvalidRequest(f"History begins at a time in seconds since the epoch, not at {request.since}.")
         unknown: InvalidRequest | NotReady | None = None
         device = request.device or None
         if device is not None:
             try:
-                device = _named(self._service, device)
+                device = _resolve_device_id(self._service, device)
             except (InvalidRequest, NotReady) as error:
                 unknown = error
-        limit = request.limit or _HISTORY
+        limit = request.limit or _DEFAULT_HISTORY_LIMIT
         query = HistoryQuery(
             device=device,
             since=request.since or None,
             limit=limit,
             tenant=request.tenant or None,
             outcome=request.outcome or None,
-            events=event_names.asked_for(request.events),
+            events=event_names.validate_event_names(request.events),
             before=request.before or None,
         )
-        entries, more = await self._past(query)
+        entries, more = await self._read_history(query)
         if unknown is None or entries:
             return await _page(entries, more=more)
         # Of a device that is gone there may be nothing of what was asked for, which does not make its id a wrong one.
@@ -128,7 +128,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
             raise unknown
         return pb.GetHistoryResponse(next_before=0)
 
-    async def _past(self, query: HistoryQuery) -> tuple[Sequence[HistoryEntry], bool]:
+    async def _read_history(self, query: HistoryQuery) -> tuple[Sequence[HistoryEntry], bool]:
         """The entries that ``query`` asks for, and whether there are older ones."""
         try:
             entries = await self._service.history(replace(query, limit=query.limit + 1))
@@ -139,25 +139,25 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         return entries[: query.limit], len(entries) > query.limit
 
     async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
-        return messages.service_info(self._service.info())
+        return messages.service_info_message(self._service.service_view())
 
     async def GetResetPlan(self, request: pb.GetResetPlanRequest, context: Context) -> pb.ResetPlan:
         return messages.reset_plan_message(
-            await self._service.actions.reset_plan(_named(self._service, request.device))
+            await self._service.actions.reset_plan(_resolve_device_id(self._service, request.device))
         )
 
     async def GetCertificate(self, request: pb.GetCertificateRequest, context: Context) -> pb.SignedCertificate:
         if not request.id:
             raise InvalidRequest("Say which certificate: its id, as scrubber devices shows it.")
-        return messages.signed_certificate(await self._service.certificate(request.id))
+        return messages.signed_certificate_message(await self._service.certificate(request.id))
 
     async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> AsyncGenerator[pb.AuditPage, None]:
         pages = self._service.audit(request.after)
         try:
             async for page in pages:
-                yield messages.audit_page(page)
+                yield messages.audit_page_message(page)
         finally:
-            await _close(pages)
+            await _close_stream(pages)
 
 
 class AdminServicer(scrubber_pb2_grpc.AdminServicer):
@@ -167,55 +167,57 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
         self._service = service
 
     async def Scrub(self, request: pb.ScrubRequest, context: Context) -> AsyncGenerator[pb.ScrubUpdate, None]:
-        path = messages.path_of(request.path)
-        updates = self._service.actions.scrub(_named(self._service, request.device), path, actor_of(context.peer()))
+        path = messages.parse_scrub_path(request.path)
+        updates = self._service.actions.scrub(
+            _resolve_device_id(self._service, request.device), path, authorized_actor(context.peer())
+        )
         try:
             async for news in updates:
-                yield self._update(news)
+                yield self._update_message(news)
         finally:
-            await _close(updates)
+            await _close_stream(updates)
 
     async def Reset(self, request: pb.ResetRequest, context: Context) -> AsyncGenerator[pb.ScrubUpdate, None]:
-        reason, device = messages.reason_of(request), _named(self._service, request.device)
-        updates = self._service.actions.reset(device, reason, actor_of(context.peer()))
+        reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
+        updates = self._service.actions.reset(device, reason, authorized_actor(context.peer()))
         try:
             async for news in updates:
-                yield self._update(news)
+                yield self._update_message(news)
         finally:
-            await _close(updates)
+            await _close_stream(updates)
 
     async def AcceptBaseline(self, request: pb.AcceptBaselineRequest, context: Context) -> pb.DeviceAnswer:
-        reason, device = messages.reason_of(request), _named(self._service, request.device)
+        reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
         view = await self._service.actions.accept_baseline(
-            device, reason, actor_of(context.peer()), dict(request.shown)
+            device, reason, authorized_actor(context.peer()), dict(request.shown)
         )
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
-        reason, device = messages.reason_of(request), _named(self._service, request.device)
-        view = await self._service.actions.quarantine(device, reason, actor_of(context.peer()))
+        reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
+        view = await self._service.actions.quarantine(device, reason, authorized_actor(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def Unquarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
-        reason, device = messages.reason_of(request), _named(self._service, request.device)
-        view = await self._service.actions.unquarantine(device, reason, actor_of(context.peer()))
+        reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
+        view = await self._service.actions.unquarantine(device, reason, authorized_actor(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def BreakGlass(self, request: pb.BreakGlassRequest, context: Context) -> pb.DeviceAnswer:
-        reason, seconds = messages.reason_of(request), messages.glass_seconds(request)
-        device = _named(self._service, request.device)
-        view = await self._service.actions.break_glass(device, seconds, reason, actor_of(context.peer()))
+        reason, seconds = messages.parse_reason(request), messages.parse_break_glass_seconds(request)
+        device = _resolve_device_id(self._service, request.device)
+        view = await self._service.actions.break_glass(device, seconds, reason, authorized_actor(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
-    def _update(self, news: ScrubNews) -> pb.ScrubUpdate:
-        if news.finished is None:
-            return pb.ScrubUpdate(progress=messages.progress_message(news))
-        view = _view_of(self._service, news.device)
+    def _update_message(self, update: ScrubUpdate) -> pb.ScrubUpdate:
+        if update.finished is None:
+            return pb.ScrubUpdate(progress=messages.progress_message(update))
+        view = _view_of(self._service, update.device)
         result = pb.ScrubResult(
-            scrub=messages.scrub_message(news.finished),
-            certificate=None if news.certificate is None else messages.certificate_message(news.certificate),
+            scrub=messages.scrub_message(update.finished),
+            certificate=None if update.certificate is None else messages.certificate_message(update.certificate),
             device=None if view is None else messages.device_message(view),
-            unexplained=news.unexplained,
+            unexplained=update.unexplained_residue,
         )
         return pb.ScrubUpdate(result=result)
 
@@ -230,12 +232,12 @@ async def _page(entries: Sequence[HistoryEntry], *, more: bool) -> pb.GetHistory
         InvalidRequest: the first one alone is too large.
     """
     answer = pb.GetHistoryResponse(next_before=0)
-    room = _LARGEST_ANSWER
+    room = _MAX_MESSAGE_BYTES
     for number, each in enumerate(entries):
-        if number % _AT_A_TIME == _AT_A_TIME - 1:
+        if number % _ENTRIES_PER_YIELD == _ENTRIES_PER_YIELD - 1:
             await asyncio.sleep(0)
-        message = messages.history_entry(each)
-        room -= message.ByteSize() + _FRAME
+        message = messages.history_entry_message(each)
+        room -= message.ByteSize() + _ENTRY_OVERHEAD_BYTES
         if room < 0:
             break
         answer.entries.append(message)
@@ -247,22 +249,22 @@ async def _page(entries: Sequence[HistoryEntry], *, more: bool) -> pb.GetHistory
     return answer
 
 
-async def _close(answers: AsyncIterator[Any]) -> None:
+async def _close_stream(stream: AsyncIterator[Any]) -> None:
     """Let go of what a caller gave up, in this turn of the loop and not when it is collected."""
-    if isinstance(answers, AsyncGenerator):
-        await answers.aclose()
+    if isinstance(stream, AsyncGenerator):
+        await stream.aclose()
 
 
-def _named(service: Service, wanted: str) -> str:
-    """Id of the device that people call ``wanted``.
+def _resolve_device_id(service: Service, device: str) -> str:
+    """Id of the device that people call ``device``.
 
     Raises:
         InvalidRequest: it is none, or more than one.
         NotReady: the service is starting; it cannot say yet which devices there are.
     """
     view = service.view()
-    view.be_ready()
-    return find_device((each.device for each in view.devices), wanted).id
+    view.require_ready()
+    return find_device((each.device for each in view.devices), device).id
 
 
 def _view_of(service: Service, device: str) -> DeviceView | None:

@@ -12,14 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
 
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["LONGEST_PATH", "Purpose", "Sockets", "target"]
+__all__ = ["MAX_SOCKET_PATH_BYTES", "Purpose", "Sockets", "grpc_target"]
 
-LONGEST_PATH = 107
+MAX_SOCKET_PATH_BYTES = 107
 """Bytes of a Unix socket's path that Linux takes, without the closing zero (``sun_path``, unix(7))."""
 
-_LONGEST_BELOW = len("/door/a4294967295-ffff")
+_MAX_SUFFIX_BYTES = len("/door/a4294967295-ffff")
 """The longest name ever bound below the directory: the front door's end of a relayed connection."""
 
 
@@ -47,16 +47,16 @@ class Sockets:
 
     Args:
         directory: what ``--socket`` names.
-        group: operators: its members may use the admin and the read socket; None leaves both to the service's own user.
-        readers: its members may use the read socket, in the place of ``group``: who may act is in both, to see as well.
+        admin_group: operators: its members may use the admin and the read socket; None leaves both to the service's own user.
+        read_group: its members may use the read socket, in the place of ``admin_group``: who may act is in both, to see as well.
 
     Raises:
-        BadConfiguration: ``directory`` is too long for the sockets below it.
+        InvalidConfiguration: ``directory`` is too long for the sockets below it.
     """
 
     directory: Path
-    group: str | None = None
-    readers: str | None = None
+    admin_group: str | None = None
+    read_group: str | None = None
 
     def group_of(self, purpose: Purpose) -> str | None:
         """Whose members may use a socket, besides the service's own user."""
@@ -64,16 +64,16 @@ class Sockets:
             case Purpose.PLUGIN:
                 return None
             case Purpose.ADMIN:
-                return self.group
+                return self.admin_group
             case Purpose.READ:
-                return self.readers or self.group
+                return self.read_group or self.admin_group
 
     def __post_init__(self) -> None:
-        length, room = len(os.fsencode(self.directory)), LONGEST_PATH - _LONGEST_BELOW
+        length, room = len(os.fsencode(self.directory)), MAX_SOCKET_PATH_BYTES - _MAX_SUFFIX_BYTES
         if length > room:
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f"The socket directory {self.directory} has {length} bytes, and {room} leave room for the sockets: "
-                f"the path of a Unix socket has at most {LONGEST_PATH}. Give a shorter one with --socket."
+                f"the path of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}. Give a shorter one with --socket."
             )
 
     def path(self, purpose: Purpose) -> Path:
@@ -86,11 +86,11 @@ class Sockets:
         return self.directory / "lock"
 
     @property
-    def door(self) -> Path:
+    def internal_dir(self) -> Path:
         """The service's own directory, mode 0700: what the admin front door relays to."""
         return self.directory / "door"
 
 
-def target(path: Path) -> str:
+def grpc_target(path: Path) -> str:
     """``path`` as gRPC takes it. The library reads a target as a URI, so spaces, ``%``, ``?`` and ``#`` are quoted."""
     return "unix:" + quote(os.fsencode(path))

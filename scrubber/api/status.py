@@ -11,77 +11,109 @@ from dataclasses import dataclass
 
 import grpc
 
-from scrubber.domain import errors
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import (
-    Away,
-    BadConfiguration,
-    BeingReset,
+    AlreadyRunning,
+    DeviceBusy,
     DeviceFault,
-    Fatal,
-    Held,
+    DeviceLost,
+    DriverTimeout,
+    FatalError,
+    InvalidConfiguration,
     InvalidRequest,
     LedgerFailure,
-    Lost,
-    NotPermitted,
     NotReady,
+    PermissionDenied,
     Quarantined,
     Refused,
-    Retry,
+    ResetInProgress,
+    RetryableError,
     ScrubberError,
-    SecondInstance,
-    Stuck,
+    Unavailable,
     Unreadable,
 )
 
-__all__ = ["CLASS_KEY", "CODES", "CODE_KEY", "UNEXPECTED", "Status", "error_of", "status_of"]
+__all__ = [
+    "CLASS_KEY",
+    "CLASS_NAMES",
+    "CODE_KEY",
+    "GRPC_CODES",
+    "UNEXPECTED_ERROR_MESSAGE",
+    "RpcStatus",
+    "error_from_status",
+    "status_from_error",
+]
 
 CLASS_KEY = "scrubber-error"
-"""Trailing metadata: name of the class in :mod:`scrubber.domain.errors`."""
+"""Trailing metadata: the error's class in :mod:`scrubber.domain.errors`, as :data:`CLASS_NAMES` spells it."""
 CODE_KEY = "scrubber-code"
 """Trailing metadata: the error's ``code``."""
 
-CODES: Mapping[type[ScrubberError], grpc.StatusCode] = {
+GRPC_CODES: Mapping[type[ScrubberError], grpc.StatusCode] = {
     ScrubberError: grpc.StatusCode.INTERNAL,
-    Retry: grpc.StatusCode.UNAVAILABLE,
+    RetryableError: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
-    Away: grpc.StatusCode.UNAVAILABLE,
-    BeingReset: grpc.StatusCode.UNAVAILABLE,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    ResetInProgress: grpc.StatusCode.UNAVAILABLE,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     Quarantined: grpc.StatusCode.FAILED_PRECONDITION,
-    Held: grpc.StatusCode.FAILED_PRECONDITION,
-    NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    DeviceBusy: grpc.StatusCode.FAILED_PRECONDITION,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     DeviceFault: grpc.StatusCode.FAILED_PRECONDITION,
     Unreadable: grpc.StatusCode.FAILED_PRECONDITION,
-    Stuck: grpc.StatusCode.FAILED_PRECONDITION,
-    Lost: grpc.StatusCode.FAILED_PRECONDITION,
-    Fatal: grpc.StatusCode.FAILED_PRECONDITION,
-    BadConfiguration: grpc.StatusCode.FAILED_PRECONDITION,
-    SecondInstance: grpc.StatusCode.FAILED_PRECONDITION,
+    DriverTimeout: grpc.StatusCode.FAILED_PRECONDITION,
+    DeviceLost: grpc.StatusCode.FAILED_PRECONDITION,
+    FatalError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidConfiguration: grpc.StatusCode.FAILED_PRECONDITION,
+    AlreadyRunning: grpc.StatusCode.FAILED_PRECONDITION,
     LedgerFailure: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-UNEXPECTED = "The scrub service failed to answer; its log on the node says why."
+CLASS_NAMES: Mapping[type[ScrubberError], str] = {
+    ScrubberError: "ScrubberError",
+    RetryableError: "Retry",
+    NotReady: "NotReady",
+    Unavailable: "Away",
+    ResetInProgress: "BeingReset",
+    Refused: "Refused",
+    InvalidRequest: "InvalidRequest",
+    Quarantined: "Quarantined",
+    DeviceBusy: "Held",
+    PermissionDenied: "NotPermitted",
+    DeviceFault: "DeviceFault",
+    Unreadable: "Unreadable",
+    DriverTimeout: "Stuck",
+    DeviceLost: "Lost",
+    FatalError: "Fatal",
+    InvalidConfiguration: "BadConfiguration",
+    AlreadyRunning: "SecondInstance",
+    LedgerFailure: "LedgerFailure",
+}
+"""What the classes are called in metadata and in the log. It is part of the interface: a class may be renamed, these not."""
+
+UNEXPECTED_ERROR_MESSAGE = "The scrub service failed to answer; its log on the node says why."
 """All that a caller learns of an exception that nobody foresaw."""
 
-_FOREIGN: Mapping[grpc.StatusCode, type[ScrubberError]] = {
-    grpc.StatusCode.UNAVAILABLE: Away,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Away,
-    grpc.StatusCode.CANCELLED: Away,
+_LIBRARY_STATUSES: Mapping[grpc.StatusCode, type[ScrubberError]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,
-    grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.UNIMPLEMENTED: Refused,
 }
 """Statuses that the library makes by itself, so without our metadata."""
 
+_CLASSES = {name: each for each, name in CLASS_NAMES.items()}
+
 # A status travels in HTTP/2 headers, percent-encoded, and gRPC allows 8 KiB of those: a longer one is lost whole.
-_LONGEST_SENTENCE = 2000
+_MAX_MESSAGE_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class RpcStatus:
     """What ``context.abort`` takes."""
 
     code: grpc.StatusCode
@@ -89,21 +121,23 @@ class Status:
     metadata: tuple[tuple[str, str], ...]
 
 
-def status_of(error: Exception, *, public: bool) -> Status:
+def status_from_error(error: Exception, *, public: bool) -> RpcStatus:
     """The status that carries ``error``.
 
     Args:
-        public: the answer may end in a pod's status, so ``error.public`` is sent; else the operator's sentence.
+        public: the answer may end in a pod's status, so ``error.public_message`` is sent; else the operator's sentence.
     """
     if not isinstance(error, ScrubberError):
-        error = ScrubberError(UNEXPECTED, public=UNEXPECTED, code=ErrorCode.UNEXPECTED)
-    known = next(each for each in type(error).__mro__ if each in CODES)
+        error = ScrubberError(
+            UNEXPECTED_ERROR_MESSAGE, public_message=UNEXPECTED_ERROR_MESSAGE, code=ErrorCode.INTERNAL_ERROR
+        )
+    known = next(each for each in type(error).__mro__ if each in GRPC_CODES)
     code = error.code.encode("ascii", "replace").decode()
-    sentence = error.public if public else str(error)
-    return Status(CODES[known], _fitting(sentence), ((CLASS_KEY, known.__name__), (CODE_KEY, code)))
+    message = error.public_message if public else str(error)
+    return RpcStatus(GRPC_CODES[known], _truncate_message(message), ((CLASS_KEY, CLASS_NAMES[known]), (CODE_KEY, code)))
 
 
-def error_of(
+def error_from_status(
     code: grpc.StatusCode, details: str | None, metadata: Iterable[tuple[str, str | bytes]], *, public: bool
 ) -> ScrubberError:
     """The error that a status carries; for a status that the library made, the class that tells what to do about it.
@@ -112,18 +146,18 @@ def error_of(
         public: the status came over the plugin's socket, so that ``details`` may be shown to any tenant.
     """
     told = {key: value for key, value in metadata if isinstance(value, str)}
-    sentence = details or f"The scrub service answered {code.name.lower().replace('_', ' ')}, and nothing else."
+    message = details or f"The scrub service answered {code.name.lower().replace('_', ' ')}, and nothing else."
     name = told.get(CLASS_KEY)
     if name is None:
-        return _FOREIGN.get(code, ScrubberError)(sentence)
-    found = getattr(errors, name, ScrubberError) if name in errors.__all__ else ScrubberError
-    made: ScrubberError = found(sentence, public=sentence if public else None, code=told.get(CODE_KEY))
+        return _LIBRARY_STATUSES.get(code, ScrubberError)(message)
+    found = _CLASSES.get(name, ScrubberError)
+    made: ScrubberError = found(message, public_message=message if public else None, code=told.get(CODE_KEY))
     return made
 
 
-def _fitting(sentence: str) -> str:
-    """``sentence`` as UTF-8 that fits into a header. Words of a tenant (a process name, say) may be no text at all."""
-    encoded = sentence.encode("utf-8", "replace")
-    if len(encoded) <= _LONGEST_SENTENCE:
+def _truncate_message(message: str) -> str:
+    """``message`` as UTF-8 that fits into a header. Words of a tenant (a process name, say) may be no text at all."""
+    encoded = message.encode("utf-8", "replace")
+    if len(encoded) <= _MAX_MESSAGE_BYTES:
         return encoded.decode()
-    return encoded[:_LONGEST_SENTENCE].decode("utf-8", "ignore") + " …"
+    return encoded[:_MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + " …"

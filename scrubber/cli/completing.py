@@ -1,6 +1,6 @@
 """What may come next on a command line that is being written.
 
-A shell asks with each Tab (:mod:`scrubber.cli.completion` has its side). Promise: an answer comes soon or not at all, a
+A shell asks with each Tab (:mod:`scrubber.cli.commands.completion` has its side). Promise: an answer comes soon or not at all, a
 service that is away is passed over in silence, and no value has a character that means something to a shell.
 """
 
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from scrubber.cli.output import plain
+from scrubber.cli.render.output import printable
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["Candidate", "answer", "candidates"]
+__all__ = ["Candidate", "candidates", "completion_lines"]
 
-_PATIENCE = "0.3"
+_SERVICE_TIMEOUT = "0.3"
 """Seconds that the service has to say which devices there are, unless ``_SCRUBBER_PATIENCE`` says another number."""
 
-_HARMLESS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._/:=-]*")
-_SHIPPED_POLICIES = ("default", "strict", "trusted")
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._/:=-]*")
+_BUNDLED_POLICIES = ("default", "strict", "trusted")
 
 Command = TyperCommand | TyperGroup
 Parameter = TyperOption | TyperArgument
@@ -42,7 +42,9 @@ class Candidate:
     kind: str = "word"
 
 
-def answer(command: TyperGroup, shell: str, words: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+def completion_lines(
+    command: TyperGroup, shell: str, words: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[str]:
     """The lines that ``shell`` reads: kind, value and description, with tabs between them.
 
     Args:
@@ -58,8 +60,8 @@ def answer(command: TyperGroup, shell: str, words: Sequence[str], environment: M
     for each in candidates(command, words or [""]):
         if each.kind != "word":
             yield each.kind
-        elif _HARMLESS.fullmatch(each.value):
-            description = plain(" ".join(each.description.split()))
+        elif _SHELL_SAFE.fullmatch(each.value):
+            description = printable(" ".join(each.description.split()))
             yield "\t".join((each.kind, each.value[cut:], description))
 
 
@@ -76,53 +78,53 @@ def _split(line: str) -> list[str]:
     return [*words, ""] if not line or line[-1].isspace() else words
 
 
-def candidates(root: TyperGroup, words: Sequence[str]) -> Iterator[Candidate]:
-    """What may stand in the place of the last of ``words``."""
-    line = _Line(root)
-    *before, last = words
+def candidates(root: TyperGroup, typed: Sequence[str]) -> Iterator[Candidate]:
+    """What may stand in the place of the last of ``typed``."""
+    line = _ParsedLine(root)
+    *before, last = typed
     for word in before:
-        line.take(word)
+        line.add_word(word)
     if line.command is None:
         return
     name, equals, rest = last.partition("=")
     option = line.option(name) if equals else None
-    if line.waiting is not None:
-        yield from _values(line.waiting, last, line.given)
+    if line.pending_option is not None:
+        yield from _value_candidates(line.pending_option, last, line.option_values)
     elif option is not None:
-        for each in _values(option, rest, line.given):
+        for each in _value_candidates(option, rest, line.option_values):
             yield each if each.kind != "word" else Candidate(f"{name}={each.value}", each.description)
     elif last.startswith("-") and not line.arguments_only:
-        yield from _flags(line, last)
+        yield from _option_candidates(line, last)
     elif isinstance(line.command, TyperGroup):
-        yield from _commands(line.command, last)
+        yield from _command_candidates(line.command, last)
     else:
         argument = line.argument()
         if argument is not None:
-            yield from _values(argument, last, line.given)
+            yield from _value_candidates(argument, last, line.option_values)
 
 
 @dataclass(slots=True)
-class _Line:
+class _ParsedLine:
     """What the words so far came to.
 
     Attributes:
         command: whose words come next; None if there is no such command.
-        waiting: the option whose value is next.
-        given: values of options by their name, the last one each.
+        pending_option: the option whose value is next.
+        option_values: values of options by their name, the last one each.
     """
 
     command: Command | None
-    waiting: TyperOption | None = None
-    given: dict[str, str] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    arguments: int = 0
+    pending_option: TyperOption | None = None
+    option_values: dict[str, str] = field(default_factory=dict)
+    used_options: set[str] = field(default_factory=set)
+    argument_count: int = 0
     arguments_only: bool = False
 
-    def take(self, word: str) -> None:
+    def add_word(self, word: str) -> None:
         if self.command is None:
             return
-        if self.waiting is not None:
-            self.given[self.waiting.name], self.waiting = word, None
+        if self.pending_option is not None:
+            self.option_values[self.pending_option.name], self.pending_option = word, None
         elif word == "--" and not self.arguments_only:
             self.arguments_only = True
         elif word.startswith("-") and len(word) > 1 and not self.arguments_only:
@@ -130,9 +132,9 @@ class _Line:
         elif isinstance(self.command, TyperGroup):
             found = self.command.commands.get(word)
             self.command = found if isinstance(found, TyperCommand | TyperGroup) else None
-            self.used.clear()
+            self.used_options.clear()
         else:
-            self.arguments += 1
+            self.argument_count += 1
 
     def _flag(self, word: str) -> None:
         name, equals, value = word.partition("=")
@@ -141,11 +143,11 @@ class _Line:
         option = self.option(name)
         if option is None:
             return
-        self.used.add(option.name)
+        self.used_options.add(option.name)
         if equals:
-            self.given[option.name] = value
+            self.option_values[option.name] = value
         elif not option.is_flag:
-            self.waiting = option
+            self.pending_option = option
 
     def option(self, name: str) -> TyperOption | None:
         """The option that is called ``name``, such as ``--output``."""
@@ -158,12 +160,12 @@ class _Line:
         """The argument that is next; None if there is no more."""
         assert self.command is not None
         found = [each for each in self.command.params if isinstance(each, TyperArgument)]
-        if self.arguments < len(found):
-            return found[self.arguments]
+        if self.argument_count < len(found):
+            return found[self.argument_count]
         return found[-1] if found and found[-1].nargs == -1 else None
 
 
-def _commands(group: TyperGroup, begin: str) -> Iterator[Candidate]:
+def _command_candidates(group: TyperGroup, begin: str) -> Iterator[Candidate]:
     summaries: Mapping[str, str] = getattr(group, "summaries", {})
     for name in group.commands:
         if name.startswith(begin):
@@ -171,10 +173,10 @@ def _commands(group: TyperGroup, begin: str) -> Iterator[Candidate]:
             yield Candidate(name, text if text is not None else group.commands[name].get_short_help_str(80))
 
 
-def _flags(line: _Line, begin: str) -> Iterator[Candidate]:
+def _option_candidates(line: _ParsedLine, begin: str) -> Iterator[Candidate]:
     assert line.command is not None
     for each in line.command.params:
-        if isinstance(each, TyperOption) and not each.hidden and (each.multiple or each.name not in line.used):
+        if isinstance(each, TyperOption) and not each.hidden and (each.multiple or each.name not in line.used_options):
             for name in (*each.opts, *each.secondary_opts):
                 if name.startswith(begin) and (name.startswith("--") or begin == name):
                     yield Candidate(name, each.help or "")
@@ -182,20 +184,20 @@ def _flags(line: _Line, begin: str) -> Iterator[Candidate]:
         yield Candidate("--help", "Show what there is to say.")
 
 
-def _values(parameter: Parameter, begin: str, given: Mapping[str, str]) -> Iterator[Candidate]:
+def _value_candidates(parameter: Parameter, begin: str, given: Mapping[str, str]) -> Iterator[Candidate]:
     choices = parameter.type_descriptor.choices
     if choices:
         yield from (Candidate(str(each.value)) for each in choices if str(each.value).startswith(begin))
         return
-    match _wanted(parameter):
+    match _value_kind(parameter):
         case "DEVICE":
-            yield from (each for each in _devices(given) if each.value.startswith(begin))
+            yield from (each for each in _device_candidates(given) if each.value.startswith(begin))
         case "EVENT":
-            yield from (each for each in _events() if each.value.startswith(begin))
+            yield from (each for each in _event_candidates() if each.value.startswith(begin))
         case "CERT" | "CERTIFICATE":
-            yield from (each for each in _certificates(given) if each.value.startswith(begin))
+            yield from (each for each in _certificate_candidates(given) if each.value.startswith(begin))
         case "POLICY":
-            yield from (Candidate(name) for name in _SHIPPED_POLICIES if name.startswith(begin))
+            yield from (Candidate(name) for name in _BUNDLED_POLICIES if name.startswith(begin))
             yield Candidate(kind="files")
         case "DIR":
             yield Candidate(kind="directories")
@@ -203,7 +205,7 @@ def _values(parameter: Parameter, begin: str, given: Mapping[str, str]) -> Itera
             yield Candidate(kind="files")
 
 
-def _wanted(parameter: Parameter) -> str:
+def _value_kind(parameter: Parameter) -> str:
     """What the help calls the value, without what says how many of it: ``DEVICE``."""
     if isinstance(parameter, TyperOption) and "--policy" in parameter.opts:
         return "POLICY"
@@ -211,26 +213,26 @@ def _wanted(parameter: Parameter) -> str:
     return "" if word is None else word[0]
 
 
-def _devices(given: Mapping[str, str]) -> Iterator[Candidate]:
-    found = _asked(given)
+def _device_candidates(given: Mapping[str, str]) -> Iterator[Candidate]:
+    found = _fetch_devices(given)
     yield from (Candidate(each.index, f"{each.state}, {each.id}") for each in found)
     yield from (Candidate(each.id, f"{each.state}, index {each.index}") for each in found)
 
 
-def _events() -> Iterator[Candidate]:
-    from scrubber.observability.event_names import BEGINNINGS, EVENTS
+def _event_candidates() -> Iterator[Candidate]:
+    from scrubber.observability.event_names import AUDIT_EVENTS, EVENT_PREFIXES
 
-    yield from (Candidate(each, "all that begin so") for each in BEGINNINGS)
-    yield from map(Candidate, EVENTS)
+    yield from (Candidate(each, "all that begin so") for each in EVENT_PREFIXES)
+    yield from map(Candidate, AUDIT_EVENTS)
 
 
-def _certificates(given: Mapping[str, str]) -> Iterator[Candidate]:
-    for each in _asked(given):
+def _certificate_candidates(given: Mapping[str, str]) -> Iterator[Candidate]:
+    for each in _fetch_devices(given):
         if each.HasField("certificate"):
             yield Candidate(each.certificate.id, f"of device {each.index}, {each.state}")
 
 
-def _asked(given: Mapping[str, str]) -> Sequence[pb.Device]:
+def _fetch_devices(given: Mapping[str, str]) -> Sequence[pb.Device]:
     """The devices of the service; none if it does not say so in time."""
     import asyncio
 
@@ -239,7 +241,7 @@ def _asked(given: Mapping[str, str]) -> Sequence[pb.Device]:
 
     socket = Path(given.get("socket") or os.environ.get("SCRUBBER_SOCKET") or "/run/scrubber")
 
-    patience = float(os.environ.get("_SCRUBBER_PATIENCE", _PATIENCE))
+    patience = float(os.environ.get("_SCRUBBER_PATIENCE", _SERVICE_TIMEOUT))
 
     async def ask() -> Sequence[Any]:
         async with asyncio.timeout(patience), ReadClient(socket) as client:

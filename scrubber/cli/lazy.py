@@ -16,75 +16,78 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from scrubber.cli.examples import epilog
-from scrubber.cli.values import HELP_FLAGS, lighten, worded
+from scrubber.cli.parameters import HELP_FLAGS, skip_validation, to_command_line_error
 
-__all__ = ["Entry", "LazyGroup", "Section"]
+__all__ = ["CommandEntry", "HelpSection", "LazyGroup"]
 
 Command = TyperCommand | TyperGroup
 
 
-class Section(StrEnum):
+class HelpSection(StrEnum):
     """The headings of the summary, in the order in which people read them."""
 
-    LOOK = "Look"
-    ACT = "Act"
-    PROVE = "Prove"
+    INSPECT = "Look"
+    OPERATE = "Act"
+    VERIFY = "Prove"
     RUN = "Run"
     TRY = "Try"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """A command that is not loaded yet.
 
     Attributes:
         name: as it is typed.
-        module: below ``scrubber.cli``. It has an ``app`` that is the command's own group, or a function ``add_commands``.
+        module: below ``scrubber.cli.commands``. It has an ``app`` that is the command's own group, or a function
+            ``add_commands``.
         section: where the summary lists it.
         summary: the first sentence of what the command says of itself.
     """
 
     name: str
     module: str
-    section: Section
+    section: HelpSection
     summary: str
 
     def load(self) -> Command:
         """The command; this imports its module."""
-        module = importlib.import_module(f"scrubber.cli.{self.module}")
+        module = importlib.import_module(f"scrubber.cli.commands.{self.module}")
         own: typer.Typer | None = getattr(module, "app", None)
         if own is None:
             together = typer.Typer(rich_markup_mode=None)
             module.add_commands(together)
-            together.registered_commands = [each for each in together.registered_commands if _called(each) == self.name]
+            together.registered_commands = [
+                each for each in together.registered_commands if _command_name(each) == self.name
+            ]
             command = typer.main.get_group(together).commands[self.name]
         else:
             command = typer.main.get_group(own)
             command.name = self.name
         assert isinstance(command, TyperCommand | TyperGroup)
-        lighten(command)
-        _exemplify(command, self.name)
+        skip_validation(command)
+        _add_examples(command, self.name)
         return command
 
 
-def _called(info: typer.models.CommandInfo) -> str:
+def _command_name(info: typer.models.CommandInfo) -> str:
     """Return the name by which Typer makes the command: its own, or that of its function."""
     assert info.callback is not None
     return info.name or typer.main.get_command_name(info.callback.__name__)
 
 
-def _exemplify(command: Command, name: str) -> None:
+def _add_examples(command: Command, name: str) -> None:
     command.epilog = epilog(name)
     if isinstance(command, TyperGroup):
         for word, below in command.commands.items():
             assert isinstance(below, TyperCommand | TyperGroup)
-            _exemplify(below, f"{name} {word}")
+            _add_examples(below, f"{name} {word}")
 
 
-class _Loading(MutableMapping[str, Command]):
+class _LazyCommands(MutableMapping[str, Command]):
     """Commands by name, each loaded when it is first asked for."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[CommandEntry]) -> None:
         self._entries = {each.name: each for each in entries}
         self._loaded: dict[str, Command] = {}
 
@@ -114,12 +117,12 @@ class _Loading(MutableMapping[str, Command]):
 class LazyGroup(TyperGroup):
     """The commands of :attr:`entries`. To be subclassed with a table of them."""
 
-    entries: ClassVar[tuple[Entry, ...]] = ()
+    entries: ClassVar[tuple[CommandEntry, ...]] = ()
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        lighten(self)
-        self.commands: MutableMapping[str, Any] = _Loading(self.entries)
+        skip_validation(self)
+        self.commands: MutableMapping[str, Any] = _LazyCommands(self.entries)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As always, and ``help COMMAND`` is ``COMMAND --help``."""
@@ -133,7 +136,7 @@ class LazyGroup(TyperGroup):
             # What is missing is told by its own kind of error, which names it.
             if type(error) is not typer.BadParameter:
                 raise
-            raise worded(error) from error
+            raise to_command_line_error(error) from error
 
     @property
     def summaries(self) -> dict[str, str]:
@@ -146,7 +149,7 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the summary: a list for each section, all in the same columns."""
         width = max(len(each.name) for each in self.entries)
-        for section in Section:
+        for section in HelpSection:
             rows = [(each.name.ljust(width), each.summary) for each in self.entries if each.section is section]
             if rows:
                 with formatter.section(section.value):

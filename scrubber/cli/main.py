@@ -13,16 +13,16 @@ from typing import Any, NoReturn
 
 import typer
 
-from scrubber.cli.exits import Exit, exit_for
-from scrubber.cli.lasting import seldom
-from scrubber.cli.lazy import Entry, LazyGroup, Section
+from scrubber.cli.exit_codes import ExitCode, exit_code_for
+from scrubber.cli.gc_tuning import make_gc_rare
+from scrubber.cli.lazy import CommandEntry, HelpSection, LazyGroup
 from scrubber.cli.options import new_app
-from scrubber.cli.output import complain
+from scrubber.cli.render.output import print_error
 from scrubber.domain.errors import ScrubberError
 
 __all__ = ["app", "main"]
 
-_ASKING_SHELL = "_SCRUBBER_COMPLETE"
+_COMPLETION_SHELL = "_SCRUBBER_COMPLETE"
 """The environment variable in which a shell that completes a line says which one it is."""
 
 
@@ -30,31 +30,41 @@ class Commands(LazyGroup):
     """Every command, in the order of the summary."""
 
     entries = (
-        Entry("devices", "devices", Section.LOOK, "List the node's devices."),
-        Entry("device", "device", Section.LOOK, "Show everything about one device, with its history."),
-        Entry("history", "history", Section.LOOK, "Show what happened."),
-        Entry("reset-plan", "reset", Section.LOOK, "Show what a reset of a device would do."),
-        Entry("doctor", "doctor", Section.LOOK, "Look for what would undo a hand-over on this node."),
-        Entry("scrub", "scrub", Section.ACT, "Scrub devices that nobody has, or join the scrubs under way."),
-        Entry("reset", "reset", Section.ACT, "Reset a device that nobody has, and scrub it."),
-        Entry("quarantine", "acting", Section.ACT, "Take devices out of service until a person releases them."),
-        Entry("unquarantine", "acting", Section.ACT, "Let a device back in."),
-        Entry(
+        CommandEntry("devices", "devices", HelpSection.INSPECT, "List the node's devices."),
+        CommandEntry("device", "device", HelpSection.INSPECT, "Show everything about one device, with its history."),
+        CommandEntry("history", "history", HelpSection.INSPECT, "Show what happened."),
+        CommandEntry("reset-plan", "reset", HelpSection.INSPECT, "Show what a reset of a device would do."),
+        CommandEntry("doctor", "doctor", HelpSection.INSPECT, "Look for what would undo a hand-over on this node."),
+        CommandEntry(
+            "scrub", "scrub", HelpSection.OPERATE, "Scrub devices that nobody has, or join the scrubs under way."
+        ),
+        CommandEntry("reset", "reset", HelpSection.OPERATE, "Reset a device that nobody has, and scrub it."),
+        CommandEntry(
+            "quarantine", "quarantine", HelpSection.OPERATE, "Take devices out of service until a person releases them."
+        ),
+        CommandEntry("unquarantine", "quarantine", HelpSection.OPERATE, "Let a device back in."),
+        CommandEntry(
             "break-glass",
             "break_glass",
-            Section.ACT,
+            HelpSection.OPERATE,
             "Have a device handed out for a time whatever is known of it.",
         ),
-        Entry("baseline", "baseline", Section.ACT, "See what a device should be, and accept what it is now."),
-        Entry("certificate", "certificate", Section.PROVE, "Show, export and verify what was proved about devices."),
-        Entry("audit", "audit", Section.PROVE, "Verify, export and name the audit trail."),
-        Entry("policy", "policy", Section.PROVE, "Judge a policy before a node has it."),
-        Entry("serve", "serve", Section.RUN, "Run the scrub service."),
-        Entry("plugin", "serve", Section.RUN, "Run the device plugin."),
-        Entry("completion", "completion", Section.RUN, "Print what a shell loads to complete this command with Tab."),
-        Entry("version", "version", Section.RUN, "Say which version this is."),
-        Entry("demo", "serve", Section.TRY, "Tell the story of a hand-over."),
-        Entry("sim", "sim", Section.TRY, "Make and drive a simulated node."),
+        CommandEntry(
+            "baseline", "baseline", HelpSection.OPERATE, "See what a device should be, and accept what it is now."
+        ),
+        CommandEntry(
+            "certificate", "certificate", HelpSection.VERIFY, "Show, export and verify what was proved about devices."
+        ),
+        CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify, export and name the audit trail."),
+        CommandEntry("policy", "policy", HelpSection.VERIFY, "Judge a policy before a node has it."),
+        CommandEntry("serve", "serve", HelpSection.RUN, "Run the scrub service."),
+        CommandEntry("plugin", "serve", HelpSection.RUN, "Run the device plugin."),
+        CommandEntry(
+            "completion", "completion", HelpSection.RUN, "Print what a shell loads to complete this command with Tab."
+        ),
+        CommandEntry("version", "version", HelpSection.RUN, "Say which version this is."),
+        CommandEntry("demo", "serve", HelpSection.TRY, "Tell the story of a hand-over."),
+        CommandEntry("sim", "sim", HelpSection.TRY, "Make and drive a simulated node."),
     )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -73,45 +83,45 @@ app = new_app(
 
 
 @app.callback()
-def _nothing_of_its_own() -> None: ...
+def _root_callback() -> None: ...
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line ``argv`` (default: this process's own) and exit."""
-    seldom()
+    make_gc_rare()
     try:
         command = typer.main.get_command(app)
-        if (shell := os.environ.get(_ASKING_SHELL)) is not None:
+        if (shell := os.environ.get(_COMPLETION_SHELL)) is not None:
             _complete(command, shell, sys.argv[1:] if argv is None else argv)
         command(args=argv, prog_name="scrubber")
     except ScrubberError as error:
-        complain(str(error))
-        sys.exit(exit_for(error))
+        print_error(str(error))
+        sys.exit(exit_code_for(error))
     except ExceptionGroup as group:
         ours, others = group.split(ScrubberError)
         if ours is None or others is not None:
-            _confess(group)
+            _report_bug(group)
         causes = list(_leaves(ours))
         for cause in causes:
-            complain(str(cause))
-        sys.exit(exit_for(causes[0]))
+            print_error(str(cause))
+        sys.exit(exit_code_for(causes[0]))
     except OSError as error:
         about = f": {error.filename}" if error.filename is not None else ""
-        complain(f"{error.strerror or error}{about}.")
-        sys.exit(Exit.NEGATIVE)
+        print_error(f"{error.strerror or error}{about}.")
+        sys.exit(ExitCode.FAILED)
     except Exception as bug:  # noqa: BLE001 - above us is only the interpreter, which would print a traceback
-        _confess(bug)
+        _report_bug(bug)
     raise AssertionError("the command line ended without an exit code")
 
 
 def _complete(command: object, shell: str, words: Sequence[str]) -> NoReturn:
     """Answer a shell that wants to know what may come next."""
-    from scrubber.cli.completing import answer
+    from scrubber.cli.completing import completion_lines
 
     assert isinstance(command, LazyGroup)
-    for line in answer(command, shell, words, os.environ):
+    for line in completion_lines(command, shell, words, os.environ):
         print(line)
-    sys.exit(Exit.OK)
+    sys.exit(ExitCode.OK)
 
 
 def _leaves(group: ExceptionGroup[ScrubberError]) -> Iterator[ScrubberError]:
@@ -122,11 +132,11 @@ def _leaves(group: ExceptionGroup[ScrubberError]) -> Iterator[ScrubberError]:
             yield each
 
 
-def _confess(bug: Exception) -> NoReturn:
+def _report_bug(bug: Exception) -> NoReturn:
     if os.environ.get("SCRUBBER_TRACEBACK"):
         raise bug
-    complain(f"This is a fault of scrubber itself ({type(bug).__name__}: {bug}); SCRUBBER_TRACEBACK=1 shows where.")
-    sys.exit(Exit.NEGATIVE)
+    print_error(f"This is a fault of scrubber itself ({type(bug).__name__}: {bug}); SCRUBBER_TRACEBACK=1 shows where.")
+    sys.exit(ExitCode.FAILED)
 
 
 if __name__ == "__main__":

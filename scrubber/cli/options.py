@@ -13,8 +13,8 @@ from typing import Annotated, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from scrubber.cli.output import Output
-from scrubber.cli.values import HELP_FLAGS
+from scrubber.cli.parameters import HELP_FLAGS
+from scrubber.cli.render.output import OutputFormat
 
 __all__ = [
     "DeviceArgument",
@@ -46,7 +46,7 @@ def new_app(text: str, cls: type[TyperGroup] = TyperGroup, epilog: str | None = 
     )
 
 
-def _flag(parse: Callable[[object], _T], written: str | float) -> _T:
+def _parse_quantity(parse: Callable[[object], _T], written: str | float) -> _T:
     number = written.strip() if isinstance(written, str) else written
     if isinstance(number, str) and number.replace(".", "", 1).isdecimal():
         number = float(number) if "." in number else int(number)
@@ -56,30 +56,30 @@ def _flag(parse: Callable[[object], _T], written: str | float) -> _T:
         raise typer.BadParameter(f"{error}.") from error
 
 
-def seconds(written: str | float) -> float:
+def seconds(value: str | float) -> float:
     """A flag's value in seconds: ``30``, ``500ms``, ``2m``."""
     from scrubber.config.units import parse_seconds
 
-    return _flag(parse_seconds, written)
+    return _parse_quantity(parse_seconds, value)
 
 
-def size(written: str | float) -> int:
+def size(value: str | float) -> int:
     """A flag's value in bytes: ``256MiB``."""
     from scrubber.config.units import parse_size
 
-    return _flag(parse_size, written)
+    return _parse_quantity(parse_size, value)
 
 
-def device_name(written: str) -> str:
+def device_name(text: str) -> str:
     """What names a device, as a person copied it: a table that had no room for its id shows the beginning and "…"."""
-    return written.strip().removesuffix("…").removesuffix("...")
+    return text.strip().removesuffix("…").removesuffix("...")
 
 
-def directory(written: str | Path) -> Path:
+def directory(value: str | Path) -> Path:
     """A flag's value as a directory; an empty one, which would be the present directory, is no directory."""
-    if isinstance(written, str) and not written.strip():
+    if isinstance(value, str) and not value.strip():
         raise typer.BadParameter("a directory has a name; this is empty.")
-    return Path(written)
+    return Path(value)
 
 
 SocketOption = Annotated[
@@ -93,7 +93,7 @@ SocketOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    Output,
+    OutputFormat,
     typer.Option(
         "-o",
         "--output",

@@ -11,52 +11,60 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from scrubber.config.units import write_codes
-from scrubber.config.values import (
+from scrubber.config.units import format_codes
+from scrubber.config.value_formats import (
     CODES,
     DEVICE_SETTING,
     DNS_NAME,
     NAME,
+    NON_EMPTY_TEXT,
     RATE,
     RESOURCE,
     SIZE,
-    SOME_TEXT,
     SYSTEMD_UNIT,
+    Boolean,
     Choice,
+    Duration,
+    Integer,
     KeyFormat,
     ListOf,
     MappingOf,
-    Number,
-    Seconds,
-    Section,
-    Switch,
+    SectionFormat,
+    TimeWindow,
     ValueFormat,
-    Window,
     json_schema,
-    misfit,
-    read_checked,
+    read_document,
     refuse,
+    refuse_type,
 )
-from scrubber.config.yaml_lines import Located, Location, as_yaml
-from scrubber.domain.basis import HandOver
-from scrubber.domain.declaration import Contradiction, Declaration, ValueType, declarations, summary
-from scrubber.domain.diagnosis import CHECKS
-from scrubber.domain.policy import Override, Policy, Proof
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.config.yaml_document import Location, YamlDocument, dump_yaml
+from scrubber.domain.declaration import Declaration, InvalidSetting, ValueType, camel_case, declarations, summary
+from scrubber.domain.diagnostics import CHECK_NAMES
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.policy import Policy, PolicyOverride, RequiredProof
 
-__all__ = ["RuleSection", "policy_reference", "policy_schema", "read_policy", "section_of", "short_name", "written"]
+__all__ = [
+    "RuleSection",
+    "dump_policy",
+    "override_name",
+    "policy_reference",
+    "policy_schema",
+    "read_policy",
+    "rule_section",
+]
 
-_Written = dict[str, Any]
+_Document = dict[str, Any]
 """Keys as a file spells them, and what YAML can carry."""
 
 
-def read_policy(document: Located, name: str) -> Policy:
+def read_policy(document: YamlDocument, name: str) -> Policy:
     """Read a policy; ``name`` is how its file is called in messages. XIDs are those that the file names, digests are empty.
 
     Raises:
-        BadConfiguration: one line for each fault, in the order of the file.
+        InvalidConfiguration: one line for each fault, in the order of the file.
     """
-    found: Policy = read_checked(_FILE, document, name)
+    found: Policy = read_document(_FILE, document, name)
     return found
 
 
@@ -65,14 +73,14 @@ def policy_schema() -> dict[str, Any]:
     return json_schema(_FILE, "Scrub policy")
 
 
-def written(policy: Policy, table: Mapping[int, ErrorClass]) -> _Written:
+def dump_policy(policy: Policy, table: Mapping[int, ErrorClass]) -> _Document:
     """Return what a file with nothing left out would say. Reading it gives the same policy.
 
     Args:
         policy: as it was read from a file.
         table: the classes of the XIDs that need not be written.
     """
-    overrides = [_differences(each, policy) for each in policy.overrides]
+    overrides = [_override_document(each, policy) for each in policy.overrides]
     return {
         **_FILE.write(replace(policy, overrides=())),
         "xids": _xids(policy.error_classes, table),
@@ -80,7 +88,7 @@ def written(policy: Policy, table: Mapping[int, ErrorClass]) -> _Written:
     }
 
 
-def short_name(override: Override) -> str:
+def override_name(override: PolicyOverride) -> str:
     """What the file calls an override; its policy is called ``<policy>/<override>``."""
     return override.policy.name.partition("/")[2]
 
@@ -89,21 +97,21 @@ def short_name(override: Override) -> str:
 
 
 @dataclass(frozen=True)
-class RuleSection(Section):
+class RuleSection(SectionFormat):
     """The settings that a rule declares. Reading gives those that are written, by the names of the rule's fields.
 
     Attributes:
-        whole: nothing else changes the rule, so settings that exclude each other are refused at once.
+        is_complete: nothing else changes the rule, so settings that exclude each other are refused at once.
     """
 
     rule: type = object
-    whole: bool = True
+    is_complete: bool = True
 
-    def read(self, written: Any, where: Location) -> Any:
-        values = super().read(written, where)
+    def read(self, raw: Any, where: Location) -> Any:
+        values = super().read(raw, where)
         found = {name: values[each.key] for name, each in declarations(self.rule).items() if each.key in values}
-        if self.whole:
-            self.check(self.changed(self.rule(), found), where)
+        if self.is_complete:
+            self.check(self.merge(self.rule(), found), where)
         return found
 
     def check(self, rule: Any, where: Location) -> None:
@@ -112,18 +120,16 @@ class RuleSection(Section):
             return
         try:
             rule.check()
-        except Contradiction as error:
+        except InvalidSetting as error:
             refuse((*where, declarations(self.rule)[error.field].key), str(error))
 
     def write(self, value: Any) -> Any:
         kinds = self.kinds()
         return {each.key: kinds[name].write(getattr(value, name)) for name, each in declarations(self.rule).items()}
 
-    def changed(self, before: Any, after: Any) -> Any:
+    def merge(self, before: Any, after: Any) -> Any:
         kinds = self.kinds()
-        return replace(
-            before, **{name: kinds[name].changed(getattr(before, name), each) for name, each in after.items()}
-        )
+        return replace(before, **{name: kinds[name].merge(getattr(before, name), each) for name, each in after.items()})
 
     def kinds(self) -> dict[str, ValueFormat]:
         """Kinds by the names of the rule's fields, as they were declared."""
@@ -132,33 +138,34 @@ class RuleSection(Section):
 
 
 @dataclass(frozen=True)
-class _Proofs(Section):
+class _Proofs(SectionFormat):
     """For each kind of hand-over, what it must rest on."""
 
     check: Callable[[Any], None] | None = None
 
-    def read(self, written: Any, where: Location) -> dict[HandOver, Proof]:
-        proofs = {HandOver(kind): proof for kind, proof in super().read(written, where).items()}
+    def read(self, raw: Any, where: Location) -> dict[HandOverKind, RequiredProof]:
+        values = super().read(raw, where)
+        proofs = {kind: values[camel_case(kind)] for kind in HandOverKind if camel_case(kind) in values}
         try:
             if self.check is not None:
                 self.check(proofs)
-        except Contradiction as error:
+        except InvalidSetting as error:
             refuse((*where, error.field), str(error))
         return proofs
 
     def write(self, value: Any) -> Any:
-        return {kind.value: proof.value for kind, proof in value.items()}
+        return {camel_case(kind): proof.value for kind, proof in value.items()}
 
-    def changed(self, before: Any, after: Any) -> Any:
+    def merge(self, before: Any, after: Any) -> Any:
         return {**before, **after}
 
 
 @dataclass(frozen=True)
-class _Xids(Section):
+class _Xids(SectionFormat):
     """By class, the codes that have it. Reading gives the class of each code."""
 
-    def read(self, written: Any, where: Location) -> dict[int, ErrorClass]:
-        lists = super().read(written, where)
+    def read(self, raw: Any, where: Location) -> dict[int, ErrorClass]:
+        lists = super().read(raw, where)
         classes: dict[int, ErrorClass] = {}
         for kind in ErrorClass:
             for position, codes in enumerate(lists.get(kind.value, ())):
@@ -171,22 +178,22 @@ class _Xids(Section):
         return classes
 
     def write(self, value: Any) -> Any:
-        lists = {kind.value: write_codes(code for code, each in value.items() if each is kind) for kind in ErrorClass}
+        lists = {kind.value: format_codes(code for code, each in value.items() if each is kind) for kind in ErrorClass}
         return {name: codes for name, codes in lists.items() if codes}
 
-    def changed(self, before: Any, after: Any) -> Any:
+    def merge(self, before: Any, after: Any) -> Any:
         return {**before, **after}
 
 
-class _ServiceAccount(Section):
+class _ServiceAccount(SectionFormat):
     """A namespace and a service account."""
 
-    def read(self, written: Any, where: Location) -> tuple[str, str]:
-        values = super().read(written, where)
-        return (values["namespace"], values["service-account"])
+    def read(self, raw: Any, where: Location) -> tuple[str, str]:
+        values = super().read(raw, where)
+        return (values["namespace"], values["serviceAccount"])
 
     def write(self, value: Any) -> Any:
-        return {"namespace": value[0], "service-account": value[1]}
+        return {"namespace": value[0], "serviceAccount": value[1]}
 
 
 class _SecondsByCondition(MappingOf):
@@ -195,25 +202,25 @@ class _SecondsByCondition(MappingOf):
     def write(self, value: Any) -> Any:
         return {code: self.kind.write(value.get(code)) for code in self.known}
 
-    def changed(self, before: Any, after: Any) -> Any:
+    def merge(self, before: Any, after: Any) -> Any:
         return {code: seconds for code, seconds in sorted({**before, **after}.items()) if seconds is not None}
 
 
 class _Floors(ValueFormat):
     """For patterns of model names, the least rate of each check: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
 
-    def read(self, written: Any, where: Location) -> dict[str, dict[str, float]]:
-        if not isinstance(written, dict):
-            refuse(where, 'floors are patterns of model names, each with its checks below it, such as "NVIDIA H200*"')
+    def read(self, raw: Any, where: Location) -> dict[str, dict[str, float]]:
+        if not isinstance(raw, dict):
+            refuse(where, 'these are patterns of model names, each with its checks below it, such as "NVIDIA H200*"')
         floors: dict[str, dict[str, float]] = {}
-        for model, rates in written.items():
+        for model, rates in raw.items():
             if not isinstance(rates, dict):
-                message = f"write checks below the pattern, each with its rate; known are {', '.join(CHECKS)}"
+                message = f"write checks below the pattern, each with its rate; known are {', '.join(CHECK_NAMES)}"
                 refuse((*where, model), message)
             floors[model] = {}
             for check, rate in rates.items():
-                if check not in CHECKS:
-                    refuse((*where, model, check), f"this is not a check; known are {', '.join(CHECKS)}")
+                if check not in CHECK_NAMES:
+                    refuse((*where, model, check), f"this is not a check; known are {', '.join(CHECK_NAMES)}")
                 floors[model][check] = float(RATE.read(rate, (*where, model, check)))
         return floors
 
@@ -223,12 +230,12 @@ class _Floors(ValueFormat):
         }
 
     def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": {"propertyNames": {"enum": list(CHECKS)}}}
+        return {"type": "object", "additionalProperties": {"propertyNames": {"enum": list(CHECK_NAMES)}}}
 
-    def default(self, value: Any) -> Any:
+    def schema_default(self, value: Any) -> Any:
         return {}
 
-    def changed(self, before: Any, after: Any) -> Any:
+    def merge(self, before: Any, after: Any) -> Any:
         """Of the patterns the first that fits counts, so an override's own come first."""
         return {**after, **{model: rates for model, rates in before.items() if model not in after}}
 
@@ -237,27 +244,27 @@ class _Floors(ValueFormat):
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _OverrideEntry:
     """An override as it is written: for which devices, and what it changes, by the names of a policy's fields."""
 
     name: str
     devices: Mapping[str, tuple[str, ...]]
     changes: Mapping[str, Any]
 
-    def hides(self, later: _Entry) -> bool:
+    def shadows(self, later: _OverrideEntry) -> bool:
         """Return whether this fits every device that ``later`` fits."""
         mine, others = self.devices, later.devices
-        wider = all(_all_within(others[each], mine[each]) for each in ("models", "nodes"))
+        wider = all(_are_patterns_within(others[each], mine[each]) for each in ("models", "nodes"))
         resources = {*mine["resources"]}
         return wider and (not resources or (bool(others["resources"]) and {*others["resources"]} <= resources))
 
 
-class _OverrideSection(Section):
+class _OverrideSection(SectionFormat):
     """What differs for some devices."""
 
-    def read(self, written: Any, where: Location) -> _Entry:
-        values = super().read(written, where)
-        devices = {name: values.get(each.key, ()) for name, each in declarations(Override).items()}
+    def read(self, raw: Any, where: Location) -> _OverrideEntry:
+        values = super().read(raw, where)
+        devices = {name: values.get(each.key, ()) for name, each in declarations(PolicyOverride).items()}
         if not any(devices.values()):
             message = (
                 f'the override "{values["name"]}" says for no devices; write models: ["NVIDIA H200*"], '
@@ -266,22 +273,22 @@ class _OverrideSection(Section):
             refuse(where, message)
         declared = declarations(Policy).items()
         changes = {name: values[each.key] for name, each in declared if each.key in values and name != "name"}
-        return _Entry(values["name"], devices, changes)
+        return _OverrideEntry(values["name"], devices, changes)
 
 
 class _Overrides(ListOf):
     """Overrides, each of which has a name of its own and is the first that fits some device."""
 
-    def read(self, written: Any, where: Location) -> Collection[_Entry]:
-        if not isinstance(written, list):
-            misfit(written, where, f"write a list, each entry with a name, such as {self.example}")
-        entries = super().read(written, where)
+    def read(self, raw: Any, where: Location) -> Collection[_OverrideEntry]:
+        if not isinstance(raw, list):
+            refuse_type(raw, where, f"write a list, each entry with a name, such as {self.example}")
+        entries = super().read(raw, where)
         for position, later in enumerate(entries):
             for earlier in [*entries][:position]:
                 at = (*where, position, "name")
                 if earlier.name == later.name:
                     refuse(at, f'two overrides are called "{later.name}"; give one of them another name')
-                if earlier.hides(later):
+                if earlier.shadows(later):
                     message = (
                         f'"{later.name}" never counts: "{earlier.name}" comes first and fits all of its devices; '
                         f'put it before "{earlier.name}", or remove it'
@@ -290,14 +297,14 @@ class _Overrides(ListOf):
         return entries
 
 
-def _all_within(patterns: Sequence[str], wider: Sequence[str]) -> bool:
+def _are_patterns_within(patterns: Sequence[str], wider: Sequence[str]) -> bool:
     """Return whether what ``patterns`` match, one of the ``wider`` ones is sure to match; no pattern matches everything."""
     if not wider or "*" in wider:
         return True
-    return bool(patterns) and all(any(_within(one, each) for each in wider) for one in patterns)
+    return bool(patterns) and all(any(_is_pattern_within(one, each) for each in wider) for one in patterns)
 
 
-def _within(pattern: str, wider: str) -> bool:
+def _is_pattern_within(pattern: str, wider: str) -> bool:
     """Return whether what ``pattern`` matches, ``wider`` is sure to match."""
     if pattern == wider:
         return True
@@ -310,16 +317,18 @@ def _within(pattern: str, wider: str) -> bool:
 class _PolicyFile(RuleSection):
     """A whole file. Reading gives the policy."""
 
-    def read(self, written: Any, where: Location) -> Policy:
-        values = super().read(written, where)
-        entries: Sequence[_Entry] = values.pop("overrides", ())
-        policy: Policy = self.changed(Policy(), values)
-        overrides = [Override(self._overridden(policy, entry, at), **entry.devices) for at, entry in enumerate(entries)]
+    def read(self, raw: Any, where: Location) -> Policy:
+        values = super().read(raw, where)
+        entries: Sequence[_OverrideEntry] = values.pop("overrides", ())
+        policy: Policy = self.merge(Policy(), values)
+        overrides = [
+            PolicyOverride(self._apply_override(policy, entry, at), **entry.devices) for at, entry in enumerate(entries)
+        ]
         return replace(policy, overrides=tuple(overrides))
 
-    def _overridden(self, policy: Policy, entry: _Entry, position: int) -> Policy:
+    def _apply_override(self, policy: Policy, entry: _OverrideEntry, position: int) -> Policy:
         """``policy`` as ``entry`` changes it. What it changes may fit its own settings, and not those of the file."""
-        changed: Policy = self.changed(policy, {**entry.changes, "name": f"{policy.name}/{entry.name}"})
+        changed: Policy = self.merge(policy, {**entry.changes, "name": f"{policy.name}/{entry.name}"})
         for name, kind in self.kinds().items():
             if isinstance(kind, RuleSection):
                 kind.check(getattr(changed, name), ("overrides", position, declarations(Policy)[name].key))
@@ -329,7 +338,7 @@ class _PolicyFile(RuleSection):
 # --- from a declaration to its kind -------------------------------------------------------------------------------------
 
 
-def section_of(rule: type, name: str) -> RuleSection:
+def rule_section(rule: type, name: str) -> RuleSection:
     """Return the section of a file that ``rule`` declares; ``name`` is its name in the JSON schema.
 
     What an override may change comes first.
@@ -340,19 +349,20 @@ def section_of(rule: type, name: str) -> RuleSection:
 
 def _key(declared: Declaration) -> KeyFormat:
     kind = _KINDS[declared.type](declared)
-    if isinstance(kind, Section):
+    if isinstance(kind, SectionFormat):
         return KeyFormat(declared.key, kind)
     default = ... if declared.required else declared.default
     return KeyFormat(declared.key, kind, declared.description, default, required=declared.required)
 
 
 def _name(declared: Declaration) -> str:
-    return f"{declared.key.title().replace('-', '')}Section"
+    return f"{declared.key[:1].upper()}{declared.key[1:]}Section"
 
 
 def _proofs(declared: Declaration) -> ValueFormat:
     keys = (
-        KeyFormat(kind.value, Choice(Proof), text, declared.default[kind]) for kind, text in declared.entries.items()
+        KeyFormat(camel_case(kind), Choice(RequiredProof), text, declared.default[kind])
+        for kind, text in declared.entries.items()
     )
     return _Proofs(_name(declared), declared.description, tuple(keys), check=declared.check)
 
@@ -363,13 +373,13 @@ def _xids_by_class(declared: Declaration) -> ValueFormat:
 
 
 def _seconds(declared: Declaration) -> ValueFormat:
-    return Seconds(declared.minimum or 0, or_never=declared.optional)
+    return Duration(declared.minimum or 0, or_never=declared.optional)
 
 
 def _number(declared: Declaration) -> ValueFormat:
     assert declared.minimum is not None
     assert declared.maximum is not None
-    return Number(declared.minimum, declared.maximum)
+    return Integer(declared.minimum, declared.maximum)
 
 
 def _list_of(kind: ValueFormat, declared: Declaration, collection: type[Collection[Any]] = tuple) -> ValueFormat:
@@ -382,7 +392,7 @@ _SERVICE_ACCOUNT = _ServiceAccount(
     (
         KeyFormat("namespace", DNS_NAME, "The pod's namespace.", required=True, example="gpu-operator"),
         KeyFormat(
-            "service-account", DNS_NAME, "The pod's service account.", required=True, example="nvidia-dcgm-exporter"
+            "serviceAccount", DNS_NAME, "The pod's service account.", required=True, example="nvidia-dcgm-exporter"
         ),
     ),
 )
@@ -404,22 +414,22 @@ _CONDITIONS = (
 """The soft conditions of all backends, which a file names by code."""
 
 _KINDS: Mapping[ValueType, Callable[[Declaration], ValueFormat]] = {
-    ValueType.SECTION: lambda each: section_of(type(each.default), _name(each)),
-    ValueType.SWITCH: lambda _: Switch(),
-    ValueType.WORD: lambda each: Choice(type(each.default)),
+    ValueType.SECTION: lambda each: rule_section(type(each.default), _name(each)),
+    ValueType.BOOLEAN: lambda _: Boolean(),
+    ValueType.ENUM: lambda each: Choice(type(each.default)),
     ValueType.NAME: lambda _: NAME,
-    ValueType.COUNT: _number,
+    ValueType.INTEGER: _number,
     ValueType.CELSIUS: _number,
     ValueType.PERCENT: _number,
     ValueType.SECONDS: _seconds,
     ValueType.BYTES: lambda _: SIZE,
     ValueType.PER_SECOND: lambda _: RATE,
-    ValueType.TIME_OF_DAY: lambda _: Window(),
-    ValueType.PATTERNS: lambda each: _list_of(SOME_TEXT, each),
+    ValueType.TIME_OF_DAY: lambda _: TimeWindow(),
+    ValueType.PATTERNS: lambda each: _list_of(NON_EMPTY_TEXT, each),
     ValueType.RESOURCES: lambda each: _list_of(RESOURCE, each),
     ValueType.SYSTEMD_UNITS: lambda each: _list_of(SYSTEMD_UNIT, each, frozenset),
     ValueType.SERVICE_ACCOUNTS: lambda each: _list_of(_SERVICE_ACCOUNT, each, frozenset),
-    ValueType.SECONDS_BY_CONDITION: lambda _: _SecondsByCondition(Seconds(0, or_never=True), _CONDITIONS),
+    ValueType.SECONDS_BY_CONDITION: lambda _: _SecondsByCondition(Duration(0, or_never=True), _CONDITIONS),
     ValueType.PER_SECOND_BY_MODEL: lambda _: _Floors(),
     ValueType.PROOF_BY_HAND_OVER: _proofs,
     ValueType.DEVICE_SETTINGS: lambda _: MappingOf(DEVICE_SETTING),
@@ -428,22 +438,22 @@ _KINDS: Mapping[ValueType, Callable[[Declaration], ValueFormat]] = {
 }
 
 
-def _override_section() -> Section:
+def _override_section() -> SectionFormat:
     policy = declarations(Policy).values()
-    of_devices = (replace(_key(each), default=...) for each in declarations(Override).values())
+    of_devices = (replace(_key(each), default=...) for each in declarations(PolicyOverride).values())
     (name, *others) = (_in_override(each) for each in policy if each.overridable)
     elsewhere: dict[tuple[str, ...], str] = {
         (each.key,): "the policy itself" for each in policy if not each.overridable
     }
     for each in policy:
         if each.type is ValueType.SECTION and each.overridable and not each.in_override:
-            elsewhere |= {(each.key, key): each.key for key in _of_the_node(each)}
+            elsewhere |= {(each.key, key): each.key for key in _node_level_keys(each)}
     return _OverrideSection(
         "OverrideSection",
         "What differs for some devices. Keys that are not written are as in the rest of the file.",
         (name, *of_devices, *others),
-        elsewhere=elsewhere,
-        more={"anyOf": [{"required": [each.key]} for each in declarations(Override).values()]},
+        misplaced_keys=elsewhere,
+        extra_schema={"anyOf": [{"required": [each.key]} for each in declarations(PolicyOverride).values()]},
     )
 
 
@@ -452,18 +462,18 @@ def _in_override(declared: Declaration) -> KeyFormat:
     key = replace(_key(declared), default=...)
     if not isinstance(key.kind, RuleSection):
         return replace(key, description=key.description and (declared.in_override or key.description))
-    kind = replace(key.kind, whole=False)
+    kind = replace(key.kind, is_complete=False)
     if declared.in_override:
-        of_node = _of_the_node(declared)
+        of_node = _node_level_keys(declared)
         elsewhere: dict[tuple[str, ...], str] = {(each,): declared.key for each in of_node}
         keys = tuple(each for each in kind.keys if each.name not in of_node)
         kind = replace(
-            kind, name=f"Override{kind.name}", description=declared.in_override, keys=keys, elsewhere=elsewhere
+            kind, name=f"Override{kind.name}", description=declared.in_override, keys=keys, misplaced_keys=elsewhere
         )
     return replace(key, kind=kind)
 
 
-def _of_the_node(section: Declaration) -> list[str]:
+def _node_level_keys(section: Declaration) -> list[str]:
     """The keys of a section that no override changes."""
     rule: type = type(section.default)
     return [each.key for each in declarations(rule).values() if not each.overridable]
@@ -478,7 +488,7 @@ def _file() -> _PolicyFile:
         (_key(each) for each in declarations(Policy).values()),
         key=lambda key: _LISTED_LAST.index(key.name) if key.name in _LISTED_LAST else -1,
     )
-    return _PolicyFile("PolicyFile", summary(Policy), tuple(keys), rule=Policy, whole=False)
+    return _PolicyFile("PolicyFile", summary(Policy), tuple(keys), rule=Policy, is_complete=False)
 
 
 _FILE = _file()
@@ -487,29 +497,29 @@ _FILE = _file()
 # --- writing ------------------------------------------------------------------------------------------------------------
 
 
-def _xids(classes: Mapping[int, ErrorClass], others: Mapping[int, ErrorClass]) -> _Written:
+def _xids(classes: Mapping[int, ErrorClass], others: Mapping[int, ErrorClass]) -> _Document:
     """By class, the codes that have another one in ``others``, or none."""
     differing = {code: kind for code, kind in classes.items() if others.get(code) is not kind}
-    found: _Written = _FILE.kinds()["error_classes"].write(differing)
+    found: _Document = _FILE.kinds()["error_classes"].write(differing)
     return found
 
 
-def _differences(override: Override, node: Policy) -> _Written:
+def _override_document(override: PolicyOverride, node: Policy) -> _Document:
     """For which devices, and what differs from the policy that it is in."""
-    who = {name: [*getattr(override, name)] for name in declarations(Override) if getattr(override, name)}
+    who = {name: [*getattr(override, name)] for name in declarations(PolicyOverride) if getattr(override, name)}
     mine, others = ({**_FILE.write(replace(each, overrides=())), "xids": {}} for each in (override.policy, node))
-    floors = _first_floors(mine["diagnostics"].pop("floors"), others["diagnostics"].pop("floors"))
-    differing = _differing(mine, others) | {"name": short_name(override)}
+    floors = _first_floors(mine["diagnostics"].pop("minRates"), others["diagnostics"].pop("minRates"))
+    differing = _differing(mine, others) | {"name": override_name(override)}
     if floors:
-        differing.setdefault("diagnostics", {})["floors"] = floors
+        differing.setdefault("diagnostics", {})["minRates"] = floors
     xids = _xids(override.policy.error_classes, node.error_classes)
     differing |= {"xids": xids} if xids else {}
     return {"name": "", **who, **differing}
 
 
-def _differing(values: _Written, others: _Written) -> _Written:
+def _differing(values: _Document, others: _Document) -> _Document:
     """The entries of ``values`` that ``others`` has not, or has otherwise."""
-    found: _Written = {}
+    found: _Document = {}
     for key, value in values.items():
         other = others.get(key)
         if isinstance(value, dict) and isinstance(other, dict):
@@ -520,7 +530,7 @@ def _differing(values: _Written, others: _Written) -> _Written:
     return found
 
 
-def _first_floors(floors: _Written, others: _Written) -> _Written:
+def _first_floors(floors: _Document, others: _Document) -> _Document:
     """The fewest of ``floors`` that an override has to name: of patterns the first that fits counts, and its own come first."""
     items = list(floors.items())
     for count in range(len(items)):
@@ -536,11 +546,11 @@ def _first_floors(floors: _Written, others: _Written) -> _Written:
 def policy_reference() -> str:
     """Return the page that lists every setting, in Markdown; ``docs/policy-settings.md`` holds it, generated."""
     kinds, sections = _FILE.kinds(), declarations(Policy).items()
-    top = [_row(each, kinds[name]) for name, each in sections if not isinstance(kinds[name], Section)]
+    top = [_row(each, kinds[name]) for name, each in sections if not isinstance(kinds[name], SectionFormat)]
     parts = [_INTRODUCTION, "## At the top of a file", "\n".join([_HEAD, *top])]
     for name, declared in sections:
         kind = kinds[name]
-        if isinstance(kind, Section):
+        if isinstance(kind, SectionFormat):
             parts += [f"## {declared.key}", declared.description, "\n".join([_HEAD, *_rows(declared, kind)])]
     return "\n\n".join(parts) + "\n"
 
@@ -555,7 +565,7 @@ This page is generated from the declarations in `scrubber/domain/policy.py`: `py
 _HEAD = "| key | type | default | range | override | description |\n| --- | --- | --- | --- | --- | --- |"
 
 
-def _rows(section: Declaration, kind: Section) -> Iterator[str]:
+def _rows(section: Declaration, kind: SectionFormat) -> Iterator[str]:
     if isinstance(kind, RuleSection):
         settings = [(each, kind.kinds()[name]) for name, each in declarations(kind.rule).items()]
     else:
@@ -569,9 +579,9 @@ def _rows(section: Declaration, kind: Section) -> Iterator[str]:
 
 
 def _row(declared: Declaration, kind: ValueFormat) -> str:
-    words = ", ".join(f"`{each}`" for each in kind.words) if isinstance(kind, Choice) else ""
-    default = kind.default(declared.default) if isinstance(kind, MappingOf) else kind.write(declared.default)
-    text = "required" if declared.required else f"`{as_yaml({'': default}).partition(':')[2].strip()}`"
+    words = ", ".join(f"`{each}`" for each in kind.enum) if isinstance(kind, Choice) else ""
+    default = kind.schema_default(declared.default) if isinstance(kind, MappingOf) else kind.write(declared.default)
+    text = "required" if declared.required else f"`{dump_yaml({'': default}).partition(':')[2].strip()}`"
     least, most = (None if each is None else kind.write(each) for each in (declared.minimum, declared.maximum))
     span = "-" if least is None else f"at least {least}" if most is None else f"{least} to {most}"
     override = "yes" if declared.overridable else "no"

@@ -15,13 +15,13 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Protocol, Self
 
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from scrubber.domain.policy import Policy
 
 __all__ = [
-    "EMULATED",
+    "EMULATOR_MARKER_FILE",
     "FROM_KUBELET_DIR",
     "Address",
     "ContainerIdentity",
@@ -35,7 +35,7 @@ __all__ = [
 
 FROM_KUBELET_DIR = Path()
 """Stands for a PodResources socket that was not given."""
-EMULATED = "emulated"
+EMULATOR_MARKER_FILE = "emulated"
 """File that the kubelet emulator writes into its directory; a real kubelet's directory has none."""
 
 
@@ -47,7 +47,7 @@ class ChosenBackend(Protocol):
     @property
     def simulated(self) -> bool: ...
     @property
-    def check(self) -> Callable[[ServiceSettings], None]: ...
+    def check_settings(self) -> Callable[[ServiceSettings], None]: ...
 
 
 class ContainerIdentity(StrEnum):
@@ -92,20 +92,20 @@ class Address:
     port: int
 
     @classmethod
-    def parse(cls, written: str) -> Self | None:
+    def parse(cls, text: str) -> Self | None:
         """Read ``HOST:PORT`` or ``[IPv6]:PORT``; None for ``off`` and for the empty text: do not listen.
 
         Raises:
-            BadConfiguration: it is neither.
+            InvalidConfiguration: it is neither.
         """
-        if written in ("", "off"):
+        if text in ("", "off"):
             return None
-        host, colon, port = written.rpartition(":")
+        host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
         valid_host = bool(host) and (bracketed or ":" not in host) and not any(each.isspace() for each in host)
         if not (colon and valid_host and port.isascii() and port.isdigit() and int(port) <= 65535):
-            raise BadConfiguration(
-                f'"{written}" is not an address to listen on; write HOST:PORT, such as 127.0.0.1:9464, '
+            raise InvalidConfiguration(
+                f'"{text}" is not an address to listen on; write HOST:PORT, such as 127.0.0.1:9464, '
                 "or off to listen nowhere."
             )
         return cls(host[1:-1] if bracketed else host, int(port))
@@ -123,15 +123,15 @@ class MetricsTls:
     client_ca: Path | None = None
 
     @classmethod
-    def given(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
+    def from_flags(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
         """What the three flags say together; None: not encrypted. Paths are made absolute.
 
         Raises:
-            BadConfiguration: one of them lacks another.
+            InvalidConfiguration: one of them lacks another.
         """
         if certificate is None and key is None:
             if client_ca is not None:
-                raise BadConfiguration(
+                raise InvalidConfiguration(
                     "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are not "
                     "encrypted, and nobody is asked for a certificate."
                 )
@@ -140,7 +140,7 @@ class MetricsTls:
             there, lacks = (
                 ("--metrics-key", "--metrics-cert") if certificate is None else ("--metrics-cert", "--metrics-key")
             )
-            raise BadConfiguration(f"{there} needs {lacks}: a certificate and its key are given together.")
+            raise InvalidConfiguration(f"{there} needs {lacks}: a certificate and its key are given together.")
         return cls(certificate.absolute(), key.absolute(), None if client_ca is None else client_ca.absolute())
 
 
@@ -151,37 +151,37 @@ class DisabledHealthchecks:
     The variable is that of NVIDIA's plugin; here the same is better said in the policy, under ``xids: ignore``.
     """
 
-    everything: bool = False
+    all_codes: bool = False
     codes: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
-        return self.everything or bool(self.codes)
+        return self.all_codes or bool(self.codes)
 
     @classmethod
-    def parse(cls, written: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """Read ``all``, ``xids``, or XIDs separated by commas; nothing from the empty text.
 
         Raises:
-            BadConfiguration: it is none of these.
+            InvalidConfiguration: it is none of these.
         """
-        words = [word.strip() for word in written.lower().split(",") if word.strip()]
+        words = [word.strip() for word in text.lower().split(",") if word.strip()]
         everything = any(word in ("all", "xids") for word in words)
         codes = [word for word in words if word not in ("all", "xids")]
         odd = [word for word in codes if not (word.isascii() and word.isdigit() and 1 <= int(word) <= 9999)]
         if odd:
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f'DP_DISABLE_HEALTHCHECKS: "{odd[0]}" is no XID; write all, xids, or numbers such as 13,31,43.'
             )
         return cls(everything, frozenset(int(word) for word in codes))
 
-    def applied_to(self, policy: Policy) -> Policy:
+    def apply_to(self, policy: Policy) -> Policy:
         """``policy`` and its overrides, with these XIDs ignored."""
-        from scrubber.domain.signal_table import (
+        from scrubber.domain.health.signal_table import (
             ErrorClass,  # the plugin has these settings too, and no use for policies
         )
 
-        overrides = tuple(replace(each, policy=self.applied_to(each.policy)) for each in policy.overrides)
-        if self.everything:
+        overrides = tuple(replace(each, policy=self.apply_to(each.policy)) for each in policy.overrides)
+        if self.all_codes:
             return replace(policy, error_classes={}, unlisted_error=ErrorClass.IGNORE, overrides=overrides)
         classes = {**policy.error_classes, **dict.fromkeys(sorted(self.codes), ErrorClass.IGNORE)}
         return replace(policy, error_classes=classes, overrides=overrides)
@@ -195,7 +195,7 @@ class ServiceSettings:
         backend: a row of :data:`scrubber.backends.BACKENDS`.
         sim_dir: directory of the simulated node; needed by the ``sim`` backend only.
         state_dir: the ledger; mode 0700. The devices' lock files are the backend's.
-        socket: directory of the service's sockets.
+        socket_dir: directory of the service's sockets.
         policy: path of a policy file, or the name of a shipped policy.
         kubelet_dir: the kubelet's directory; it need not exist.
         pod_resources_socket: default: ``pod-resources/kubelet.sock`` in ``kubelet_dir``.
@@ -206,7 +206,7 @@ class ServiceSettings:
         traces: whether traces are sent; where to is in OpenTelemetry's own variables.
         node_name: goes into every certificate.
         cgroup_root: where cgroups are mounted; None: found, where cgroups are used.
-        containers: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
+        container_identity: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
         reflection: whether the sockets answer gRPC reflection.
         admin_group: its members may use the admin and read sockets; None: root only.
         read_group: its members may use the read socket, in the place of the admin group; None: that one.
@@ -214,16 +214,16 @@ class ServiceSettings:
         nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
         fail_on_init_error: whether a driver that is not there at the start ends the service; else it waits for one.
         disabled_healthchecks: what ``DP_DISABLE_HEALTHCHECKS`` says: XIDs that count for nothing.
-        list_settle: seconds after a kubelet's start during which its pod list may be empty for no reason.
+        list_stabilize_seconds: seconds after a kubelet's start during which its pod list may be empty for no reason.
 
     Raises:
-        BadConfiguration: a value that cannot work.
+        InvalidConfiguration: a value that cannot work.
     """
 
     backend: ChosenBackend
     sim_dir: Path | None = None
     state_dir: Path = Path("/var/lib/scrubber")
-    socket: Path = Path("/run/scrubber")
+    socket_dir: Path = Path("/run/scrubber")
     policy: str = "default"
     kubelet_dir: Path = Path("/var/lib/kubelet")
     pod_resources_socket: Path = FROM_KUBELET_DIR
@@ -234,14 +234,14 @@ class ServiceSettings:
     traces: TraceExport = TraceExport.OFF
     node_name: str = field(default_factory=gethostname)
     cgroup_root: Path | None = None
-    containers: ContainerIdentity = ContainerIdentity.AUTO
+    container_identity: ContainerIdentity = ContainerIdentity.AUTO
     log_format: LogFormat = LogFormat.AUTO
     log_level: LogLevel = LogLevel.INFO
     reflection: bool = False
     admin_group: str | None = None
     read_group: str | None = None
     watch_interval: float = 1.0
-    list_settle: float = 60.0
+    list_stabilize_seconds: float = 60.0
     nvidia_driver_root: Path = Path("/")
     fail_on_init_error: bool = False
     disabled_healthchecks: DisabledHealthchecks = DisabledHealthchecks()
@@ -253,11 +253,11 @@ class ServiceSettings:
             value = getattr(self, each.name)
             if isinstance(value, Path):
                 object.__setattr__(self, each.name, value.absolute())
-        self.backend.check(self)
+        self.backend.check_settings(self)
         if not self.policy:
-            raise BadConfiguration("--policy is empty; name a policy file, or a shipped policy such as default.")
+            raise InvalidConfiguration("--policy is empty; name a policy file, or a shipped policy such as default.")
         if not self.node_name or any(each.isspace() for each in self.node_name):
-            raise BadConfiguration(f'"{self.node_name}" is no node name; give one without spaces with --node-name.')
+            raise InvalidConfiguration(f'"{self.node_name}" is no node name; give one without spaces with --node-name.')
         self._check_directories()
         self._check_times()
         for flag, group in {"--admin-group": self.admin_group, "--read-group": self.read_group}.items():
@@ -267,18 +267,18 @@ class ServiceSettings:
     @property
     def uses_cgroups(self) -> bool:
         """Whether processes are assigned to pods by cgroup; where ``auto`` decides, by what kubelet is configured."""
-        if self.containers is not ContainerIdentity.AUTO:
-            return self.containers is ContainerIdentity.CGROUP
+        if self.container_identity is not ContainerIdentity.AUTO:
+            return self.container_identity is ContainerIdentity.CGROUP
         if not self.backend.simulated or self.cgroup_root is not None:
             return True
         there = _exists(self.kubelet_dir, unreadable=True) or _exists(self.pod_resources_socket, unreadable=True)
-        return there and not _exists(self.kubelet_dir / EMULATED, unreadable=False)
+        return there and not _exists(self.kubelet_dir / EMULATOR_MARKER_FILE, unreadable=False)
 
     def _check_directories(self) -> None:
         directories = {
             "--sim-dir": self.sim_dir,
             "--state-dir": self.state_dir,
-            "--socket": self.socket,
+            "--socket": self.socket_dir,
             "--kubelet-dir": self.kubelet_dir,
             "--pod-logs-dir": self.pod_logs_dir,
             "--cgroup-root": self.cgroup_root,
@@ -286,15 +286,19 @@ class ServiceSettings:
         }
         for flag, path in directories.items():
             if path is not None and path.exists() and not path.is_dir():
-                raise BadConfiguration(f"{flag} {path} is not a directory; give the directory that it should be in.")
+                raise InvalidConfiguration(
+                    f"{flag} {path} is not a directory; give the directory that it should be in."
+                )
 
     def _check_times(self) -> None:
         if not (math.isfinite(self.watch_interval) and 0 < self.watch_interval <= 60):
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f"--watch-interval cannot be {self.watch_interval:g} s; write a time above 0 and up to 1m, such as 1s."
             )
-        if not (math.isfinite(self.list_settle) and self.list_settle >= 0):
-            raise BadConfiguration(f"--list-settle cannot be {self.list_settle:g} s; write a time such as 60s.")
+        if not (math.isfinite(self.list_stabilize_seconds) and self.list_stabilize_seconds >= 0):
+            raise InvalidConfiguration(
+                f"--list-settle cannot be {self.list_stabilize_seconds:g} s; write a time such as 60s."
+            )
 
 
 def _exists(path: Path, *, unreadable: bool) -> bool:
@@ -309,6 +313,6 @@ def _check_group(flag: str, name: str) -> None:
     try:
         grp.getgrnam(name)
     except KeyError as error:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f'There is no group "{name}" on this machine; make it (groupadd {name}), or change {flag}.'
         ) from error

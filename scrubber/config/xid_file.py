@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scrubber.config.bundled import shipped_xids
-from scrubber.config.values import (
+from scrubber.config.bundled import bundled_xid_table
+from scrubber.config.value_formats import (
     CODES,
-    SOME_TEXT,
+    NON_EMPTY_TEXT,
     Choice,
     KeyFormat,
     ListOf,
     MappingOf,
-    Section,
+    SectionFormat,
     json_schema,
-    read_checked,
+    read_document,
     refuse,
 )
-from scrubber.config.yaml_lines import Location, file_content, read_yaml
-from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.config.yaml_document import Location, parse_yaml, read_regular_file
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.health.signal_table import ErrorClass
 
-__all__ = ["XidRow", "load_xids", "parse_xids", "xid_schema"]
+__all__ = ["XidRow", "load_xid_table", "parse_xid_table", "xid_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class XidRow:
     """
 
     code: int
-    kind: ErrorClass
+    error_class: ErrorClass
     source: str
     note: str
 
 
-_ENTRY = Section(
+_ENTRY = SectionFormat(
     "XidEntry",
     "A code, or a range of codes that mean the same.",
     (
@@ -58,19 +58,21 @@ _ENTRY = Section(
             required=True,
             example="unknown",
         ),
-        KeyFormat("source", SOME_TEXT, "Where the class comes from: one of sources.", required=True, example="action"),
         KeyFormat(
-            "note", SOME_TEXT, "What the code says, in a few words.", required=True, example="what the code says"
+            "source", NON_EMPTY_TEXT, "Where the class comes from: one of sources.", required=True, example="action"
+        ),
+        KeyFormat(
+            "note", NON_EMPTY_TEXT, "What the code says, in a few words.", required=True, example="what the code says"
         ),
     ),
 )
 
 
-class _XidFile(Section):
+class _XidFile(SectionFormat):
     """The whole table. Reading gives its rows by code."""
 
-    def read(self, written: Any, where: Location) -> dict[int, XidRow]:
-        values = super().read(written, where)
+    def read(self, raw: Any, where: Location) -> dict[int, XidRow]:
+        values = super().read(raw, where)
         rows: dict[int, XidRow] = {}
         first: dict[int, tuple[int, ...]] = {}
         for position, entry in enumerate(values["xids"]):
@@ -82,7 +84,7 @@ class _XidFile(Section):
             note = " ".join(entry["note"].split())
             for code in entry["code"]:
                 if code in rows:
-                    message = f"XID {code} has a row already ({_written(first[code])}); keep one of them"
+                    message = f"XID {code} has a row already ({_format_code_range(first[code])}); keep one of them"
                     refuse((*at, "code"), message)
                 first[code] = entry["code"]
                 rows[code] = XidRow(code, entry["class"], entry["source"], note)
@@ -95,7 +97,7 @@ _FILE = _XidFile(
     (
         KeyFormat(
             "sources",
-            MappingOf(SOME_TEXT),
+            MappingOf(NON_EMPTY_TEXT),
             "Names for where classes come from, each explained.",
             required=True,
             example="{action: what the vendor asks for}",
@@ -111,35 +113,35 @@ _FILE = _XidFile(
 )
 
 
-def load_xids(path: Path | None = None) -> Mapping[int, XidRow]:
+def load_xid_table(path: Path | None = None) -> Mapping[int, XidRow]:
     """The table at ``path``, or the one that ships: code → row, in the order of the codes.
 
     Raises:
-        BadConfiguration: it cannot be read, or is no such table.
+        InvalidConfiguration: it cannot be read, or is no such table.
     """
     ours = path is None
-    path = shipped_xids() if path is None else path
+    path = bundled_xid_table() if path is None else path
     try:
-        content = file_content(path, "a table of XIDs")
+        content = read_regular_file(path, "a table of XIDs")
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         why = getattr(error, "strerror", None) or error
-        raise BadConfiguration(f"{path}: the table of XIDs cannot be read: {why}.") from error
-    return parse_xids(content, str(path), ours=ours)
+        raise InvalidConfiguration(f"{path}: the table of XIDs cannot be read: {why}.") from error
+    return parse_xid_table(content, str(path), bundled=ours)
 
 
-def parse_xids(content: bytes, name: str, *, ours: bool = False) -> Mapping[int, XidRow]:
-    """The table in ``content``; ``name`` is how the file is called in complaints, ``ours``: it ships with the program.
+def parse_xid_table(content: bytes, name: str, *, bundled: bool = False) -> Mapping[int, XidRow]:
+    """The table in ``content``; ``name`` is how the file is called in complaints, ``bundled``: it ships with the program.
 
     Raises:
-        BadConfiguration: one line for each complaint, in the order of the file: ``FILE:LINE: what is wrong; what helps``.
+        InvalidConfiguration: one line for each complaint, in the order of the file: ``FILE:LINE: what is wrong; what helps``.
     """
-    document = read_yaml(content, name, ours=ours)
+    document = parse_yaml(content, name, bundled=bundled)
     if not isinstance(document.value, dict):
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"{name}:{document.line(())}: a table of XIDs is a mapping with the keys sources and xids; "
             "begin with a line such as sources:."
         )
-    return dict(sorted(read_checked(_FILE, document, name).items()))
+    return dict(sorted(read_document(_FILE, document, name).items()))
 
 
 def xid_schema() -> dict[str, Any]:
@@ -147,5 +149,5 @@ def xid_schema() -> dict[str, Any]:
     return json_schema(_FILE, "XIDs")
 
 
-def _written(codes: tuple[int, ...]) -> str:
+def _format_code_range(codes: tuple[int, ...]) -> str:
     return str(codes[0]) if len(codes) == 1 else f"{codes[0]}-{codes[-1]}"

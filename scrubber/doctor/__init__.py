@@ -1,5 +1,5 @@
 """What ``scrubber doctor`` looks at, by what could be wrong: the service, its files, who may use it, the node around it.
 
-``asking`` asks the service and the kubelet, ``looking`` reads files that may be anybody's, ``examination`` lists the
-checks and sees that none takes for ever. Every other module is a handful of checks.
+``queries`` asks the service and the kubelet, ``files`` reads files that may be anybody's, ``checks`` lists the checks
+and sees that none takes for ever. Every other module is a handful of checks.
 """

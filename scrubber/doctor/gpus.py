@@ -6,9 +6,9 @@ import re
 import stat
 from collections.abc import Iterator
 
-from scrubber.adapters.proc import number_in, value_in
-from scrubber.doctor.finding import Check, Level, Node, unseen
-from scrubber.doctor.looking import matching, mode_of, present, read_bytes, read_text
+from scrubber.adapters.kernel_text import number_in, value_in
+from scrubber.doctor.files import format_mode, list_matching, path_exists, read_bytes, read_text
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, unknown_result
 
 __all__ = ["device_nodes", "driver", "driver_version", "persistenced", "scrub_on_free", "unauthorized_use"]
 
@@ -17,7 +17,7 @@ _NO_SCRUB_ON_FREE = re.compile(r"RmDisableScrubOnFree\s*[=:]\s*(?:0x)?0*[1-9a-f]
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
-def driver_version(node: Node) -> str | None:
+def driver_version(node: CheckContext) -> str | None:
     """The version of NVIDIA's kernel driver; None when it is not loaded, or does not say."""
     try:
         found = _VERSION.search(read_text(node.path("/proc/driver/nvidia/version")))
@@ -26,29 +26,31 @@ def driver_version(node: Node) -> str | None:
     return None if found is None else found[1]
 
 
-def driver(node: Node) -> Iterator[Check]:
+def driver(node: CheckContext) -> Iterator[CheckResult]:
     """NVIDIA's kernel driver is loaded."""
     path = node.path("/proc/driver/nvidia/version")
     try:
         text = read_text(path)
     except OSError as error:
         if node.service.simulated:
-            yield Check("driver", Level.OK, "No NVIDIA driver is loaded; the simulated node needs none.")
+            yield CheckResult("driver", CheckLevel.OK, "No NVIDIA driver is loaded; the simulated node needs none.")
             return
-        level = Level.ERROR if node.service.has_hardware else Level.WARNING
-        sentence = f"No NVIDIA driver is loaded ({path}: {error.strerror})."
-        yield Check(
-            "driver", level, sentence, "modprobe nvidia loads it; dmesg says why not. A GPU Operator loads its own."
+        level = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
+        message = f"No NVIDIA driver is loaded ({path}: {error.strerror})."
+        yield CheckResult(
+            "driver", level, message, "modprobe nvidia loads it; dmesg says why not. A GPU Operator loads its own."
         )
         return
     version = _VERSION.search(text)
     if version is None:
-        yield Check("driver", Level.WARNING, f"{path} names no version.", "dmesg says more; install the driver again.")
+        yield CheckResult(
+            "driver", CheckLevel.WARNING, f"{path} names no version.", "dmesg says more; install the driver again."
+        )
         return
-    yield Check("driver", Level.OK, f"NVIDIA's driver {version[1]} is loaded.")
+    yield CheckResult("driver", CheckLevel.OK, f"NVIDIA's driver {version[1]} is loaded.")
 
 
-def scrub_on_free(node: Node) -> Iterator[Check]:
+def scrub_on_free(node: CheckContext) -> Iterator[CheckResult]:
     """The driver clears memory that is freed: our scrub is then the proof, not the only broom."""
     path = node.path("/proc/driver/nvidia/params")
     if not node.has_driver:
@@ -56,43 +58,43 @@ def scrub_on_free(node: Node) -> Iterator[Check]:
     try:
         text = read_text(path)
     except OSError as error:
-        yield unseen("scrub-on-free", "whether the driver clears freed memory was not seen", error)
+        yield unknown_result("scrub-on-free", "whether the driver clears freed memory was not seen", error)
         return
     if _NO_SCRUB_ON_FREE.search(text):
-        sentence = (
+        message = (
             "The driver was told not to clear freed memory (RmDisableScrubOnFree): what one process of a pod leaves, "
             "its next one reads, and every scrub finds residue."
         )
         remedy = "Remove RmDisableScrubOnFree from NVreg_RegistryDwords (/etc/modprobe.d), and reload the driver."
-        yield Check("scrub-on-free", Level.WARNING, sentence, remedy)
+        yield CheckResult("scrub-on-free", CheckLevel.WARNING, message, remedy)
         return
-    yield Check("scrub-on-free", Level.OK, "The driver was not told to leave freed memory uncleared.")
+    yield CheckResult("scrub-on-free", CheckLevel.OK, "The driver was not told to leave freed memory uncleared.")
 
 
-def persistenced(node: Node) -> Iterator[Check]:
+def persistenced(node: CheckContext) -> Iterator[CheckResult]:
     """Somebody keeps the driver's state while nobody uses a GPU."""
     if not node.has_driver:
         return
     path = node.path("/run/nvidia-persistenced/nvidia-persistenced.pid")
     try:
-        pid = number_in(value_in(read_bytes(path, 64)).encode()) if present(path) else 0
+        pid = number_in(value_in(read_bytes(path, 64)).encode()) if path_exists(path) else 0
     except ValueError:
         pid = 0
     except OSError as error:
-        yield unseen("persistenced", "whether nvidia-persistenced runs was not seen", error)
+        yield unknown_result("persistenced", "whether nvidia-persistenced runs was not seen", error)
         return
-    if pid > 0 and present(node.path(f"/proc/{pid}")):
-        sentence = f"nvidia-persistenced runs (PID {pid}); a reset has it let go of the GPU, and brings it back."
-        yield Check("persistenced", Level.OK, sentence)
+    if pid > 0 and path_exists(node.path(f"/proc/{pid}")):
+        message = f"nvidia-persistenced runs (PID {pid}); a reset has it let go of the GPU, and brings it back."
+        yield CheckResult("persistenced", CheckLevel.OK, message)
         return
-    sentence = (
+    message = (
         "nvidia-persistenced does not run: unless persistence mode is on, the driver forgets a GPU's error counters and "
         "settings whenever nobody uses it, and every first use waits for it."
     )
-    yield Check("persistenced", Level.WARNING, sentence, "systemctl enable --now nvidia-persistenced")
+    yield CheckResult("persistenced", CheckLevel.WARNING, message, "systemctl enable --now nvidia-persistenced")
 
 
-def device_nodes(node: Node) -> Iterator[Check]:
+def device_nodes(node: CheckContext) -> Iterator[CheckResult]:
     """Nobody but root and one group may open a GPU: local users are in no pod, and ask nobody.
 
     The driver's own default is 0666. What its options do was read in its documentation, and not tried.
@@ -100,19 +102,19 @@ def device_nodes(node: Node) -> Iterator[Check]:
     open_to_all: list[str] = []
     nodes = 0
     try:
-        for path in matching(node.path("/dev"), "nvidia*"):
-            if not _GPU_NODE.fullmatch(path.name) or not present(path):
+        for path in list_matching(node.path("/dev"), "nvidia*"):
+            if not _GPU_NODE.fullmatch(path.name) or not path_exists(path):
                 continue
             about = path.stat()
             nodes += 1
             if about.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                open_to_all.append(f"{path} ({mode_of(about)})")
+                open_to_all.append(f"{path} ({format_mode(about)})")
     except OSError as error:
-        yield unseen("device-nodes", "who may open the GPUs was not seen", error)
+        yield unknown_result("device-nodes", "who may open the GPUs was not seen", error)
         return
     if open_to_all:
         which = ", ".join(open_to_all[:3]) + (f" and {len(open_to_all) - 3} more" if len(open_to_all) > 3 else "")
-        sentence = (
+        message = (
             f"Any local user may open {which}, past the kubelet and this service; it is noticed, and then no pod gets "
             "the GPU until they let go."
         )
@@ -121,17 +123,17 @@ def device_nodes(node: Node) -> Iterator[Check]:
             "NVreg_DeviceFileGID=GID NVreg_DeviceFileMode=0660 in /etc/modprobe.d, and reload the driver. Containers that "
             "do not run as root then need that group (supplementalGroups)."
         )
-        yield Check("device-nodes", Level.WARNING, sentence, remedy)
+        yield CheckResult("device-nodes", CheckLevel.WARNING, message, remedy)
     elif nodes:
-        yield Check("device-nodes", Level.OK, "No GPU's device node is open to every local user.")
+        yield CheckResult("device-nodes", CheckLevel.OK, "No GPU's device node is open to every local user.")
 
 
-def unauthorized_use(node: Node) -> Iterator[Check]:
+def unauthorized_use(node: CheckContext) -> Iterator[CheckResult]:
     """How the service notices that a process uses a GPU without a grant, and what it does not notice."""
     if not node.service.has_hardware:
         return
-    sentence = (
+    message = (
         "Between scrubs the service looks at driver contexts. A process that only has a GPU's device node open is not seen "
         "before it makes a context, or before the next scrub by the slow path."
     )
-    yield Check("unauthorized-use", Level.OK, sentence)
+    yield CheckResult("unauthorized-use", CheckLevel.OK, message)

@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber.doctor.finding import AS_ROOT, Check, Level, Node, unseen
-from scrubber.doctor.looking import listens, matching, present
+from scrubber.doctor.files import has_listener, list_matching, path_exists
+from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, unknown_result
 
 __all__ = ["kubelet", "pid_namespace", "plugins", "pod_resources", "pod_resources_socket"]
 
-_START = "systemctl status kubelet; or give its directory (its --root-dir) with --kubelet-dir."
-_OURS = "scrubber-"
-_RIVALS = ("nvidia-", "nvidia.")
+_START_HINT = "systemctl status kubelet; or give its directory (its --root-dir) with --kubelet-dir."
+_OUR_SOCKET_PREFIX = "scrubber-"
+_VENDOR_SOCKET_PREFIXES = ("nvidia-", "nvidia.")
 """How the sockets of NVIDIA's own plugin begin."""
 
 
-def pod_resources_socket(node: Node) -> Path:
+def pod_resources_socket(node: CheckContext) -> Path:
     """Where the kubelet says who has which device."""
-    said = node.service.places.pod_resources
+    said = node.service.paths.pod_resources
     return node.path(said) if said is not None else node.path(node.kubelet_dir) / "pod-resources" / "kubelet.sock"
 
 
-def _serious(node: Node) -> Level:
+def _failure_level(node: CheckContext) -> CheckLevel:
     """What breaks a promise where there are real GPUs; who serves simulated ones, or nothing, breaks none."""
-    return Level.ERROR if node.service.has_hardware else Level.WARNING
+    return CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
 
 
-def kubelet(node: Node) -> Iterator[Check]:
+def kubelet(node: CheckContext) -> Iterator[CheckResult]:
     """The kubelet's directories that the service and the plugin use are there, and it listens in them."""
     directory = node.path(node.kubelet_dir)
     try:
-        there = present(directory)
+        there = path_exists(directory)
     except OSError as error:
-        yield unseen("kubelet", "whether a kubelet is here was not seen", error)
+        yield unknown_result("kubelet", "whether a kubelet is here was not seen", error)
         return
     if not there:
-        sentence = f"There is no kubelet here: {directory} does not exist."
-        yield Check("kubelet", Level.WARNING, sentence, "Start it, or give its directory with --kubelet-dir.")
+        message = f"There is no kubelet here: {directory} does not exist."
+        yield CheckResult("kubelet", CheckLevel.WARNING, message, "Start it, or give its directory with --kubelet-dir.")
         return
     # Where the plugin registers, and who has which device. The kubelet makes all of these itself.
     registration = directory / "device-plugins" / "kubelet.sock"
@@ -47,116 +47,118 @@ def kubelet(node: Node) -> Iterator[Check]:
     }
     missing = []
     try:
-        if not present(registration.parent):
+        if not path_exists(registration.parent):
             # Otherwise the plugin does not register in it, and the service's pod does not mount it.
             wanted["plugins_registry"] = directory / "plugins_registry"
         for name, path in wanted.items():
-            if not present(path):
+            if not path_exists(path):
                 missing.append(name)
         if missing:
-            sentence = f"{directory} has no {', no '.join(missing)}."
-            yield Check("kubelet", Level.WARNING, sentence, f"Start the kubelet: {_START}")
+            message = f"{directory} has no {', no '.join(missing)}."
+            yield CheckResult("kubelet", CheckLevel.WARNING, message, f"Start the kubelet: {_START_HINT}")
             return
-        dead = [path for path in (registration, wanted["pod-resources/kubelet.sock"]) if not _answers(path)]
+        dead = [path for path in (registration, wanted["pod-resources/kubelet.sock"]) if not _has_listener(path)]
     except OSError as error:
-        yield unseen("kubelet", "whether the kubelet's sockets are there was not seen", error)
+        yield unknown_result("kubelet", "whether the kubelet's sockets are there was not seen", error)
         return
     if dead:
-        sentence = f"No kubelet listens on {' or '.join(map(str, dead))}."
-        yield Check("kubelet", Level.WARNING, sentence, f"Start the kubelet: {_START}")
+        message = f"No kubelet listens on {' or '.join(map(str, dead))}."
+        yield CheckResult("kubelet", CheckLevel.WARNING, message, f"Start the kubelet: {_START_HINT}")
         return
-    yield Check("kubelet", Level.OK, f"The kubelet listens in {directory}.")
+    yield CheckResult("kubelet", CheckLevel.OK, f"The kubelet listens in {directory}.")
 
 
-def _answers(path: Path) -> bool:
+def _has_listener(path: Path) -> bool:
     try:
-        return listens(path)
+        return has_listener(path)
     except PermissionError as error:
         raise PermissionError(error.errno, error.strerror, str(path)) from error
 
 
-def plugins(node: Node) -> Iterator[Check]:
+def plugins(node: CheckContext) -> Iterator[CheckResult]:
     """Our plugin has its socket where the kubelet looks for it, and no other one hands out the same GPUs."""
     directory = node.path(node.kubelet_dir)
     found: list[Path] = []
     try:
-        if not present(directory):
+        if not path_exists(directory):
             return  # as whoever looks at the directories says
         for name in ("device-plugins", "plugins_registry"):
-            found += matching(directory / name, "*.sock")
-        rivals = [each for each in found if each.name.startswith(_RIVALS) and _answers(each)]
-        ours = [each for each in found if each.name.startswith(_OURS) and _answers(each)]
+            found += list_matching(directory / name, "*.sock")
+        rivals = [each for each in found if each.name.startswith(_VENDOR_SOCKET_PREFIXES) and _has_listener(each)]
+        ours = [each for each in found if each.name.startswith(_OUR_SOCKET_PREFIX) and _has_listener(each)]
     except OSError as error:
-        yield unseen("plugins", "which plugins serve the kubelet was not seen", error)
+        yield unknown_result("plugins", "which plugins serve the kubelet was not seen", error)
         return
     if rivals and not node.service.simulated:
-        sentence = f"Another plugin may hand out the same GPUs, past this service: {rivals[0]}."
+        message = f"Another plugin may hand out the same GPUs, past this service: {rivals[0]}."
         remedy = (
             "kubectl delete its DaemonSet (nvidia-device-plugin, or the GPU Operator's devicePlugin.enabled: false), as "
             "docs/replacing-nvidias-plugin.md says; or put it behind ours: docs/behind-a-vendors-plugin.md."
         )
-        yield Check("plugins", _serious(node), sentence, remedy)
+        yield CheckResult("plugins", _failure_level(node), message, remedy)
     if ours:
-        yield Check("plugins", Level.OK, f"The device plugin listens on {ours[0]}.")
+        yield CheckResult("plugins", CheckLevel.OK, f"The device plugin listens on {ours[0]}.")
     else:
         # A warning before the plugin is installed. An error once containers have devices: a kubelet that starts while no
         # plugin is registered does not call PreStartContainer for them.
-        many = node.kubelet.has_devices
+        many = node.kubelet.containers_with_devices
         has = f", and {many} container{'s have' if many > 1 else ' has'} devices of ours" if many else ""
-        sentence = (
+        message = (
             f"No device plugin of ours listens in {directory}{has}: the kubelet has no GPU to give to a pod, and pods that run "
             "keep theirs. If the kubelet is restarted, it starts their containers without asking the service. On a node that "
             "is in use this is critical (alert ScrubberPluginAway)."
         )
         remedy = "systemctl enable --now scrubber-plugin.service; as a pod: kubectl apply -k deploy/kubernetes/base"
-        yield Check("plugins", _serious(node) if many else Level.WARNING, sentence, remedy)
+        yield CheckResult("plugins", _failure_level(node) if many else CheckLevel.WARNING, message, remedy)
 
 
-def pod_resources(node: Node) -> Iterator[Check]:
+def pod_resources(node: CheckContext) -> Iterator[CheckResult]:
     """The kubelet answers who has which device, as root and from no pod, and its other witnesses agree."""
     said, socket = node.kubelet, pod_resources_socket(node)
-    heard = node.service.kubelet if node.service.answered else ""
-    trusted = said.believed or (said.young and heard == "ok")
-    if said.young and not trusted:
-        remedy = f"Call scrubber doctor again in a minute; if it says the same then: {_START}"
-        yield Check("pod-resources", Level.WARNING, heard or said.sentence, remedy)
+    heard = node.service.kubelet_status if node.service.is_available else ""
+    trusted = said.is_trusted or (said.is_recently_started and heard == "ok")
+    if said.is_recently_started and not trusted:
+        remedy = f"Call scrubber doctor again in a minute; if it says the same then: {_START_HINT}"
+        yield CheckResult("pod-resources", CheckLevel.WARNING, heard or said.message, remedy)
         return
-    level = _serious(node)
+    level = _failure_level(node)
     if heard and heard != "ok":
-        remedy = f"Until then every start waits for a certificate. {_START}"
-        yield Check("pod-resources", level, f"The service does not believe the kubelet: {heard}", remedy)
-    if not said.asked:
+        remedy = f"Until then every start waits for a certificate. {_START_HINT}"
+        yield CheckResult("pod-resources", level, f"The service does not believe the kubelet: {heard}", remedy)
+    if not said.was_queried:
         return  # there is no socket, as the kubelet's check says
-    if said.forbidden:
-        sentence = f"You may not ask {socket}; whether the kubelet answers was not seen."
-        yield Check("pod-resources", Level.WARNING, sentence, AS_ROOT)
+    if said.is_permission_denied:
+        message = f"You may not ask {socket}; whether the kubelet answers was not seen."
+        yield CheckResult("pod-resources", CheckLevel.WARNING, message, AS_ROOT)
         return
     if not trusted:
-        remedy = f"Until its list is believed every start waits for a certificate, and no pod counts as gone. {_START}"
-        yield Check("pod-resources", level, said.sentence or f"{socket} gave no list.", remedy)
+        remedy = (
+            f"Until its list is believed every start waits for a certificate, and no pod counts as gone. {_START_HINT}"
+        )
+        yield CheckResult("pod-resources", level, said.message or f"{socket} gave no list.", remedy)
         return
     if said.remarks:
         remedy = (
             "Give the kubelet's directory with --kubelet-dir and where it keeps its pods' logs with --pod-logs-dir, to this "
             f"command and to scrubber serve. {AS_ROOT}"
         )
-        yield Check("pod-resources", Level.WARNING, " ".join(said.remarks), remedy)
+        yield CheckResult("pod-resources", CheckLevel.WARNING, " ".join(said.remarks), remedy)
         return
-    has = f"{said.has_devices} container{'s have' if said.has_devices != 1 else ' has'} devices of ours"
-    yield Check("pod-resources", Level.OK, f"The kubelet answers, and is believed; by its list {has}.")
+    has = f"{said.containers_with_devices} container{'s have' if said.containers_with_devices != 1 else ' has'} devices of ours"
+    yield CheckResult("pod-resources", CheckLevel.OK, f"The kubelet answers, and is believed; by its list {has}.")
 
 
-def pid_namespace(node: Node) -> Iterator[Check]:
+def pid_namespace(node: CheckContext) -> Iterator[CheckResult]:
     """The node's processes are seen from here. The service refuses to start where they are not, unless it simulates."""
     if node.service.simulated:
-        yield Check("pid-namespace", Level.OK, "The simulated node needs no PID namespace of the machine's.")
+        yield CheckResult("pid-namespace", CheckLevel.OK, "The simulated node needs no PID namespace of the machine's.")
         return
     # Imported here: every other command would wait for what the kubelet's adapter loads.
-    from scrubber.adapters.kubelet.pid_namespace import doubt_about, look_around
+    from scrubber.adapters.kubelet.pid_namespace import find_problem, read_pid_namespace
 
-    doubt = doubt_about(look_around(pod_resources_socket(node), node.path("/proc")))
+    doubt = find_problem(read_pid_namespace(pod_resources_socket(node), node.path("/proc")))
     if doubt is None:
-        yield Check("pid-namespace", Level.OK, "The node's processes are seen from here.")
+        yield CheckResult("pid-namespace", CheckLevel.OK, "The node's processes are seen from here.")
         return
-    level = _serious(node)
-    yield Check("pid-namespace", level, f"Where this command runs: {doubt.sentence}", doubt.remedy)
+    level = _failure_level(node)
+    yield CheckResult("pid-namespace", level, f"Where this command runs: {doubt.message}", doubt.remedy)

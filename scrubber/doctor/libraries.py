@@ -11,42 +11,48 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from scrubber.doctor.finding import Check, Level, Node
+from scrubber.doctor.files import read_bytes
 from scrubber.doctor.gpus import driver_version
-from scrubber.doctor.looking import read_bytes
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult
 
 __all__ = ["bindings", "driver_libraries", "libraries"]
 
-_US = "gpu-scrubber"
-_SHOWN = ("grpcio", "protobuf")
+_DISTRIBUTION = "gpu-scrubber"
+_REPORTED_LIBRARIES = ("grpcio", "protobuf")
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<bounds>[^;]*)(?P<marker>;.*)?")
 _BOUND = re.compile(r"(>=|<)\s*([0-9]+(?:\.[0-9]+)*)")
 _CUPY = {"cupy-cuda12x": (12, 525), "cupy-cuda13x": (13, 580)}
 """By distribution: the CUDA that it is for, and the oldest driver that takes programs of it."""
 _INSTALL = "Install this program again, as docs/deploying.md says; with pip: pip install"
 _DRIVERS = ("libcuda.so.1", "libnvidia-ml.so.1")
-_USUAL = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/nvidia/lib64")
+_LIBRARY_DIRECTORIES = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/nvidia/lib64",
+)
 _LOADER_CACHE = "/etc/ld.so.cache"
 
 
-def libraries(node: Node) -> Iterator[Check]:
+def libraries(node: CheckContext) -> Iterator[CheckResult]:
     """What this program needs is installed, in versions that it knows. The service is to run from the same installation."""
     del node
     try:
-        requirements = metadata.requires(_US) or []
+        requirements = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        sentence = f"{_US} is not installed as a package, so which libraries it needs was not seen."
-        yield Check("libraries", Level.WARNING, sentence, f"{_INSTALL} '.[cuda12]'")
+        message = f"{_DISTRIBUTION} is not installed as a package, so which libraries it needs was not seen."
+        yield CheckResult("libraries", CheckLevel.WARNING, message, f"{_INSTALL} '.[cuda12]'")
         return
-    wrong = [complaint for each in requirements if (complaint := _complaint(each))]
+    wrong = [complaint for each in requirements if (complaint := _requirement_error(each))]
     if wrong:
-        yield Check("libraries", Level.ERROR, f"{'; '.join(wrong)}.", f"{_INSTALL} '.[cuda12]' (or cuda13)")
+        yield CheckResult("libraries", CheckLevel.ERROR, f"{'; '.join(wrong)}.", f"{_INSTALL} '.[cuda12]' (or cuda13)")
         return
-    shown = ", ".join(f"{name} {_version(name)}" for name in _SHOWN)
-    yield Check("libraries", Level.OK, f"All that this program needs is installed: {shown}, …")
+    shown = ", ".join(f"{name} {_version(name)}" for name in _REPORTED_LIBRARIES)
+    yield CheckResult("libraries", CheckLevel.OK, f"All that this program needs is installed: {shown}, …")
 
 
-def _complaint(requirement: str) -> str:
+def _requirement_error(requirement: str) -> str:
     """What is wrong with one of our requirements; empty when nothing is, or when it is an extra's."""
     found = _REQUIREMENT.fullmatch(requirement)
     if found is None or "extra" in (found["marker"] or ""):
@@ -75,62 +81,62 @@ def _numbers(version: str) -> list[int]:
     return [*numbers, *[0] * (4 - len(numbers))]
 
 
-def bindings(node: Node) -> Iterator[Check]:
+def bindings(node: CheckContext) -> Iterator[CheckResult]:
     """NVML's bindings and CuPy are installed, for a CUDA that the driver takes."""
     if node.service.simulated:
-        yield Check("bindings", Level.OK, "The simulated node needs neither NVML's bindings nor CuPy.")
+        yield CheckResult("bindings", CheckLevel.OK, "The simulated node needs neither NVML's bindings nor CuPy.")
         return
     if not node.service.has_hardware and not node.has_driver:
         return  # the driver's check says that there is none
-    level = Level.ERROR if node.service.has_hardware else Level.WARNING
+    level = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
     nvml = _version("nvidia-ml-py")
     cupy = {name: version for name in _CUPY if (version := _version(name))}
     wanted = f"{_INSTALL} '.[cuda12]', or '.[cuda13]' for drivers from 580 on."
     missing = [name for name, there in (("NVML's bindings (nvidia-ml-py)", nvml), ("CuPy", cupy)) if not there]
     if missing:
-        sentence = f"Here {' and '.join(missing)} {'are' if len(missing) > 1 or nvml is None else 'is'} not installed."
-        yield Check("bindings", level, sentence, wanted)
+        message = f"Here {' and '.join(missing)} {'are' if len(missing) > 1 or nvml is None else 'is'} not installed."
+        yield CheckResult("bindings", level, message, wanted)
         return
     if len(cupy) > 1:
-        sentence = f"{' and '.join(cupy)} are both installed, and overwrite each other."
-        yield Check(
-            "bindings", level, sentence, f"pip uninstall {' '.join(cupy)}, then {wanted[0].lower()}{wanted[1:]}"
+        message = f"{' and '.join(cupy)} are both installed, and overwrite each other."
+        yield CheckResult(
+            "bindings", level, message, f"pip uninstall {' '.join(cupy)}, then {wanted[0].lower()}{wanted[1:]}"
         )
         return
     ((name, version),) = cupy.items()
     cuda, oldest = _CUPY[name]
     driver = driver_version(node)
     if driver is not None and int(driver.partition(".")[0]) < oldest:
-        sentence = f"{name} is for CUDA {cuda}, and drivers from {oldest} on; this one is {driver}."
-        yield Check(
-            "bindings", level, sentence, f"pip uninstall {name}, then install with '.[cuda12]'; or a newer driver."
+        message = f"{name} is for CUDA {cuda}, and drivers from {oldest} on; this one is {driver}."
+        yield CheckResult(
+            "bindings", level, message, f"pip uninstall {name}, then install with '.[cuda12]'; or a newer driver."
         )
         return
-    yield Check("bindings", Level.OK, f"nvidia-ml-py {nvml} and {name} {version} are installed.")
+    yield CheckResult("bindings", CheckLevel.OK, f"nvidia-ml-py {nvml} and {name} {version} are installed.")
 
 
-def driver_libraries(node: Node) -> Iterator[Check]:
+def driver_libraries(node: CheckContext) -> Iterator[CheckResult]:
     """The driver's libraries are where the loader finds them. No compiler (NVRTC) is needed: our kernels are shipped."""
     if node.service.simulated or not node.has_driver:
         return  # not needed, or the driver's check says what is missing first
     missing = [name for name in _DRIVERS if _find(node, name) is None]
     if not missing:
         found = _find(node, _DRIVERS[0])
-        yield Check("driver-libraries", Level.OK, f"The driver's libraries are there: {found}.")
+        yield CheckResult("driver-libraries", CheckLevel.OK, f"The driver's libraries are there: {found}.")
         return
-    sentence = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} in no directory that was looked into."
+    message = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} in no directory that was looked into."
     # A service that serves the backend has found them, maybe below a root of the driver's own.
-    level = Level.ERROR if not node.service.answered else Level.WARNING
+    level = CheckLevel.ERROR if not node.service.is_available else CheckLevel.WARNING
     remedy = (
         "Install the driver's libraries (nvidia-smi is beside them), call ldconfig; where the driver has a root of its own: "
         "scrubber serve --nvidia-driver-root DIR."
     )
-    yield Check("driver-libraries", level, sentence, remedy)
+    yield CheckResult("driver-libraries", level, message, remedy)
 
 
-def _find(node: Node, name: str) -> Path | None:
+def _find(node: CheckContext, name: str) -> Path | None:
     named = [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each.startswith("/")]
-    usual = [node.root / each for each in _USUAL]
+    usual = [node.root / each for each in _LIBRARY_DIRECTORIES]
     for directory in (*named, *usual):
         try:
             if (directory / name).is_file():
@@ -140,7 +146,7 @@ def _find(node: Node, name: str) -> Path | None:
     return _cached(node, name)
 
 
-def _cached(node: Node, name: str) -> Path | None:
+def _cached(node: CheckContext, name: str) -> Path | None:
     """Where the loader's cache has it. The cache holds the paths as they are, each with a zero behind it."""
     try:
         cache = read_bytes(node.path(_LOADER_CACHE), 16 << 20)

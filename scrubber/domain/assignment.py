@@ -8,14 +8,14 @@ from enum import StrEnum
 
 __all__ = [
     "Assignment",
+    "KubeletReading",
     "Pod",
     "PodAbsence",
     "Process",
-    "Reading",
     "Share",
     "Trust",
+    "exclude_baseline",
     "presumed_sandbox",
-    "remaining",
     "started_container",
     "starting_container",
 ]
@@ -77,45 +77,45 @@ class Trust(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class KubeletReading:
     """What the kubelet's witnesses said at one moment.
 
     Attributes:
         trust: only a trusted reading proves that a pod is absent.
         assignments: from PodResources; entries merged per container and resource. Ordinary init containers are never
             among them.
-        hinted: from the checkpoint alone (init containers): good enough to wait for a pod, never to trust it.
-        at: monotonic seconds when the reading was begun: what happened later may not be in it.
-        done: monotonic seconds when it was there: what it lacks was gone by then, and not necessarily before.
-        detail: a sentence on why the reading is not trusted; empty when it is.
+        checkpoint_only: from the checkpoint alone (init containers): good enough to wait for a pod, never to trust it.
+        started_at: monotonic seconds when the reading was begun: what happened later may not be in it.
+        finished_at: monotonic seconds when it was there: what it lacks was gone by then, and not necessarily before.
+        untrusted_reason: a sentence on why the reading is not trusted; empty when it is.
         init_containers_known: whether the checkpoint could be read and bears the list out. Without it no ordinary init
-            container is seen, so ``hinted`` may lack one, and :meth:`containers_with` may count too few.
-        spent: pods that are listed and that neither the list nor the checkpoint gives a device of any kind. Kubelets
+            container is seen, so ``checkpoint_only`` may lack one, and :meth:`container_count` may count too few.
+        without_devices: pods that are listed and that neither the list nor the checkpoint gives a device of any kind. Kubelets
             before 1.34 go on listing a pod that has ended, for as long as its object exists.
-        remarks: what the reading had to do without, in sentences, trusted or not.
-        unproved: pods that are not listed although the kubelet's checkpoint and log directories still have them, and that
+        caveats: what the reading had to do without, in sentences, trusted or not.
+        not_yet_listed: pods that are not listed although the kubelet's checkpoint and log directories still have them, and that
             this kubelet has not listed since its start. It may not have come to them yet: their absence says nothing.
-        kubelet: changes with every start of the kubelet, as far as its socket tells; empty when nobody answered.
-        shares: of those in ``assignments`` and ``hinted`` that have shares of devices and not the whole of them, which.
-        unexplained: pods that have something of a plugin's or DRA driver's that nobody has explained. It may be any device
+        kubelet_instance: changes with every start of the kubelet, as far as its socket tells; empty when nobody answered.
+        shares: of those in ``assignments`` and ``checkpoint_only`` that have shares of devices and not the whole of them, which.
+        with_unmapped_ids: pods that have something of a plugin's or DRA driver's that nobody has explained. It may be any device
             of ours, until its plugin says what its ids mean.
     """
 
     trust: Trust
     assignments: tuple[Assignment, ...] = ()
-    hinted: tuple[Assignment, ...] = ()
-    at: float = 0.0
-    detail: str = ""
+    checkpoint_only: tuple[Assignment, ...] = ()
+    started_at: float = 0.0
+    untrusted_reason: str = ""
     init_containers_known: bool = True
-    spent: frozenset[Pod] = frozenset()
-    remarks: tuple[str, ...] = ()
-    unproved: frozenset[Pod] = frozenset()
-    kubelet: str = ""
+    without_devices: frozenset[Pod] = frozenset()
+    caveats: tuple[str, ...] = ()
+    not_yet_listed: frozenset[Pod] = frozenset()
+    kubelet_instance: str = ""
     shares: tuple[Share, ...] = ()
-    done: float = 0.0
-    unexplained: frozenset[Pod] = frozenset()
+    finished_at: float = 0.0
+    with_unmapped_ids: frozenset[Pod] = frozenset()
 
-    def having(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
+    def listed_assignments(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
         """All assignments that PodResources lists for ``device``; only those of a ``share``, if one is given.
 
         Args:
@@ -123,9 +123,9 @@ class Reading:
         """
         return self._with(self.assignments, device, share)
 
-    def naming(self, device: str) -> tuple[Assignment, ...]:
+    def all_assignments(self, device: str) -> tuple[Assignment, ...]:
         """All assignments of ``device`` that any witness names, believed or not."""
-        return tuple(each for each in (*self.assignments, *self.hinted) if device in each.devices)
+        return tuple(each for each in (*self.assignments, *self.checkpoint_only) if device in each.devices)
 
     def assignment_of(
         self, device: str, share: frozenset[str] = frozenset(), *, resource: str = ""
@@ -135,36 +135,36 @@ class Reading:
         A checkpoint that names another pod is a second pod: an init container of it may be what starts.
 
         Several containers of one pod are the pod's: the container is then the first by name, and
-        :meth:`containers_with` tells how many there are.
+        :meth:`container_count` tells how many there are.
 
         Args:
             share: look only at who has one of these shares of it.
             resource: if the pod has it under several, this one.
         """
-        found = self.having(device, share)
-        pods = {each.pod for each in (*found, *self._with(self.hinted, device, share))}
+        found = self.listed_assignments(device, share)
+        pods = {each.pod for each in (*found, *self._with(self.checkpoint_only, device, share))}
         if self.trust is Trust.UNREADABLE or not found or len(pods) != 1:
             return None
         return min(found, key=lambda each: (each.resource != resource, each.container, each.resource))
 
-    def hint_of(self, device: str, share: frozenset[str] = frozenset()) -> Assignment | None:
+    def checkpoint_assignment(self, device: str, share: frozenset[str] = frozenset()) -> Assignment | None:
         """Whom the checkpoint names for ``device`` when PodResources names nobody; None unless it is one pod."""
-        found = self._with(self.hinted, device, share)
-        if self.having(device, share):
+        found = self._with(self.checkpoint_only, device, share)
+        if self.listed_assignments(device, share):
             return None
         return found[0] if len({each.pod for each in found}) == 1 else None
 
-    def containers_with(self, device: str, share: frozenset[str] = frozenset()) -> int:
+    def container_count(self, device: str, share: frozenset[str] = frozenset()) -> int:
         """How many containers of a pod have ``device``: by PodResources, and by the checkpoint, which alone knows the
         ordinary init containers that had it before.
         """
-        everybody = (*self.having(device, share), *self._with(self.hinted, device, share))
+        everybody = (*self.listed_assignments(device, share), *self._with(self.checkpoint_only, device, share))
         return len({(each.pod, each.container) for each in everybody})
 
     def init_containers_of(self, pod: Pod, device: str) -> frozenset[str]:
         """Names of the containers of ``pod`` that have ``device`` by the checkpoint alone: its ordinary init containers."""
         listed = {each.container for each in self.assignments if each.pod == pod}
-        hinted = {each.container for each in self.hinted if each.pod == pod and device in each.devices}
+        hinted = {each.container for each in self.checkpoint_only if each.pod == pod and device in each.devices}
         return frozenset(hinted - listed)
 
     def shares_of(self, pod: Pod, device: str) -> frozenset[str]:
@@ -177,54 +177,56 @@ class Reading:
         found = tuple(each for each in among if device in each.devices)
         if not share:
             return found
-        having = {_place(each) for each in self.shares if each.device == device and each.ids & share}
-        return tuple(each for each in found if _place(each) in having)
+        having = {_owner_key(each) for each in self.shares if each.device == device and each.ids & share}
+        return tuple(each for each in found if _owner_key(each) in having)
 
-    def foreign(self, device: str, own: Collection[str]) -> tuple[Assignment, ...]:
+    def assigned_by_other_plugins(self, device: str, own_resources: Collection[str]) -> tuple[Assignment, ...]:
         """Assignments of ``device`` that another plugin's resource or a DRA driver made.
 
         Args:
-            own: the resources under which our own plugin hands devices out.
+            own_resources: the resources under which our own plugin hands devices out.
         """
-        return tuple(each for each in self.having(device) if each.resource and each.resource not in own)
+        return tuple(
+            each for each in self.listed_assignments(device) if each.resource and each.resource not in own_resources
+        )
 
-    def second_owner(self, device: str, own: Collection[str], asking: Pod | None) -> Assignment | None:
-        """A pod other than ``asking`` that another plugin or driver has given ``device`` to, which then has two owners.
+    def second_owner(self, device: str, own_resources: Collection[str], starting_pod: Pod | None) -> Assignment | None:
+        """A pod other than ``starting_pod`` that another plugin or driver has given ``device`` to, which then has two owners.
 
         Args:
-            own: as of :meth:`foreign`; while none is known, nothing is foreign.
+            own_resources: as of :meth:`assigned_by_other_plugins`; while none is known, nothing is foreign.
         """
-        foreign = self.foreign(device, own) if own else ()
-        return next((each for each in foreign if each.pod != asking), None)
+        foreign = self.assigned_by_other_plugins(device, own_resources) if own_resources else ()
+        return next((each for each in foreign if each.pod != starting_pod), None)
 
-    def lists(self, pod: Pod) -> bool:
+    def is_listed(self, pod: Pod) -> bool:
         """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown uid counts as the same."""
-        return any(_may_be_one(each.pod, pod) for each in (*self.assignments, *self.hinted))
+        return any(_may_be_same_pod(each.pod, pod) for each in (*self.assignments, *self.checkpoint_only))
 
     def proves_absent(self, pod: Pod) -> bool:
         """Whether ``pod`` is missing from this reading, and that means something."""
-        doubted = any(_may_be_one(each, pod) for each in self.unproved)
-        return self.trust is Trust.TRUSTED and not doubted and not self.lists(pod)
+        doubted = any(_may_be_same_pod(each, pod) for each in self.not_yet_listed)
+        return self.trust is Trust.TRUSTED and not doubted and not self.is_listed(pod)
 
-    def keeps(self, pod: Pod) -> bool:
+    def may_start_container(self, pod: Pod) -> bool:
         """Whether a container of ``pod`` may yet start on a device: the pod is listed, and not as one that is spent.
 
         That it is spent proves nothing against its processes: only a pod that is not listed is absent.
         """
-        named = {each.pod for each in (*self.assignments, *self.hinted)}
-        return any(_may_be_one(each, pod) for each in named - self.spent)
+        named = {each.pod for each in (*self.assignments, *self.checkpoint_only)}
+        return any(_may_be_same_pod(each, pod) for each in named - self.without_devices)
 
 
-def _place(each: Assignment | Share) -> tuple[Pod, str, str]:
+def _owner_key(each: Assignment | Share) -> tuple[Pod, str, str]:
     return (each.pod, each.container, each.resource)
 
 
-def _may_be_one(one: Pod, other: Pod) -> bool:
+def _may_be_same_pod(one: Pod, other: Pod) -> bool:
     same_name = (one.namespace, one.name) == (other.namespace, other.name)
     return same_name and (one.uid is None or other.uid is None or one.uid == other.uid)
 
 
-_APART = 0.2
+_MIN_READING_INTERVAL = 0.2
 """Seconds between two readings that count as two: a pod that flickers must not be absent twice in one flicker."""
 
 
@@ -238,14 +240,14 @@ class PodAbsence:
     since: float | None = None
     last: float = 0.0
 
-    def after(self, reading: Reading, pod: Pod) -> PodAbsence:
+    def with_reading(self, reading: KubeletReading, pod: Pod) -> PodAbsence:
         """The absence once ``reading`` is taken into account."""
-        if reading.lists(pod):
+        if reading.is_listed(pod):
             return PodAbsence()
-        if not reading.proves_absent(pod) or (self.times and reading.at - self.last < _APART):
+        if not reading.proves_absent(pod) or (self.times and reading.started_at - self.last < _MIN_READING_INTERVAL):
             return self
-        since = max(reading.at, reading.done) if self.since is None else self.since
-        return PodAbsence(self.times + 1, since, reading.at)
+        since = max(reading.started_at, reading.finished_at) if self.since is None else self.since
+        return PodAbsence(self.times + 1, since, reading.started_at)
 
     @property
     def proved(self) -> bool:
@@ -293,7 +295,7 @@ def started_container(before: Mapping[str, int], after: Mapping[str, int]) -> st
     return found[0] if len(found) == 1 else None
 
 
-def remaining(processes: Iterable[Process], baseline: Iterable[Process]) -> tuple[Process, ...]:
+def exclude_baseline(processes: Iterable[Process], baseline: Iterable[Process]) -> tuple[Process, ...]:
     """The processes of a pod that did not stand there before its first grant (the sandbox did)."""
     known = {process.identity for process in baseline}
     return tuple(sorted(process for process in processes if process.identity not in known))

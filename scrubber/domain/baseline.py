@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from scrubber.domain.device import Device
 
-__all__ = ["Baseline", "Difference", "differences", "facts_of"]
+__all__ = ["Baseline", "BaselineDifference", "baseline_differences", "baseline_facts"]
 
 _FACTS = ("serial", "vbios", "inforom")
 """Traits of a device that stay as they are while nobody services it."""
@@ -36,41 +36,41 @@ class Baseline:
     actor: str = "service"
     reason: str = ""
 
-    def learning(self, device: Device) -> Baseline:
+    def with_new_facts(self, device: Device) -> Baseline:
         """With the facts of ``device`` as it is described now that were never told before."""
-        new = {name: value for name, value in facts_of(device) if name not in dict(self.facts)}
+        new = {name: value for name, value in baseline_facts(device) if name not in dict(self.facts)}
         return replace(self, facts=tuple(sorted({**dict(self.facts), **new}.items()))) if new else self
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A fact that is not as it should be; ``found`` None where it is not told any more."""
+class BaselineDifference:
+    """A fact that is not as it should be; ``actual`` None where it is not told any more."""
 
     name: str
     expected: str
-    found: str | None
+    actual: str | None
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.found or 'not told any more'}, not {self.expected}"
+        return f"{self.name} is {self.actual or 'not told any more'}, not {self.expected}"
 
 
-def facts_of(device: Device) -> tuple[tuple[str, str], ...]:
+def baseline_facts(device: Device) -> tuple[tuple[str, str], ...]:
     """What a baseline of ``device`` as it is described now would say."""
     traits = dict(device.traits)
     said: Mapping[str, str] = {"model": device.model, **{name: traits[name] for name in _FACTS if name in traits}}
     return tuple(sorted(said.items()))
 
 
-def differences(device: Device, baseline: Baseline | None) -> tuple[Difference, ...]:
+def baseline_differences(device: Device, baseline: Baseline | None) -> tuple[BaselineDifference, ...]:
     """Where ``device`` as it is described now is not as it should be; nothing where nobody knows what it should be.
 
-    A fact that nobody told before, by an older driver say, is no difference: :meth:`Baseline.learning` takes it in.
+    A fact that nobody told before, by an older driver say, is no difference: :meth:`Baseline.with_new_facts` takes it in.
     """
     if baseline is None:
         return ()
-    expected, found = dict(baseline.facts), dict(facts_of(device))
+    expected, found = dict(baseline.facts), dict(baseline_facts(device))
     return tuple(
-        Difference(name, wanted, found.get(name))
+        BaselineDifference(name, wanted, found.get(name))
         for name, wanted in sorted(expected.items())
         if found.get(name) != wanted
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["NOT_OF_THE_ENGINE", "ErrorCode"]
+__all__ = ["NON_ENGINE_CODES", "ErrorCode"]
 
 
 class ErrorCode(StrEnum):
@@ -15,60 +15,60 @@ class ErrorCode(StrEnum):
 
     # Of each class of errors, where whoever raises one says nothing more precise.
     ERROR = "error"
-    RETRY = "retry"
+    RETRYABLE = "retry"
     NOT_READY = "not-ready"
-    AWAY = "away"
-    BEING_RESET = "being-reset"
+    UNAVAILABLE = "away"
+    RESET_IN_PROGRESS = "being-reset"
     REFUSED = "refused"
     INVALID_REQUEST = "invalid-request"
     QUARANTINED = "quarantined"
-    HELD = "held"
-    NOT_PERMITTED = "not-permitted"
+    DEVICE_BUSY = "held"
+    PERMISSION_DENIED = "not-permitted"
     DEVICE_FAULT = "device-fault"
-    UNREADABLE = "unreadable"
-    DRIVER_STUCK = "driver-stuck"
-    LOST = "lost"
-    FATAL = "fatal"
-    BAD_CONFIGURATION = "bad-configuration"
-    SECOND_INSTANCE = "second-instance"
-    LEDGER = "ledger"
+    DEVICE_UNREADABLE = "unreadable"
+    DRIVER_TIMEOUT = "driver-stuck"
+    DEVICE_LOST = "lost"
+    FATAL_ERROR = "fatal"
+    INVALID_CONFIGURATION = "bad-configuration"
+    ALREADY_RUNNING = "second-instance"
+    LEDGER_FAILURE = "ledger"
     CHILD_DIED = "child-died"
 
     # Why a start is refused for now.
-    BREAKER = "breaker"
-    EARLIER_POD_LIVES = "earlier-pod-lives"
-    FOREIGN_ASSIGNMENT = "foreign-assignment"
+    BREAKER_OPEN = "breaker"
+    EARLIER_POD_RUNNING = "earlier-pod-lives"
+    ASSIGNED_BY_ANOTHER_PLUGIN = "foreign-assignment"
     HELD_BY_OWN_POD = "held-by-own-pod"
     POD_UNREADABLE = "pod-unreadable"
     REASSIGNED = "reassigned"
-    SCRUB_HELD_UP = "scrub-held-up"
+    SCRUB_BLOCKED = "scrub-held-up"
     SCRUBBING = "scrubbing"
-    SHARING = "sharing"
-    SPENT = "spent"
-    STARTING = "starting"
+    SHARING_NOT_ALLOWED = "sharing"
+    ATTEMPTS_EXHAUSTED = "spent"
+    SERVICE_STARTING = "starting"
     UNASSIGNED = "unassigned"
 
     # Of a vendor's plugin behind ours.
-    VENDOR_GARBLED = "vendor-garbled"
-    VENDOR_HUNG = "vendor-hung"
-    VENDOR_REFUSED = "vendor-refused"
+    UPSTREAM_INVALID_RESPONSE = "vendor-garbled"
+    UPSTREAM_TIMEOUT = "vendor-hung"
+    UPSTREAM_REFUSED = "vendor-refused"
 
     # Of the sockets, before the engine is asked.
-    UNEXPECTED = "unexpected"
+    INTERNAL_ERROR = "unexpected"
     UNKNOWN_CALLER = "unknown-caller"
     UNKNOWN_METHOD = "unknown-method"
     WRONG_SOCKET = "wrong-socket"
     WRONG_USER = "wrong-user"
 
 
-NOT_OF_THE_ENGINE = frozenset(
+NON_ENGINE_CODES = frozenset(
     {
-        ErrorCode.UNEXPECTED,
+        ErrorCode.INTERNAL_ERROR,
         ErrorCode.UNKNOWN_CALLER,
         ErrorCode.UNKNOWN_METHOD,
-        ErrorCode.VENDOR_GARBLED,
-        ErrorCode.VENDOR_HUNG,
-        ErrorCode.VENDOR_REFUSED,
+        ErrorCode.UPSTREAM_INVALID_RESPONSE,
+        ErrorCode.UPSTREAM_TIMEOUT,
+        ErrorCode.UPSTREAM_REFUSED,
         ErrorCode.WRONG_SOCKET,
         ErrorCode.WRONG_USER,
     }

@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 __all__ = [
-    "Contradiction",
     "Declaration",
+    "InvalidSetting",
     "ValueType",
+    "camel_case",
     "computed",
     "decides_proof",
     "declarations",
@@ -32,10 +33,10 @@ class ValueType(Enum):
     """What a setting's value is, and its unit."""
 
     SECTION = "settings of its own"
-    SWITCH = "true or false"
-    WORD = "one of the words"
+    BOOLEAN = "true or false"
+    ENUM = "one of the words"
     NAME = "a name"
-    COUNT = "a whole number"
+    INTEGER = "a whole number"
     CELSIUS = "degrees Celsius"
     PERCENT = "percent"
     SECONDS = "seconds"
@@ -54,7 +55,7 @@ class ValueType(Enum):
     OVERRIDES = "policies for some devices"
 
 
-class Contradiction(ValueError):
+class InvalidSetting(ValueError):
     """Values that exclude each other, or one that no node could work with.
 
     Attributes:
@@ -81,7 +82,7 @@ class Declaration:
             only what is overridable.
         entries: for a mapping with fixed keys, what each entry is.
         example: of a value, as a file writes it.
-        check: raises :class:`Contradiction` for a value that cannot be in force. Settings that exclude each other are
+        check: raises :class:`InvalidSetting` for a value that cannot be in force. Settings that exclude each other are
             checked by the method ``check`` of their rule.
     """
 
@@ -133,13 +134,17 @@ def computed(default: _T) -> _T:
     return declared
 
 
+def camel_case(name: str) -> str:
+    """Return ``name``, words joined by ``_`` or ``-``, as Kubernetes spells keys: ``hand_over`` is ``handOver``."""
+    first, *rest = name.replace("-", "_").split("_")
+    return first + "".join(each.capitalize() for each in rest)
+
+
 @cache
 def declarations(rule: type) -> Mapping[str, Declaration]:
-    """Return what ``rule`` declares, by the names of its fields and in their order; each with its key."""
+    """Return what ``rule`` declares, by the names of its fields and in their order; each with its key in camelCase."""
     found = {each.name: each.metadata.get(_DECLARATION) for each in fields(rule)}
-    return {
-        name: replace(each, key=each.key or name.replace("_", "-")) for name, each in found.items() if each is not None
-    }
+    return {name: replace(each, key=each.key or camel_case(name)) for name, each in found.items() if each is not None}
 
 
 def summary(rule: type) -> str:
@@ -167,9 +172,9 @@ def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
 
 def _type_of(default: object) -> ValueType:
     if isinstance(default, bool):
-        return ValueType.SWITCH
+        return ValueType.BOOLEAN
     if isinstance(default, StrEnum):
-        return ValueType.WORD
+        return ValueType.ENUM
     if isinstance(default, int):
-        return ValueType.COUNT
+        return ValueType.INTEGER
     raise TypeError(f"{default!r} does not say what type it is of; name it")

@@ -11,7 +11,7 @@ from scrubber.domain.errors import InvalidRequest
 __all__ = ["Access", "AccessKind", "Device", "NodeIdentity", "find_device"]
 
 
-_PLACE = ("pci_address", "minor", "device_number", "gpu_instance", "compute_instance")
+_LOCATION_TRAITS = ("pci_address", "minor", "device_number", "gpu_instance", "compute_instance")
 """The traits that say where a device is; holders, containers and resets go by them."""
 
 
@@ -20,7 +20,7 @@ class AccessKind(StrEnum):
 
     MOUNT = "mount"
     """A bind mount, read-write."""
-    NODE = "node"
+    DEVICE_NODE = "node"
     """A device node, with leave to read and write it."""
     ENVIRONMENT = "environment"
     """A variable: its name is the ``container_path``, its value the ``host_path``. Names a device; isolates nothing."""
@@ -66,10 +66,10 @@ class Device:
     driver: str = ""
     traits: tuple[tuple[str, str], ...] = ()
 
-    def is_where(self, other: Device) -> bool:
+    def has_same_location(self, other: Device) -> bool:
         """Whether who looks for this device where ``other`` is finds it: at the same address, behind the same node and driver."""
         mine, theirs = dict(self.traits), dict(other.traits)
-        moved = [name for name in _PLACE if mine.get(name) != theirs.get(name)]
+        moved = [name for name in _LOCATION_TRAITS if mine.get(name) != theirs.get(name)]
         return not moved and (self.parent, self.memory_bytes, self.driver) == (
             other.parent,
             other.memory_bytes,
@@ -85,29 +85,29 @@ class NodeIdentity:
     boot: str
     driver: str
 
-    def of(self, device: Device) -> NodeIdentity:
+    def for_device(self, device: Device) -> NodeIdentity:
         """Return where and under what a certificate of ``device`` holds."""
         return replace(self, driver=device.driver) if device.driver else self
 
 
-def find_device(devices: Iterable[Device], wanted: str) -> Device:
-    """The one device that ``wanted`` names: its UUID, a unique prefix of it, or its index.
+def find_device(devices: Iterable[Device], query: str) -> Device:
+    """The one device that ``query`` names: its UUID, a unique prefix of it, or its index.
 
     Raises:
         InvalidRequest: no device, or more than one, answers to the name.
     """
     everything = sorted(devices, key=lambda device: device.index)
-    exact = [each for each in everything if each.id == wanted] or [each for each in everything if each.index == wanted]
+    exact = [each for each in everything if each.id == query] or [each for each in everything if each.index == query]
     if len(exact) == 1:
         return exact[0]
     if exact:
         listed = ", ".join(device.id for device in exact)
-        raise InvalidRequest(f"{wanted!r} is the index of {len(exact)} devices ({listed}): write an id.")
-    matches = [device for device in everything if wanted and device.id.startswith(wanted)]
+        raise InvalidRequest(f"{query!r} is the index of {len(exact)} devices ({listed}): write an id.")
+    matches = [device for device in everything if query and device.id.startswith(query)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         listed = ", ".join(device.id for device in matches)
-        raise InvalidRequest(f"{wanted!r} is the beginning of {len(matches)} device ids ({listed}): write more of it.")
+        raise InvalidRequest(f"{query!r} is the beginning of {len(matches)} device ids ({listed}): write more of it.")
     known = ", ".join(f"{device.index} ({device.id})" for device in everything) or "none"
-    raise InvalidRequest(f"No device is called {wanted!r}; this node has: {known}.")
+    raise InvalidRequest(f"No device is called {query!r}; this node has: {known}.")

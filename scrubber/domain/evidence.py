@@ -12,10 +12,10 @@ __all__ = [
     "Evidence",
     "Finding",
     "FindingCode",
-    "Occasion",
     "Outcome",
-    "Path",
+    "PathKind",
     "ScrubRecord",
+    "ScrubTrigger",
     "Severity",
     "Step",
     "StepResult",
@@ -25,7 +25,7 @@ __all__ = [
 Evidence = Mapping[str, str | int | float | bool | None]
 
 
-class Path(StrEnum):
+class PathKind(StrEnum):
     """Fast: checks only. Slow: the full scrub."""
 
     FAST = "fast"
@@ -44,17 +44,17 @@ class Step(StrEnum):
     HEALTH = "health"
 
 
-class Occasion(StrEnum):
+class ScrubTrigger(StrEnum):
     """Why we look."""
 
-    ADMISSION = "admission"
-    START = "start"
+    RESERVATION = "admission"
+    CONTAINER_START = "start"
     RELEASE = "release"
     SERVICE_START = "service-start"
     RECOVERY = "recovery"
     ON_DEMAND = "on-demand"
-    SCHEDULE = "schedule"
-    VOID = "void"
+    MAINTENANCE = "schedule"
+    CERTIFICATE_VOIDED = "void"
     """What was proved counts no more: the policy or the driver is another one."""
 
 
@@ -63,13 +63,13 @@ class Severity(StrEnum):
 
     NOTE = "note"
     WARNING = "warning"
-    DIRTY = "dirty"
+    BLOCKING = "dirty"
     """The device stays dirty and cannot be handed over now; it is not at fault."""
     FAULT = "fault"
     """The device is quarantined."""
 
 
-_NOTE, _DIRTY, _FAULT = Severity.NOTE, Severity.DIRTY, Severity.FAULT
+_NOTE, _BLOCKING, _FAULT = Severity.NOTE, Severity.BLOCKING, Severity.FAULT
 _HOLDERS, _RESET, _MEMORY, _ON_CHIP = Step.HOLDERS, Step.RESET, Step.MEMORY, Step.ON_CHIP
 _DIAGNOSTICS, _SETTINGS = Step.DIAGNOSTICS, Step.SETTINGS
 
@@ -78,53 +78,53 @@ class FindingCode(StrEnum):
     """The code of a :class:`Finding` that a step of a scrub makes by itself.
 
     Attributes:
-        places: in which steps and with which severities it is found.
+        allowed_severities: in which steps and with which severities it is found.
     """
 
-    places: tuple[tuple[Step, Severity], ...]
+    allowed_severities: tuple[tuple[Step, Severity], ...]
 
     def __new__(cls, code: str, *places: tuple[Step, Severity]) -> Self:
         member = str.__new__(cls, code)
         member._value_ = code
-        member.places = places
+        member.allowed_severities = places
         return member
 
-    EARLIER_POD_LIVES = "earlier-pod-lives", (_HOLDERS, _DIRTY)
+    EARLIER_POD_RUNNING = "earlier-pod-lives", (_HOLDERS, _BLOCKING)
     ERASER_UNKILLABLE = "eraser-unkillable", (_HOLDERS, _FAULT)
-    GHOST = "ghost", (_HOLDERS, _NOTE), (_HOLDERS, _FAULT)
-    HELD = "held", *((step, _DIRTY) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS))
-    HELD_BY_OWN_POD = "held-by-own-pod", (_HOLDERS, _DIRTY)
+    UNTRACEABLE_HOLDER = "ghost", (_HOLDERS, _NOTE), (_HOLDERS, _FAULT)
+    DEVICE_BUSY = "held", *((step, _BLOCKING) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS))
+    HELD_BY_OWN_POD = "held-by-own-pod", (_HOLDERS, _BLOCKING)
     HOLDERS_UNREADABLE = "holders-unreadable", (_HOLDERS, _NOTE)
-    INFRASTRUCTURE = "infrastructure", (_HOLDERS, _NOTE)
-    LEFTOVERS = "leftovers", (_HOLDERS, _NOTE)
-    LEFTOVERS_OBSERVED = "leftovers-observed", (_HOLDERS, _DIRTY)
-    LEFTOVERS_UNREADABLE = "leftovers-unreadable", (_HOLDERS, _DIRTY)
-    MORE_HOLDERS = "more-holders", (_HOLDERS, _NOTE), (_HOLDERS, _DIRTY)
-    ORPHANED_ERASER = "orphaned-eraser", (_HOLDERS, _NOTE)
-    POD_ENDED = "pod-ended", (_HOLDERS, _NOTE)
-    STRANGER_ENDED = "stranger-ended", (_HOLDERS, _NOTE)
-    UNGRANTED_USE = "ungranted-use", (_HOLDERS, _FAULT)
-    UNINSPECTED_ENDED = "uninspected-ended", (_HOLDERS, _NOTE)
-    UNKILLABLE = "unkillable", (_HOLDERS, _FAULT)
-    UNKNOWN_HOLDER = "unknown-holder", (_HOLDERS, _DIRTY)
-    WALK_UNFINISHED = "walk-unfinished", (_HOLDERS, _NOTE), (_HOLDERS, _DIRTY)
+    INFRASTRUCTURE_HOLDER = "infrastructure", (_HOLDERS, _NOTE)
+    LEFTOVERS_KILLED = "leftovers", (_HOLDERS, _NOTE)
+    LEFTOVERS_OBSERVED = "leftovers-observed", (_HOLDERS, _BLOCKING)
+    LEFTOVERS_UNREADABLE = "leftovers-unreadable", (_HOLDERS, _BLOCKING)
+    HOLDERS_OMITTED = "more-holders", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
+    ORPHANED_ERASER_KILLED = "orphaned-eraser", (_HOLDERS, _NOTE)
+    LEFTOVER_POD_KILLED = "pod-ended", (_HOLDERS, _NOTE)
+    UNAUTHORIZED_PROCESS_KILLED = "stranger-ended", (_HOLDERS, _NOTE)
+    UNAUTHORIZED_USE = "ungranted-use", (_HOLDERS, _FAULT)
+    UNINSPECTED_PROCESS_KILLED = "uninspected-ended", (_HOLDERS, _NOTE)
+    HOLDER_UNKILLABLE = "unkillable", (_HOLDERS, _FAULT)
+    UNKNOWN_HOLDER = "unknown-holder", (_HOLDERS, _BLOCKING)
+    UNINSPECTED_PROCESSES = "walk-unfinished", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
     RESET_FAILED = "reset-failed", (_RESET, _FAULT)
     RESET_UNAVAILABLE = "reset-unavailable", (_RESET, _NOTE), (_RESET, _FAULT)
     DIAGNOSTICS_FAILED = "diagnostics-failed", (_DIAGNOSTICS, _FAULT)
     DIAGNOSTICS_SLOW = "diagnostics-slow", (_DIAGNOSTICS, _FAULT)
     ERASE_TIMEOUT = "erase-timeout", (_MEMORY, _FAULT)
-    FENCE_BROKEN = "fence-broken", (_MEMORY, _DIRTY)
-    MEMORY_NOT_BACK = "memory-not-back", (_MEMORY, _FAULT)
-    NOT_ALL_CLEARED = "not-all-cleared", (_MEMORY, _FAULT)
+    FENCE_BROKEN = "fence-broken", (_MEMORY, _BLOCKING)
+    MEMORY_NOT_RELEASED = "memory-not-back", (_MEMORY, _FAULT)
+    CLEARING_INCOMPLETE = "not-all-cleared", (_MEMORY, _FAULT)
     RESIDUE = "residue", (_MEMORY, _NOTE)
-    SIZE_MENDED = "size-mended", (_MEMORY, _NOTE)
+    SIZE_RESTORED = "size-mended", (_MEMORY, _NOTE)
     VERIFICATION_FAILED = "verification-failed", (_MEMORY, _FAULT)
     ON_CHIP_FAILED = "on-chip-failed", (_ON_CHIP, _FAULT)
     ON_CHIP_RESIDUE = "on-chip-residue", (_ON_CHIP, _NOTE)
-    SETTINGS_OFF = "settings-off", (_SETTINGS, _DIRTY)
+    SETTINGS_MISMATCH = "settings-off", (_SETTINGS, _BLOCKING)
     SETTINGS_RESTORED = "settings-restored", (_SETTINGS, _NOTE)
-    SETTINGS_STAY = "settings-stay", (_SETTINGS, _FAULT)
-    SCRUB_OVERDUE = "scrub-overdue", *((step, _FAULT) for step in Step)
+    SETTINGS_NOT_RESTORED = "settings-stay", (_SETTINGS, _FAULT)
+    SCRUB_TIMEOUT = "scrub-overdue", *((step, _FAULT) for step in Step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +133,16 @@ class Finding:
 
     Attributes:
         code: a :class:`FindingCode`, the code of an error that the step met, or what the device showed: a
-            code of its :class:`~scrubber.domain.signal_table.SignalTable`, or an error code. The cause of a quarantine when
+            code of its :class:`~scrubber.domain.health.signal_table.SignalTable`, or an error code. The cause of a quarantine when
             the severity is ``FAULT``.
-        sentence: for the operator; may name processes and pods.
+        message: for the operator; may name processes and pods.
         evidence: numbers and words that support it; residue is counted in here, never stored.
     """
 
     step: Step
     code: str
     severity: Severity
-    sentence: str
+    message: str
     evidence: Evidence = field(default_factory=dict)
 
 
@@ -170,7 +170,7 @@ class Outcome(StrEnum):
     """How a scrub ended. Only ``PASSED`` makes a certificate."""
 
     PASSED = "passed"
-    HELD_UP = "held-up"
+    BLOCKED = "held-up"
     """Somebody has the device, or an earlier pod is not over: try again later."""
     FAILED = "failed"
     """The device is at fault."""
@@ -184,8 +184,8 @@ class ScrubRecord:
 
     id: str
     device: str
-    path: Path
-    occasion: Occasion
+    path: PathKind
+    trigger: ScrubTrigger
     started: float
     ended: float | None = None
     outcome: Outcome | None = None
@@ -197,7 +197,7 @@ class ScrubRecord:
     def findings(self) -> tuple[Finding, ...]:
         return tuple(finding for step in self.steps for finding in step.findings)
 
-    def measured(self, step: Step, name: str) -> int:
+    def measurement(self, step: Step, name: str) -> int:
         """A whole number that ``step`` measured; 0 when it did not run or did not measure it."""
         for result in self.steps:
             if result.step is step:
@@ -229,7 +229,7 @@ class Certificate:
     device: str
     sequence: int
     previous_grant: int
-    path: Path
+    path: PathKind
     scrub: str
     covered: tuple[str, ...]
     not_covered: tuple[str, ...]

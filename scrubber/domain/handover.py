@@ -10,29 +10,30 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scrubber.domain.assignment import Pod
-from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import Certificate, Finding, FindingCode, Severity
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Enforcement, Policy, Proof
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.pods import PodState
+from scrubber.domain.policy import Enforcement, Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.sharing import Beside, Neighbour, beside
+from scrubber.domain.sharing import GrantedPod, SharingAction, decide_sharing
+from scrubber.domain.states import Health, Hygiene
 
 __all__ = [
-    "Checks",
-    "Decision",
+    "FastPathChecks",
+    "HandoverDecision",
     "HandoverFacts",
     "HandoverVerdict",
     "MissingFact",
     "certificate_flaw",
     "decide",
-    "unjudged",
+    "unconditional_basis",
 ]
 
-_EXCEPTIONS = {kind: Basis(kind.value) for kind in (HandOver.SAME_CONTAINER, HandOver.SAME_POD, HandOver.SAME_TENANT)}
+_EXCEPTIONS = {
+    kind: Basis(kind.value) for kind in (HandOverKind.SAME_CONTAINER, HandOverKind.SAME_POD, HandOverKind.SAME_TENANT)
+}
 """The kinds of hand-over that a policy may let start on checks alone. Never to another tenant, whatever it says."""
 
 
@@ -41,7 +42,7 @@ class HandoverVerdict(StrEnum):
 
     GRANT = "grant"
     GATHER = "gather"
-    """Gather the fact :attr:`Decision.missing`, then decide again."""
+    """Gather the fact :attr:`HandoverDecision.missing`, then decide again."""
     RECORD = "record"
     """What the checks found changes the device's health: record it, then decide again."""
     JOIN = "join"
@@ -57,30 +58,32 @@ class HandoverVerdict(StrEnum):
 class MissingFact(StrEnum):
     """A fact that is gathered only where the answer depends on it."""
 
-    NEIGHBOURS = "neighbours"
-    EARLIER = "earlier"
+    GRANTED_PODS = "neighbours"
+    EARLIER_PODS = "earlier"
     CHECKS = "checks"
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class FastPathChecks:
     """What the fast path's checks came to.
 
     Attributes:
-        ghost: whatever holds the device has had no process for so long that nobody will ever let it go.
+        held_without_process: whatever holds the device has had no process for so long that nobody will ever let it go.
     """
 
     passed: bool
     findings: tuple[Finding, ...] = ()
-    ghost: bool = False
+    held_without_process: bool = False
 
-    def found(self, severity: Severity) -> bool:
+    def has_finding(self, severity: Severity) -> bool:
         return any(finding.severity is severity for finding in self.findings)
 
     @property
-    def only_held(self) -> bool:
+    def is_only_held(self) -> bool:
         """Whether somebody holds the device, and nothing is wrong with the device itself."""
-        return any(each.code == FindingCode.HELD for each in self.findings) and not self.found(Severity.FAULT)
+        return any(each.code == FindingCode.DEVICE_BUSY for each in self.findings) and not self.has_finding(
+            Severity.FAULT
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,32 +94,32 @@ class HandoverFacts:
         record: the device's, as it is in the ledger.
         kind: how the hand-over relates to the one before.
         policy: the one of this device; observed where a person broke its glass.
-        ran: the pod of the last grant was seen to run since: no exception rests on a run that nobody saw.
-        trouble: what is wrong with the assignment by the kubelet's word: ``REASSIGNED``, ``UNASSIGNED`` or
-            ``FOREIGN_ASSIGNMENT``; None where nothing is.
-        share: the device is asked for as one of several shares of it.
-        asking: the pod that starts, where that is certain; only a share asks.
-        neighbours: pods of grants since the device was last clean, those that are over included; without the asking pod,
+        last_pod_ran: the pod of the last grant was seen to run since: no exception rests on a run that nobody saw.
+        assignment_problem: what is wrong with the assignment by the kubelet's word: ``REASSIGNED``, ``UNASSIGNED`` or
+            ``ASSIGNED_BY_ANOTHER_PLUGIN``; None where nothing is.
+        is_share: the device is asked for as one of several shares of it.
+        starting_pod: the pod that starts, where that is certain; only a share asks.
+        granted_pods: pods of grants since the device was last clean, those that are over included; without the asking pod,
             unless it has several shares.
-        earlier: where the pods of earlier grants stand, the asking pod left out: its other containers may live.
+        earlier_pods: where the pods of earlier grants stand, the asking pod left out: its other containers may live.
         checks: what the fast path's checks came to.
     """
 
     record: DeviceRecord
-    kind: HandOver
+    kind: HandOverKind
     policy: Policy
     identity: NodeIdentity
-    ran: bool
-    trouble: ErrorCode | None = None
-    share: bool = False
-    asking: Pod | None = None
-    neighbours: tuple[Neighbour, ...] | None = None
-    earlier: frozenset[PodState] | None = None
-    checks: Checks | None = None
+    last_pod_ran: bool
+    assignment_problem: ErrorCode | None = None
+    is_share: bool = False
+    starting_pod: Pod | None = None
+    granted_pods: tuple[GrantedPod, ...] | None = None
+    earlier_pods: frozenset[PodState] | None = None
+    checks: FastPathChecks | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class HandoverDecision:
     """A verdict and its reason.
 
     Attributes:
@@ -124,7 +127,7 @@ class Decision:
         basis: what a grant rests on. Set with ``GRANT``; with ``GATHER`` where it is known what a grant would rest on.
         missing: the fact to gather; set with ``GATHER``.
         code: why not; set with ``WAIT`` and ``REFUSE``.
-        pods: how many pods a shared start would be beside.
+        sharing_pods: how many pods a shared start would be beside.
     """
 
     verdict: HandoverVerdict
@@ -132,10 +135,10 @@ class Decision:
     basis: Basis | None = None
     missing: MissingFact | None = None
     code: ErrorCode | None = None
-    pods: int = 0
+    sharing_pods: int = 0
 
 
-def decide(facts: HandoverFacts) -> Decision:
+def decide(facts: HandoverFacts) -> HandoverDecision:
     """Return whether the device may be handed over, on what basis, and why.
 
     No device leaves quarantine through here, whatever its bytes, and none is granted without a certificate issued since its
@@ -145,20 +148,20 @@ def decide(facts: HandoverFacts) -> Decision:
     scrub that is under way is waited for, and only what a person took out is refused.
     """
     decision = _enforced(facts)
-    observes = facts.policy.enforcement is Enforcement.OBSERVE and not facts.record.ordered_out_by_person
+    observes = facts.policy.enforcement is Enforcement.OBSERVE and not facts.record.quarantined_by_operator
     if not observes or decision.verdict in (HandoverVerdict.GRANT, HandoverVerdict.GATHER):
         return decision
     if facts.record.hygiene is Hygiene.SCRUBBING:
-        return Decision(HandoverVerdict.JOIN, decision.reason)
-    basis = unjudged(facts.record)
+        return HandoverDecision(HandoverVerdict.JOIN, decision.reason)
+    basis = unconditional_basis(facts.record)
     if facts.checks is None:
-        return Decision(HandoverVerdict.GATHER, decision.reason, basis, MissingFact.CHECKS)
-    return Decision(HandoverVerdict.GRANT, decision.reason, basis)
+        return HandoverDecision(HandoverVerdict.GATHER, decision.reason, basis, MissingFact.CHECKS)
+    return HandoverDecision(HandoverVerdict.GRANT, decision.reason, basis)
 
 
-def unjudged(record: DeviceRecord) -> Basis:
+def unconditional_basis(record: DeviceRecord) -> Basis:
     """Return the exception by which a device is handed over whatever is known of it."""
-    return Basis.OBSERVED if record.glass is None else Basis.BREAK_GLASS
+    return Basis.OBSERVE_MODE if record.break_glass is None else Basis.BREAK_GLASS
 
 
 def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeIdentity, policy: Policy) -> str | None:
@@ -167,7 +170,7 @@ def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeI
         return "it is another device's"
     if certificate.next_grant is not None:
         return "it is used up"
-    if certificate.previous_grant != record.grants:
+    if certificate.previous_grant != record.grant_sequence:
         return "the device was granted since it was issued"
     if (certificate.node, certificate.boot) != (node.node, node.boot):
         return "it is from another node or boot"
@@ -178,50 +181,56 @@ def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeI
     return None
 
 
-def _enforced(facts: HandoverFacts) -> Decision:
+def _enforced(facts: HandoverFacts) -> HandoverDecision:
     """The answer of a policy that is enforced. Each rule takes what the ones before it left open."""
     record = facts.record
-    if facts.trouble is not None and facts.policy.enforcement is not Enforcement.OBSERVE:
-        for_now = facts.trouble is ErrorCode.FOREIGN_ASSIGNMENT
-        return _not(
-            HandoverVerdict.WAIT if for_now else HandoverVerdict.REFUSE, facts.trouble, "its assignment is not certain"
+    if facts.assignment_problem is not None and facts.policy.enforcement is not Enforcement.OBSERVE:
+        for_now = facts.assignment_problem is ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN
+        return _not_granted(
+            HandoverVerdict.WAIT if for_now else HandoverVerdict.REFUSE,
+            facts.assignment_problem,
+            "its assignment is not certain",
         )
     if not record.advertised:
-        return _not(HandoverVerdict.REFUSE, ErrorCode.QUARANTINED, f"the device is {record.health.value}")
+        return _not_granted(HandoverVerdict.REFUSE, ErrorCode.QUARANTINED, f"the device is {record.health.value}")
     if record.hygiene is Hygiene.SCRUBBING:
-        return Decision(HandoverVerdict.JOIN, "a scrub is under way")
-    if facts.share:
-        if facts.neighbours is None:
-            return Decision(HandoverVerdict.GATHER, "others may have shares of it", missing=MissingFact.NEIGHBOURS)
-        company = beside(facts.asking, facts.neighbours, facts.policy.sharing, sound=_is_sound(record))
-        if company.answer is Beside.WAIT and not _is_alone(facts.asking, facts.neighbours):
-            return _not(HandoverVerdict.WAIT, ErrorCode.SHARING, company.reason)
-        if company.answer is Beside.JOIN:
+        return HandoverDecision(HandoverVerdict.JOIN, "a scrub is under way")
+    if facts.is_share:
+        if facts.granted_pods is None:
+            return HandoverDecision(
+                HandoverVerdict.GATHER, "others may have shares of it", missing=MissingFact.GRANTED_PODS
+            )
+        company = decide_sharing(
+            facts.starting_pod, facts.granted_pods, facts.policy.sharing, device_is_sound=_is_sound(record)
+        )
+        if company.action is SharingAction.WAIT and not _is_alone(facts.starting_pod, facts.granted_pods):
+            return _not_granted(HandoverVerdict.WAIT, ErrorCode.SHARING_NOT_ALLOWED, company.reason)
+        if company.action is SharingAction.JOIN:
             return _checked(facts, Basis.SHARED, company.reason, company.pods)
     basis, reason = _basis(facts)
     if basis is None:
-        return Decision(HandoverVerdict.SCRUB, reason)
-    if facts.earlier is None:
-        return Decision(HandoverVerdict.GATHER, reason, basis, MissingFact.EARLIER)
-    if PodState.LIVING in facts.earlier:
-        return _not(HandoverVerdict.WAIT, ErrorCode.EARLIER_POD_LIVES, "an earlier pod is not over")
-    if facts.earlier - {PodState.OVER}:
-        return Decision(HandoverVerdict.SCRUB, "an earlier pod has left processes behind")
+        return HandoverDecision(HandoverVerdict.SCRUB, reason)
+    if facts.earlier_pods is None:
+        return HandoverDecision(HandoverVerdict.GATHER, reason, basis, MissingFact.EARLIER_PODS)
+    if PodState.ALIVE in facts.earlier_pods:
+        return _not_granted(HandoverVerdict.WAIT, ErrorCode.EARLIER_POD_RUNNING, "an earlier pod is not over")
+    if facts.earlier_pods - {PodState.OVER}:
+        return HandoverDecision(HandoverVerdict.SCRUB, "an earlier pod has left processes behind")
     return _checked(facts, basis, reason)
 
 
-def _not(verdict: HandoverVerdict, code: ErrorCode, reason: str) -> Decision:
-    return Decision(verdict, reason, code=code)
+def _not_granted(verdict: HandoverVerdict, code: ErrorCode, reason: str) -> HandoverDecision:
+    return HandoverDecision(verdict, reason, code=code)
 
 
-def _is_alone(asking: Pod | None, neighbours: tuple[Neighbour, ...]) -> bool:
+def _is_alone(starting_pod: Pod | None, granted_pods: tuple[GrantedPod, ...]) -> bool:
     """Whether no other pod is there to wait for: then the device is scrubbed, unless a container of the pod holds it."""
-    living = [each.pod for each in neighbours if each.state is PodState.LIVING]
-    return asking is not None and all(pod == asking for pod in living)
+    living = [each.pod for each in granted_pods if each.state is PodState.ALIVE]
+    return starting_pod is not None and all(pod == starting_pod for pod in living)
 
 
 def _is_sound(record: DeviceRecord) -> bool:
-    return record.hygiene is Hygiene.IN_USE and record.health is Health.HEALTHY and not record.tainted
+    return record.hygiene is Hygiene.IN_USE and record.health is Health.HEALTHY and not record.contaminated
 
 
 def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
@@ -233,17 +242,17 @@ def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
             return Basis.CERTIFICATE, "certified since the last grant"
         return None, f"its certificate does not count: {flaw}"
     exception = _EXCEPTIONS.get(kind)
-    if facts.policy.proof_for(kind) is not Proof.CHECKS or exception is None:
+    if facts.policy.required_proof(kind) is not RequiredProof.CHECKS or exception is None:
         return None, f"the device is {record.hygiene.value}"
-    missing = _missing(record, ran=facts.ran)
+    missing = _missing_for_exception(record, ran=facts.last_pod_ran)
     if missing is not None:
         return None, f"the policy lets {kind.value} start on checks, but {missing}"
     return exception, f"the policy lets {kind.value} start on checks"
 
 
-def _missing(record: DeviceRecord, *, ran: bool) -> str | None:
+def _missing_for_exception(record: DeviceRecord, *, ran: bool) -> str | None:
     """What an exception of the policy's lacks; None when it may stand in for a certificate."""
-    if record.previous is None:
+    if record.previous_assignment is None:
         return "somebody else may have used the device since it was last clean"
     if not ran:
         return "no run of the last pod was seen since its grant"
@@ -254,23 +263,25 @@ def _missing(record: DeviceRecord, *, ran: bool) -> str | None:
     return None
 
 
-def _checked(facts: HandoverFacts, basis: Basis, reason: str, pods: int = 0) -> Decision:
+def _checked(facts: HandoverFacts, basis: Basis, reason: str, pods: int = 0) -> HandoverDecision:
     """The answer where only the checks can speak against a grant on ``basis``."""
     checks = facts.checks
     if checks is None:
-        return Decision(HandoverVerdict.GATHER, reason, basis, MissingFact.CHECKS, pods=pods)
+        return HandoverDecision(HandoverVerdict.GATHER, reason, basis, MissingFact.CHECKS, sharing_pods=pods)
     exception = basis not in (Basis.CERTIFICATE, Basis.SHARED)
-    if checks.passed and not (exception and checks.found(Severity.WARNING)):
-        return Decision(HandoverVerdict.GRANT, reason, basis, pods=pods)
+    if checks.passed and not (exception and checks.has_finding(Severity.WARNING)):
+        return HandoverDecision(HandoverVerdict.GRANT, reason, basis, sharing_pods=pods)
     if checks.passed:
-        return Decision(HandoverVerdict.RECORD, "a device of which the driver warns has no exceptions")
-    if checks.found(Severity.FAULT):
-        return Decision(HandoverVerdict.RECORD, "its checks found a fault")
+        return HandoverDecision(HandoverVerdict.RECORD, "a device of which the driver warns has no exceptions")
+    if checks.has_finding(Severity.FAULT):
+        return HandoverDecision(HandoverVerdict.RECORD, "its checks found a fault")
     if basis is Basis.SHARED:
-        why = next((each.sentence for each in checks.findings if each.severity is Severity.DIRTY), "a check failed.")
-        return _not(
-            HandoverVerdict.WAIT, ErrorCode.SHARING, f"its users would have to be gone first. {why}".rstrip(".")
+        why = next((each.message for each in checks.findings if each.severity is Severity.BLOCKING), "a check failed.")
+        return _not_granted(
+            HandoverVerdict.WAIT,
+            ErrorCode.SHARING_NOT_ALLOWED,
+            f"its users would have to be gone first. {why}".rstrip("."),
         )
-    if checks.only_held and not checks.ghost:
-        return _not(HandoverVerdict.WAIT, ErrorCode.HELD, "somebody holds it")
-    return Decision(HandoverVerdict.SCRUB, "its checks found something")
+    if checks.is_only_held and not checks.held_without_process:
+        return _not_granted(HandoverVerdict.WAIT, ErrorCode.DEVICE_BUSY, "somebody holds it")
+    return HandoverDecision(HandoverVerdict.SCRUB, "its checks found something")

@@ -10,42 +10,42 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from scrubber.domain.basis import HandOver
-from scrubber.domain.declaration import Contradiction, ValueType, computed, section, setting
-from scrubber.domain.diagnosis import Level
-from scrubber.domain.evidence import Occasion, Path, Step
-from scrubber.domain.signal_table import COMMON, ErrorClass, SignalTable
-from scrubber.domain.tally import DAY, KEPT
+from scrubber.domain.declaration import InvalidSetting, ValueType, camel_case, computed, section, setting
+from scrubber.domain.diagnostics import DiagnosticLevel
+from scrubber.domain.evidence import PathKind, ScrubTrigger, Step
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.health.history import DAY, MAX_ENTRIES
+from scrubber.domain.health.signal_table import COMMON_SIGNALS, ErrorClass, SignalTable
 
 __all__ = [
-    "LONGEST_HAND_OVER",
+    "MAX_HAND_OVER_SECONDS",
     "BreakerRule",
     "DiagnosticsRule",
     "Enforcement",
-    "Envvar",
+    "EnvvarInjection",
     "HealthRule",
     "Infrastructure",
     "InjectionRule",
     "Limits",
     "MaintenanceRule",
     "MemoryRule",
-    "News",
-    "Override",
-    "Plan",
     "Policy",
-    "Proof",
+    "PolicyOverride",
+    "QuarantineTiming",
     "RecoveryRule",
-    "ResetUse",
-    "Sharing",
-    "StuckRule",
-    "Ungranted",
-    "Uninspectable",
+    "RequiredProof",
+    "ResetMode",
+    "ScrubPlan",
+    "SharingMode",
+    "StuckPodsRule",
+    "UnauthorizedUseAction",
+    "UninspectedProcessAction",
 ]
 
 _SECONDS = ValueType.SECONDS
 
 
-class Proof(StrEnum):
+class RequiredProof(StrEnum):
     """What a hand-over must rest on."""
 
     CERTIFICATE = "certificate"
@@ -54,34 +54,34 @@ class Proof(StrEnum):
     """The fast path's checks alone: the named exception, for a device whose bytes the next container may see anyway."""
 
 
-class ResetUse(StrEnum):
+class ResetMode(StrEnum):
     REQUIRED = "required"
     BEST_EFFORT = "best-effort"
     NEVER = "never"
 
 
-class Sharing(StrEnum):
+class SharingMode(StrEnum):
     SAME_TENANT = "same-tenant"
     NEVER = "never"
 
 
-class Ungranted(StrEnum):
+class UnauthorizedUseAction(StrEnum):
     """What follows when somebody uses a device that nobody granted to him. It is recorded and told in any case."""
 
     REFUSE = "refuse"
     """The device is handed to nobody while it lasts."""
     QUARANTINE = "quarantine"
     """The device is out of service at once, until it was scrubbed."""
-    END = "end"
+    KILL = "end"
     """Once it has lasted for the dying grace, processes of pods that do it are ended; those of the node never are."""
 
 
-class Uninspectable(StrEnum):
+class UninspectedProcessAction(StrEnum):
     """What follows when a process cannot be looked through in several walks. It is recorded and reported in any case."""
 
     REPORT = "report"
     """Nothing more. It keeps a device from being scrubbed only if it may have the device by itself."""
-    END = "end"
+    KILL = "end"
     """A pod's process is ended; a process of the node, of infrastructure, or of a pod that has the device never is."""
 
 
@@ -91,26 +91,26 @@ class Enforcement(StrEnum):
     """Judge and record everything; refuse nothing, end nobody."""
 
 
-class News(StrEnum):
+class QuarantineTiming(StrEnum):
     """When the kubelet hears that a device which a pod uses is out of service."""
 
-    AT_ONCE = "at-once"
-    AT_RELEASE = "at-release"
+    DETECTION = "at-once"
+    RELEASE = "at-release"
     """Once the pod has given it back. The kubelet counts a device that turns unhealthy in use twice, until then."""
 
 
-class Envvar(StrEnum):
+class EnvvarInjection(StrEnum):
     """Whether a device may be announced to a container runtime by an environment variable."""
 
     ALLOW = "allow"
     REFUSE = "refuse"
 
 
-_SHORTEST = 0.01
+_MIN_SECONDS = 0.01
 """Seconds; below it nothing could be done in time, or the service would do nothing but try again."""
-_SHORTEST_QUESTION = 0.05
+_MIN_DRIVER_CALL = 0.05
 """Seconds; below it a healthy driver on a busy node would count as stuck."""
-LONGEST_HAND_OVER = 25.0
+MAX_HAND_OVER_SECONDS = 25.0
 """Seconds that the plugin waits for a hand-over: the kubelet gives PreStartContainer 30 s, and the plugin answers within them."""
 
 
@@ -119,78 +119,79 @@ class Limits:
     """How long things may take, and how much may happen at once."""
 
     hand_over: float = setting(
-        LONGEST_HAND_OVER,
+        MAX_HAND_OVER_SECONDS,
         "A waiting PreStartContainer is refused after this, 25s at most; the kubelet gives it 30 s.",
         _SECONDS,
-        minimum=_SHORTEST,
+        minimum=_MIN_SECONDS,
         overridable=False,
     )
-    slow_path: float = setting(120.0, "A scrub that outlives it is abandoned.", _SECONDS, minimum=_SHORTEST)
+    slow_path: float = setting(120.0, "A scrub that outlives it is abandoned.", _SECONDS, minimum=_MIN_SECONDS)
     """All steps of a scrub together, its memory apart. A device that needs longer is out of service."""
-    memory_floor: float = setting(5.0, "The least time an eraser gets, whatever the size.", _SECONDS, minimum=_SHORTEST)
-    memory_bytes_per_second: int = setting(
+    clear_timeout_base: float = setting(
+        5.0, "The least time an eraser gets, whatever the size.", _SECONDS, minimum=_MIN_SECONDS
+    )
+    min_clear_rate: int = setting(
         64 * 1024 * 1024,
         "Bytes per second: the slowest clearing that is still waited for.",
         ValueType.PER_SECOND,
-        key="memory-rate",
         minimum=1,
     )
-    """With the size of a device it gives the eraser's deadline, on top of ``memory_floor``."""
-    question: float = setting(
-        1.0, "One question to the driver.", _SECONDS, minimum=_SHORTEST_QUESTION, overridable=False
+    """With the size of a device it gives the eraser's deadline, on top of ``clear_timeout_base``."""
+    driver_call: float = setting(
+        1.0, "One question to the driver.", _SECONDS, minimum=_MIN_DRIVER_CALL, overridable=False
     )
-    reset: float = setting(30.0, "One device reset.", _SECONDS, minimum=_SHORTEST)
-    dying_grace: float = setting(
+    reset: float = setting(30.0, "One device reset.", _SECONDS, minimum=_MIN_SECONDS)
+    leftover_grace_period: float = setting(
         30.0, "How long processes of a pod that is gone may live on before they are leftovers.", _SECONDS, minimum=0
     )
-    settle: float = setting(
+    unknown_pod_idle_period: float = setting(
         5.0, "How long nobody must hold the device before a pod of unknown UID counts as over.", _SECONDS, minimum=0
     )
     eraser_slots: int = setting(2, "Erasers at once on the node.", minimum=1, maximum=256, overridable=False)
-    temperature_celsius: int = setting(
+    max_temperature_celsius: int = setting(
         95, "A device that is hotter is suspect.", ValueType.CELSIUS, minimum=40, maximum=150
     )
     break_glass: float = setting(
         4 * 3600.0,
         "The longest that a person may have a device handed out whatever is known of it.",
         _SECONDS,
-        minimum=_SHORTEST,
+        minimum=_MIN_SECONDS,
         overridable=False,
         decides_proof=False,
     )
 
     def check(self) -> None:
-        """Raise :class:`Contradiction` if these times do not fit each other."""
-        if self.hand_over > LONGEST_HAND_OVER:
-            raise Contradiction(
+        """Raise :class:`InvalidSetting` if these times do not fit each other."""
+        if self.hand_over > MAX_HAND_OVER_SECONDS:
+            raise InvalidSetting(
                 "hand_over",
                 f"a hand-over cannot wait {self.hand_over:g} s: the kubelet gives PreStartContainer 30 s, and the plugin "
-                f"waits for {LONGEST_HAND_OVER:g} s of them; write at most {LONGEST_HAND_OVER:g}s",
+                f"waits for {MAX_HAND_OVER_SECONDS:g} s of them; write at most {MAX_HAND_OVER_SECONDS:g}s",
             )
-        if self.question >= self.hand_over:
-            raise Contradiction(
-                "question",
-                f"one question to the driver ({self.question:g} s) cannot take as long as the whole hand-over "
+        if self.driver_call >= self.hand_over:
+            raise InvalidSetting(
+                "driver_call",
+                f"one question to the driver ({self.driver_call:g} s) cannot take as long as the whole hand-over "
                 f"({self.hand_over:g} s); write less",
             )
         if self.reset >= self.slow_path:
-            raise Contradiction(
+            raise InvalidSetting(
                 "reset",
                 f"a reset ({self.reset:g} s) is one step of the slow path ({self.slow_path:g} s) and cannot take as long "
-                "as all of it; write a shorter reset or a longer slow-path",
+                "as all of it; write a shorter reset or a longer slowPath",
             )
 
     def memory_deadline(self, memory_bytes: int) -> float:
         """Seconds an eraser may take for a device of ``memory_bytes``."""
-        return self.memory_floor + memory_bytes / self.memory_bytes_per_second
+        return self.clear_timeout_base + memory_bytes / self.min_clear_rate
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRule:
     """How memory is cleared. Clearing and verifying are not optional."""
 
-    audit: bool = setting(True, "Read before writing, and count the residue.")
-    pattern: bool = setting(False, "A pass with an address-derived pattern before the zeros.")
+    count_residue: bool = setting(True, "Read before writing, and count the residue.")
+    pattern_pass: bool = setting(False, "A pass with an address-derived pattern before the zeros.")
     on_chip: bool = setting(True, "Clear shared memory and registers of every processor too, where there are any.")
     max_uncovered: int = setting(
         1024 * 1024 * 1024,
@@ -205,21 +206,21 @@ class MemoryRule:
 class DiagnosticsRule:
     """How thoroughly a device is tried out, and what it must achieve: quick 1 s, standard 10 s, extended 60 s."""
 
-    slow_path: Level = setting(Level.NONE, "In every slow path.")
-    recovery: Level = setting(Level.QUICK, "In the scrub that ends a quarantine, if that is more.")
-    floors: Mapping[str, Mapping[str, float]] = setting(
+    slow_path: DiagnosticLevel = setting(DiagnosticLevel.NONE, "In every slow path.")
+    recovery: DiagnosticLevel = setting(DiagnosticLevel.QUICK, "In the scrub that ends a quarantine, if that is more.")
+    min_rates: Mapping[str, Mapping[str, float]] = setting(
         {},
         "For a pattern of model names the least rate by check, in operations or bytes per second.",
         ValueType.PER_SECOND_BY_MODEL,
     )
-    """The first pattern that fits counts (:func:`~scrubber.domain.diagnosis.diagnostic_findings`)."""
+    """The first pattern that fits counts (:func:`~scrubber.domain.diagnostics.diagnostic_findings`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
     """Holders that belong to the node: left alone, noted, and in the way of a reset. Never by process name."""
 
-    units: frozenset[str] = setting(
+    systemd_units: frozenset[str] = setting(
         frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"}),
         "systemd units, such as nvidia-dcgm.service.",
         ValueType.SYSTEMD_UNITS,
@@ -229,7 +230,7 @@ class Infrastructure:
         frozenset(),
         "Pods by namespace and service account.",
         ValueType.SERVICE_ACCOUNTS,
-        example="[{namespace: gpu-operator, service-account: nvidia-dcgm}]",
+        example="[{namespace: gpu-operator, serviceAccount: nvidia-dcgm}]",
     )
 
 
@@ -237,8 +238,8 @@ class Infrastructure:
 class InjectionRule:
     """How a container is given its devices."""
 
-    envvar: Envvar = setting(
-        Envvar.ALLOW, "refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable."
+    envvar: EnvvarInjection = setting(
+        EnvvarInjection.ALLOW, "refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable."
     )
 
 
@@ -251,18 +252,22 @@ _SUSTAINED = dict.fromkeys(
 class HealthRule:
     """Soft conditions: they make a device suspect at once, and take it out of service only when they last."""
 
-    sustained: Mapping[str, float] = setting(
+    quarantine_after: Mapping[str, float] = setting(
         _SUSTAINED,
         "By condition, how long it may last. What is not written: "
         f"{', '.join(f'{code} {seconds / 60:g}m' for code, seconds in _SUSTAINED.items())}, the others never.",
         ValueType.SECONDS_BY_CONDITION,
     )
     """A condition that is not listed leaves the device suspect for as long as it lasts."""
-    calm: float = setting(60.0, "A condition that was not seen for this long is over.", _SECONDS, minimum=_SHORTEST)
-    news: News = setting(
-        News.AT_ONCE, "When the kubelet hears of a device that turns unhealthy while a pod has it.", decides_proof=False
+    quiet_period: float = setting(
+        60.0, "A condition that was not seen for this long is over.", _SECONDS, minimum=_MIN_SECONDS
     )
-    blame: int = setting(
+    quarantine_at: QuarantineTiming = setting(
+        QuarantineTiming.DETECTION,
+        "When the kubelet hears of a device that turns unhealthy while a pod has it.",
+        decides_proof=False,
+    )
+    tenant_quarantine_threshold: int = setting(
         3,
         "Quarantines within a day while one tenant had the device, after which that tenant is told of.",
         minimum=1,
@@ -276,42 +281,42 @@ class HealthRule:
 class RecoveryRule:
     """The way back of a quarantined device."""
 
-    backoff_initial: float = setting(
+    initial_backoff: float = setting(
         1.0,
         "Pause before the first attempt; doubled at each failure, and with each quarantine of the same day.",
         _SECONDS,
-        minimum=_SHORTEST,
+        minimum=_MIN_SECONDS,
     )
-    backoff_max: float = setting(3600.0, "The longest pause between attempts.", _SECONDS, minimum=_SHORTEST)
-    attempts: int = setting(5, "Failed attempts after which the device is condemned.", minimum=1, maximum=1000)
+    max_backoff: float = setting(3600.0, "The longest pause between attempts.", _SECONDS, minimum=_MIN_SECONDS)
+    max_attempts: int = setting(5, "Failed attempts after which the device is condemned.", minimum=1, maximum=1000)
     """Relapses count as failed attempts."""
-    attempts_per_day: int = setting(24, "What one device gets within 24 hours.", minimum=1, maximum=KEPT)
+    max_attempts_per_day: int = setting(24, "What one device gets within 24 hours.", minimum=1, maximum=MAX_ENTRIES)
     """Then it is condemned, or waits for the day's end where all its faults came while the same tenant had it."""
-    resets_per_day: int = setting(6, "What one device gets within 24 hours.", minimum=1, maximum=KEPT)
+    max_resets_per_day: int = setting(6, "What one device gets within 24 hours.", minimum=1, maximum=MAX_ENTRIES)
     probation_scrubs: int = setting(2, "Clean slow paths in a row that end the probation.", minimum=1, maximum=1000)
     probation_interval: float = setting(5.0, "Pause between the scrubs of the probation.", _SECONDS, minimum=0)
 
     def check(self) -> None:
-        """Raise :class:`Contradiction` if the pauses shrink."""
-        if self.backoff_max < self.backoff_initial:
-            raise Contradiction(
-                "backoff_max",
-                f"the longest pause ({self.backoff_max:g} s) is shorter than the first ({self.backoff_initial:g} s); "
-                "write a backoff-max of at least backoff-initial",
+        """Raise :class:`InvalidSetting` if the pauses shrink."""
+        if self.max_backoff < self.initial_backoff:
+            raise InvalidSetting(
+                "max_backoff",
+                f"the longest pause ({self.max_backoff:g} s) is shorter than the first ({self.initial_backoff:g} s); "
+                "write a maxBackoff of at least initialBackoff",
             )
 
     def backoff(self, failures: int) -> float:
         """Pause before the next attempt after ``failures`` failed ones."""
-        return float(min(self.backoff_max, self.backoff_initial * 2 ** min(failures, 32)))
+        return float(min(self.max_backoff, self.initial_backoff * 2 ** min(failures, 32)))
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
     """What the service does by itself on one node, at most. It never stops a scrub, and lets no device in."""
 
-    resets: int = setting(8, "Resets for recoveries on the node within the window.", minimum=0, maximum=10_000)
-    window: float = setting(3600.0, "The time within which resets are counted.", _SECONDS, minimum=_SHORTEST)
-    soft_percent: int = setting(
+    max_resets: int = setting(8, "Resets for recoveries on the node within the window.", minimum=0, maximum=10_000)
+    window: float = setting(3600.0, "The time within which resets are counted.", _SECONDS, minimum=_MIN_SECONDS)
+    max_soft_percent: int = setting(
         25,
         "Of the node's devices, how many soft conditions may have out at the same time; one at least.",
         ValueType.PERCENT,
@@ -320,19 +325,19 @@ class BreakerRule:
     )
 
     def check(self) -> None:
-        """Raise :class:`Contradiction` if resets would be counted that nobody remembers."""
+        """Raise :class:`InvalidSetting` if resets would be counted that nobody remembers."""
         if self.window > DAY:
-            raise Contradiction("window", "resets are remembered for a day; write a window of at most 24h")
+            raise InvalidSetting("window", "resets are remembered for a day; write a window of at most 24h")
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceRule:
     """When devices that nobody uses are scrubbed anew, one at a time."""
 
-    every: float | None = setting(
-        None, "Time since the last proof, or never.", _SECONDS, minimum=_SHORTEST, optional=True, decides_proof=False
+    interval: float | None = setting(
+        None, "Time since the last proof, or never.", _SECONDS, minimum=_MIN_SECONDS, optional=True, decides_proof=False
     )
-    between: tuple[float, float] | None = setting(
+    time_of_day: tuple[float, float] | None = setting(
         None,
         "The time of the day, in UTC, at which it may begin: 02:00-05:00, or always.",
         ValueType.TIME_OF_DAY,
@@ -340,52 +345,55 @@ class MaintenanceRule:
         decides_proof=False,
     )
     """Seconds of the day; the first may be the later one."""
-    diagnostics: Level = setting(Level.NONE, "How thoroughly devices are tried out then, if that is more.")
+    diagnostics: DiagnosticLevel = setting(
+        DiagnosticLevel.NONE, "How thoroughly devices are tried out then, if that is more."
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class StuckRule:
+class StuckPodsRule:
     """Pods whose starts are refused again and again.
 
     Its times begin with the first refusal.
     """
 
-    tell_after: float = setting(
+    notify_after: float = setting(
         60.0, "An event is written on the pod, by a plugin that has credentials.", _SECONDS, minimum=0
     )
     evict_after: float | None = setting(None, "The pod is evicted, or never.", _SECONDS, minimum=0, optional=True)
 
     def check(self) -> None:
-        """Raise :class:`Contradiction` if a pod would be evicted before its owner is told why."""
-        if self.evict_after is not None and self.evict_after < self.tell_after:
-            raise Contradiction(
+        """Raise :class:`InvalidSetting` if a pod would be evicted before its owner is told why."""
+        if self.evict_after is not None and self.evict_after < self.notify_after:
+            raise InvalidSetting(
                 "evict_after",
-                f"a pod cannot be evicted ({self.evict_after:g} s) before its owner is told why ({self.tell_after:g} s); "
-                "write an evict-after of at least tell-after",
+                f"a pod cannot be evicted ({self.evict_after:g} s) before its owner is told why ({self.notify_after:g} s); "
+                "write an evictAfter of at least notifyAfter",
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScrubPlan:
     """The steps of one scrub, in order, and how long all of them but the memory may take together (seconds).
 
     ``reset`` says whether a reset that is among the steps may be left out where the platform has none.
     """
 
-    path: Path
-    occasion: Occasion
+    path: PathKind
+    trigger: ScrubTrigger
     steps: tuple[Step, ...]
     deadline: float
-    reset: ResetUse = ResetUse.NEVER
-    diagnostics: Level = Level.NONE
+    reset: ResetMode = ResetMode.NEVER
+    diagnostics: DiagnosticLevel = DiagnosticLevel.NONE
 
 
-def _always_by_certificate(proofs: Mapping[HandOver, Proof]) -> None:
-    for kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
-        if proofs.get(kind) is Proof.CHECKS:
-            raise Contradiction(
-                kind.value,
-                f'"{kind.value}" always needs a certificate, because checks say nothing about what is in the memory; '
+def _always_by_certificate(proofs: Mapping[HandOverKind, RequiredProof]) -> None:
+    for kind in (HandOverKind.OTHER_TENANT, HandOverKind.UNKNOWN):
+        if proofs.get(kind) is RequiredProof.CHECKS:
+            key = camel_case(kind)
+            raise InvalidSetting(
+                key,
+                f'"{key}" always needs a certificate, because checks say nothing about what is in the memory; '
                 'write "certificate" (to judge without refusing: enforcement: observe)',
             )
 
@@ -406,35 +414,38 @@ class Policy:
         decides_proof=False,
     )
     digest: str = computed("")
-    proofs: Mapping[HandOver, Proof] = setting(
-        {kind: Proof.CHECKS if kind is HandOver.SAME_CONTAINER else Proof.CERTIFICATE for kind in HandOver},
+    required_proofs: Mapping[HandOverKind, RequiredProof] = setting(
+        {
+            kind: RequiredProof.CHECKS if kind is HandOverKind.SAME_CONTAINER else RequiredProof.CERTIFICATE
+            for kind in HandOverKind
+        },
         "What each kind of hand-over must rest on: a certificate issued since the last grant, or the checks alone.",
         ValueType.PROOF_BY_HAND_OVER,
-        key="hand-over",
+        key="handOver",
         entries={
-            HandOver.SAME_CONTAINER: "The same container starts again.",
-            HandOver.SAME_POD: "Another container of the same pod.",
-            HandOver.SAME_TENANT: "Another pod of the same tenant.",
-            HandOver.OTHER_TENANT: "A pod of another tenant. Always by certificate.",
-            HandOver.UNKNOWN: "Nobody knows whose pod it was. Always by certificate.",
+            HandOverKind.SAME_CONTAINER: "The same container starts again.",
+            HandOverKind.SAME_POD: "Another container of the same pod.",
+            HandOverKind.SAME_TENANT: "Another pod of the same tenant.",
+            HandOverKind.OTHER_TENANT: "A pod of another tenant. Always by certificate.",
+            HandOverKind.UNKNOWN: "Nobody knows whose pod it was. Always by certificate.",
         },
         check=_always_by_certificate,
     )
-    reset: ResetUse = setting(ResetUse.BEST_EFFORT, "Whether a slow path resets the device.")
-    sharing: Sharing = setting(Sharing.SAME_TENANT, "Who may have the device at the same time.")
+    reset: ResetMode = setting(ResetMode.BEST_EFFORT, "Whether a slow path resets the device.")
+    sharing: SharingMode = setting(SharingMode.SAME_TENANT, "Who may have the device at the same time.")
     enforcement: Enforcement = setting(
         Enforcement.ENFORCE,
         "observe: judge and record everything; refuse nothing, end nobody.",
         decides_proof=False,  # what is proved is the same, whether it is acted on or not
     )
-    ungranted: Ungranted = setting(
-        Ungranted.REFUSE,
+    unauthorized_use: UnauthorizedUseAction = setting(
+        UnauthorizedUseAction.REFUSE,
         "What follows when a device is used without a grant: it is handed to nobody meanwhile, or is out of "
-        "service until it was scrubbed, or processes of pods that do it are ended after dying-grace.",
+        "service until it was scrubbed, or processes of pods that do it are ended after leftoverGracePeriod.",
         in_override="What follows when the device is used without a grant.",
     )
-    uninspectable: Uninspectable = setting(
-        Uninspectable.REPORT,
+    uninspected_processes: UninspectedProcessAction = setting(
+        UninspectedProcessAction.REPORT,
         "What follows when a process of a pod cannot be looked through in several walks over /proc: it is "
         "reported, or it is ended. Processes of the node never are.",
         in_override="What follows when a process of a pod cannot be looked through.",
@@ -449,7 +460,7 @@ class Policy:
     recovery: RecoveryRule = section(RecoveryRule, decides_proof=False)
     breaker: BreakerRule = section(BreakerRule, overridable=False, decides_proof=False)
     maintenance: MaintenanceRule = section(MaintenanceRule)
-    stuck: StuckRule = section(StuckRule, overridable=False, decides_proof=False)
+    stuck_pods: StuckPodsRule = section(StuckPodsRule, overridable=False, decides_proof=False)
     settings: Mapping[str, str] = setting(
         {}, "Win over the driver's defaults when settings are brought back.", ValueType.DEVICE_SETTINGS
     )
@@ -464,16 +475,16 @@ class Policy:
             ErrorClass.RESET: "The device is quarantined until a reset.",
             ErrorClass.REBOOT: "The device is quarantined until a reboot of the node.",
             ErrorClass.CONTEXT: "It depends on what else is seen.",
-            ErrorClass.SERVICE: "The device needs a person.",
+            ErrorClass.REPAIR: "The device needs a person.",
             ErrorClass.UNKNOWN: "Treat like a code that nobody listed.",
         },
     )
     unlisted_error: ErrorClass = ErrorClass.UNKNOWN
     error_notes: Mapping[int, str] = computed({})
     """What an error code says, in a few words; for messages, decides nothing."""
-    signals: SignalTable = computed(COMMON)
+    signals: SignalTable = computed(COMMON_SIGNALS)
     """What can go wrong with the devices, by code; their backend's."""
-    overrides: tuple[Override, ...] = setting(
+    overrides: tuple[PolicyOverride, ...] = setting(
         (),
         "For some devices another policy. The first that fits counts.",
         ValueType.OVERRIDES,
@@ -482,24 +493,24 @@ class Policy:
         example="- name: inference",
     )
 
-    def on(self, node: str) -> Policy:
+    def for_node(self, node: str) -> Policy:
         """The policy as it is in force on ``node``: without the overrides for other nodes."""
         here = (each for each in self.overrides if not each.nodes or any(fnmatchcase(node, one) for one in each.nodes))
         return replace(self, overrides=tuple(here))
 
-    def of(self, model: str, resources: Collection[str]) -> Policy:
+    def for_device(self, model: str, resources: Collection[str]) -> Policy:
         """The policy of a device of ``model`` that is handed out under ``resources``."""
-        return next((each.policy for each in self.overrides if each.fits(model, resources)), self)
+        return next((each.policy for each in self.overrides if each.matches(model, resources)), self)
 
     @property
     def proof_digest(self) -> str:
         """What a certificate names: whoever only observes leaves a required reset out, and proves less."""
-        short = self.reset is ResetUse.REQUIRED and self.enforcement is Enforcement.OBSERVE
+        short = self.reset is ResetMode.REQUIRED and self.enforcement is Enforcement.OBSERVE
         return f"{self.digest}/observed" if short else self.digest
 
-    def proof_for(self, kind: HandOver) -> Proof:
+    def required_proof(self, kind: HandOverKind) -> RequiredProof:
         """What ``kind`` must rest on; a kind that the policy does not name needs a certificate."""
-        return self.proofs.get(kind, Proof.CERTIFICATE)
+        return self.required_proofs.get(kind, RequiredProof.CERTIFICATE)
 
     def with_signals(self, table: SignalTable) -> Policy:
         """Return the policy for devices of the backend that ``table`` belongs to; its overrides too."""
@@ -512,45 +523,45 @@ class Policy:
 
     def plan(
         self,
-        path: Path,
-        occasion: Occasion,
+        path: PathKind,
+        trigger: ScrubTrigger,
         *,
         recovering: bool = False,
         must_reset: bool = False,
-        ordered: bool = False,
-    ) -> Plan:
+        operator_ordered: bool = False,
+    ) -> ScrubPlan:
         """The steps of ``path``.
 
         A reset and diagnostics come before the memory, because what they leave behind is audited and cleared like
         everything else: nothing touches the memory once it was verified. A reset is part of a plan when a recovery
         needs it (``must_reset``) or the policy requires it, and never of one that only observes; a person may order one
-        (``ordered``) unless the policy says never. ``recovering`` is the scrub that ends a quarantine.
+        (``operator_ordered``) unless the policy says never. ``recovering`` is the scrub that ends a quarantine.
         """
-        if path is Path.FAST:
-            return Plan(path, occasion, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.question)
-        wanted = self.reset is ResetUse.REQUIRED or (must_reset and self.reset is ResetUse.BEST_EFFORT)
+        if path is PathKind.FAST:
+            return ScrubPlan(path, trigger, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.driver_call)
+        wanted = self.reset is ResetMode.REQUIRED or (must_reset and self.reset is ResetMode.BEST_EFFORT)
         wanted = wanted and self.enforcement is Enforcement.ENFORCE
-        wanted = wanted or (ordered and self.reset is not ResetUse.NEVER)
+        wanted = wanted or (operator_ordered and self.reset is not ResetMode.NEVER)
         levels = [self.diagnostics.slow_path]
         levels += [self.diagnostics.recovery] if recovering else []
-        levels += [self.maintenance.diagnostics] if occasion is Occasion.SCHEDULE else []
+        levels += [self.maintenance.diagnostics] if trigger is ScrubTrigger.MAINTENANCE else []
         level = max(levels, key=lambda each: each.seconds)
         steps = (
             Step.HOLDERS,
             *((Step.RESET,) if wanted else ()),
-            *((Step.DIAGNOSTICS,) if level is not Level.NONE else ()),
+            *((Step.DIAGNOSTICS,) if level is not DiagnosticLevel.NONE else ()),
             Step.MEMORY,
             *((Step.ON_CHIP,) if self.memory.on_chip else ()),
             Step.SETTINGS,
             Step.HEALTH,
         )
-        return Plan(
-            path, occasion, steps, self.limits.slow_path, self.reset if wanted else ResetUse.NEVER, diagnostics=level
+        return ScrubPlan(
+            path, trigger, steps, self.limits.slow_path, self.reset if wanted else ResetMode.NEVER, diagnostics=level
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Override:
+class PolicyOverride:
     """A policy of its own for some devices: all its values, those included that it shares with the node's.
 
     Where ``nodes``, ``models`` or ``resources`` is empty, all fit.
@@ -565,6 +576,6 @@ class Override:
         (), "Names of the kubelet's resources: nvidia.com/gpu.", ValueType.RESOURCES, example="[nvidia.com/gpu]"
     )
 
-    def fits(self, model: str, resources: Collection[str]) -> bool:
+    def matches(self, model: str, resources: Collection[str]) -> bool:
         right_model = not self.models or any(fnmatchcase(model, each) for each in self.models)
         return right_model and (not self.resources or any(each in resources for each in self.resources))

@@ -11,15 +11,24 @@ from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.baseline import Baseline
-from scrubber.domain.basis import UNJUDGED, Basis, HandOver
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
-from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
-from scrubber.domain.signal_table import SignalTable
-from scrubber.domain.tally import Attempt, Strike, kept
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis, HandOverKind
+from scrubber.domain.health.history import PastQuarantine, RecoveryAttempt, append_entry
+from scrubber.domain.health.signal_table import SignalTable
+from scrubber.domain.states import (
+    ADVERTISED,
+    HEALTH_TRANSITIONS,
+    HYGIENE_TRANSITIONS,
+    Cause,
+    Health,
+    HealthEvent,
+    Hygiene,
+    HygieneEvent,
+    RecoveryMethod,
+)
 from scrubber.domain.telemetry import LIFETIME_COUNTERS
 
-__all__ = ["DeviceRecord", "Glass", "Grant", "Lasting"]
+__all__ = ["ActiveWarning", "BreakGlass", "DeviceRecord", "Grant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class Grant:
 
     sequence: int
     assignment: Assignment | None
-    kind: HandOver
+    kind: HandOverKind
     at: float
     boot: str
     certificate: str | None = None
@@ -55,7 +64,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Lasting:
+class ActiveWarning:
     """A warning that stands, and since when (wall-clock seconds)."""
 
     code: str
@@ -63,7 +72,7 @@ class Lasting:
 
 
 @dataclass(frozen=True, slots=True)
-class Glass:
+class BreakGlass:
     """A person's order that the device be handed out whatever is known of it, until ``until`` (wall-clock seconds)."""
 
     until: float
@@ -71,10 +80,10 @@ class Glass:
     actor: str
 
 
-_MOST_CGROUPS = 16
+_MAX_CGROUPS = 16
 """Containers of one pod that a grant remembers: of those that crash again and again only the last can still be ending."""
 
-_MOST_LASTING = 32
+_MAX_WARNINGS = 32
 """Warnings that a record keeps: a driver may say anything."""
 
 
@@ -90,22 +99,22 @@ class DeviceRecord:
         last_grant: the newest grant, also after its pod is over.
         open_grants: grants whose pod no scrub has shown to be over yet, oldest first.
         boot: the boot that the record was last started under.
-        lifetime: the device's own error counters as of the last look, so that errors are noticed that happened while
+        lifetime_counters: the device's own error counters as of the last look, so that errors are noticed that happened while
             nobody looked.
-        certificates: how many were ever issued for the device.
+        certificate_count: how many were ever issued for the device.
         failures: failed attempts at recovery since the device was last healthy.
-        waits: attempts that met something that has to end by itself: they are no failures, and make the pauses longer.
+        deferred_attempts: attempts that met something that has to end by itself: they are no failures, and make the pauses longer.
         clean_scrubs: clean slow paths on the probation under way.
         retry_at: wall-clock seconds before which recovery does not try again.
         must_reset: a fault asked for a reset that has not happened yet.
-        watched: nothing but the last grant's pod can have touched the device since it was last clean. Only then may
+        exclusive_use: nothing but the last grant's pod can have touched the device since it was last clean. Only then may
             the policy's exceptions let its residue stand; an adopted, touched or unwatched device has none.
-        tainted: somebody without a grant was seen to use it since it was last clean: whose bytes are on it nobody knows.
-        lasting: warnings that stand, each since when.
-        strikes: quarantines of the last day.
-        attempts: recoveries of the last day.
-        forgiven: wall-clock seconds of a person's last release: the device's own limits count from there.
-        glass: set while a person has the device handed out whatever is known of it.
+        contaminated: somebody without a grant was seen to use it since it was last clean: whose bytes are on it nobody knows.
+        warnings: warnings that stand, each since when.
+        recent_quarantines: quarantines of the last day.
+        recovery_attempts: recoveries of the last day.
+        limits_count_from: wall-clock seconds of a person's last release: the device's own limits count from there.
+        break_glass: set while a person has the device handed out whatever is known of it.
         baseline: what the device should be; None until it was first looked at.
     """
 
@@ -118,27 +127,27 @@ class DeviceRecord:
     rests_on: str | None = None
     last_grant: Grant | None = None
     open_grants: tuple[Grant, ...] = ()
-    certificates: int = 0
+    certificate_count: int = 0
     failures: int = 0
-    waits: int = 0
+    deferred_attempts: int = 0
     clean_scrubs: int = 0
     retry_at: float | None = None
     must_reset: bool = False
-    watched: bool = False
-    tainted: bool = False
+    exclusive_use: bool = False
+    contaminated: bool = False
     boot: str = ""
-    lifetime: tuple[tuple[str, int], ...] = ()
-    lasting: tuple[Lasting, ...] = ()
-    strikes: tuple[Strike, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
-    forgiven: float | None = None
-    glass: Glass | None = None
+    lifetime_counters: tuple[tuple[str, int], ...] = ()
+    warnings: tuple[ActiveWarning, ...] = ()
+    recent_quarantines: tuple[PastQuarantine, ...] = ()
+    recovery_attempts: tuple[RecoveryAttempt, ...] = ()
+    limits_count_from: float | None = None
+    break_glass: BreakGlass | None = None
     baseline: Baseline | None = None
 
     @property
-    def previous(self) -> Assignment | None:
+    def previous_assignment(self) -> Assignment | None:
         """Whose bytes may be on the device; None when that is not certain."""
-        return self.last_grant.assignment if self.watched and self.last_grant is not None else None
+        return self.last_grant.assignment if self.exclusive_use and self.last_grant is not None else None
 
     @property
     def tenant(self) -> str | None:
@@ -146,14 +155,14 @@ class DeviceRecord:
         if self.hygiene is Hygiene.CLEAN:
             return None  # its open grants are of a pod that is about to start on it again
         named = {grant.pod.tenant if grant.pod is not None else None for grant in self.open_grants}
-        return named.pop() if len(named) == 1 and not self.tainted else None
+        return named.pop() if len(named) == 1 and not self.contaminated else None
 
     @property
-    def grants(self) -> int:
+    def grant_sequence(self) -> int:
         """Sequence of the last grant; 0 when there was none."""
         return 0 if self.last_grant is None else self.last_grant.sequence
 
-    def grants_of(self, pod: Pod | None) -> tuple[Grant, ...]:
+    def open_grants_of(self, pod: Pod | None) -> tuple[Grant, ...]:
         """The open grants of ``pod``; none where its UID is not known."""
         return tuple(each for each in self.open_grants if pod is not None and pod.uid is not None and each.pod == pod)
 
@@ -163,9 +172,9 @@ class DeviceRecord:
         return self.health in ADVERTISED
 
     @property
-    def ordered_out_by_person(self) -> bool:
+    def quarantined_by_operator(self) -> bool:
         """Whether a person took the device out: that holds whatever the policy enforces."""
-        return self.health is Health.QUARANTINED and self.cause is not None and self.cause.by_person
+        return self.health is Health.QUARANTINED and self.cause is not None and self.cause.by_operator
 
     @property
     def state(self) -> str:
@@ -177,102 +186,110 @@ class DeviceRecord:
 
     # -- hygiene ---------------------------------------------------------------------------------------------------
 
-    def service_started(self, boot: str) -> DeviceRecord:
+    def after_service_start(self, boot: str) -> DeviceRecord:
         """Whatever happened before was not watched: dirty. Nothing of an earlier boot is open any more."""
         still_open = tuple(grant for grant in self.open_grants if grant.boot == boot)
         health = Health.QUARANTINED if self.health is Health.RECOVERING else self.health
         cause = self.cause
-        if cause is not None and cause.way_back is WayBack.REBOOT and self.boot not in ("", boot):
-            cause = replace(cause, way_back=WayBack.SCRUB)
+        if cause is not None and cause.recovery_method is RecoveryMethod.REBOOT and self.boot not in ("", boot):
+            cause = replace(cause, recovery_method=RecoveryMethod.SCRUB)
         return self._next(
-            hygiene=HYGIENE(self.hygiene, HygieneEvent.SERVICE_STARTED),
+            hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SERVICE_STARTED),
             health=health,
             cause=cause,
             certificate=None,
             open_grants=still_open,
-            watched=False,
+            exclusive_use=False,
             boot=boot,
             # Drivers and whoever listens to them count errors anew.
-            lifetime=self.listing_errors(()).lifetime,
+            lifetime_counters=self.without_unlisted_errors(()).lifetime_counters,
         )
 
-    def adopted(self, grant: Grant | None) -> DeviceRecord:
+    def after_adoption(self, grant: Grant | None) -> DeviceRecord:
         """Somebody already has the device: ``grant`` is new for a pod we never saw, None for one of the open grants."""
         if grant is None:
-            return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.ADOPTED), watched=False)
+            return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.ADOPTED), exclusive_use=False)
         return self._next(
-            hygiene=HYGIENE(self.hygiene, HygieneEvent.ADOPTED),
+            hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.ADOPTED),
             last_grant=grant,
             open_grants=(*self.open_grants, grant),
-            watched=False,
+            exclusive_use=False,
         )
 
-    def scrub_started(self) -> DeviceRecord:
+    def after_scrub_start(self) -> DeviceRecord:
         """The certificate, if any, is void from here on."""
-        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_STARTED), certificate=None)
+        return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_STARTED), certificate=None)
 
-    def scrub_passed(self, certificate: Certificate, *, was_reset: bool, starting: Pod | None = None) -> DeviceRecord:
+    def after_passed_scrub(
+        self, certificate: Certificate, *, was_reset: bool, starting_pod: Pod | None = None
+    ) -> DeviceRecord:
         """Proved clean. Every earlier grant's pod was over before the memory was touched.
 
         Args:
-            starting: the pod for whose start it was scrubbed. Its other containers may live on, so its grants stay open:
+            starting_pod: the pod for whose start it was scrubbed. Its other containers may live on, so its grants stay open:
                 no other pod gets the device before they have ended.
         """
         return self._next(
-            hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_PASSED),
+            hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_PASSED),
             certificate=certificate,
             rests_on=certificate.id,
-            certificates=certificate.sequence,
+            certificate_count=certificate.sequence,
             open_grants=tuple(
-                replace(each, cgroups=()) for each in self.open_grants if starting is not None and each.pod == starting
+                replace(each, cgroups=())
+                for each in self.open_grants
+                if starting_pod is not None and each.pod == starting_pod
             ),
             must_reset=self.must_reset and not was_reset,
-            watched=True,
-            tainted=False,
+            exclusive_use=True,
+            contaminated=False,
         )
 
-    def scrub_ended(self) -> DeviceRecord:
+    def after_unproven_scrub(self) -> DeviceRecord:
         """Ended without proof, for whatever reason."""
-        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_ENDED), certificate=None)
+        return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_ENDED), certificate=None)
 
-    def touched(self) -> DeviceRecord:
+    def after_voided_certificate(self) -> DeviceRecord:
         """Used without a grant: the certificate is void."""
-        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.TOUCHED), certificate=None, watched=False)
+        return self._next(
+            hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.CERTIFICATE_VOIDED),
+            certificate=None,
+            exclusive_use=False,
+        )
 
-    def intruded(self, *, seen: bool) -> DeviceRecord:
+    def after_unauthorized_use(self, *, observed: bool) -> DeviceRecord:
         """Somebody without a grant used it, or may have while nobody looked: its bytes are not the last grant's alone.
 
         Args:
-            seen: it is known, or has to be presumed, that somebody did.
+            observed: it is known, or has to be presumed, that somebody did.
         """
-        after = self.touched() if self.hygiene is Hygiene.CLEAN else self._next(watched=False)
-        return replace(after, tainted=self.tainted or seen)
+        after = self.after_voided_certificate() if self.hygiene is Hygiene.CLEAN else self._next(exclusive_use=False)
+        return replace(after, contaminated=self.contaminated or observed)
 
-    def named(self, assignment: Assignment, baseline: tuple[Process, ...]) -> DeviceRecord:
+    def with_grant_assignment(self, assignment: Assignment, baseline: tuple[Process, ...]) -> DeviceRecord:
         """The last grant's pod, which no witness could name when it was granted, is known now."""
         assert self.last_grant is not None
         grant = replace(self.last_grant, assignment=assignment, baseline=baseline)
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
         return self._next(last_grant=grant, open_grants=grants)
 
-    def started(self, cgroup: str, container: str | None) -> DeviceRecord:
+    def with_started_container(self, cgroup: str, container: str | None) -> DeviceRecord:
         """The container that started on the last grant is known now.
 
         Args:
             container: its name, where the kubelet's list named another container of the pod.
         """
         assert self.last_grant is not None
-        grant = replace(self.last_grant, cgroups=(*self.last_grant.cgroups, cgroup)[-_MOST_CGROUPS:])
+        grant = replace(self.last_grant, cgroups=(*self.last_grant.cgroups, cgroup)[-_MAX_CGROUPS:])
         if container is not None and grant.assignment is not None:
             grant = replace(grant, assignment=replace(grant.assignment, container=container))
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
         return self._next(last_grant=grant, open_grants=grants)
 
-    def released(self) -> DeviceRecord:
+    def after_release(self) -> DeviceRecord:
         """No open grant's pod uses it rightfully any more. The grants stay open until a scrub shows them over."""
-        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.RELEASED))
+        return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.RELEASED))
 
-    def granted(self, grant: Grant, fast: Certificate | None, *, certain: bool) -> DeviceRecord:
+    def after_grant(self, grant: Grant, fast: Certificate | None, *, certain: bool) -> DeviceRecord:
         """In use, and so dirty: the certificate is used up by this very change.
 
         Earlier open grants of the same pod are one with the new grant; those of others stay open.
@@ -281,160 +298,172 @@ class DeviceRecord:
             fast: the fast path's own certificate, when it issued one.
             certain: whether PodResources itself named the assignment; a hint is good enough to wait for, not to trust.
         """
-        others = tuple(each for each in self.open_grants if each not in self.grants_of(grant.pod))
+        others = tuple(each for each in self.open_grants if each not in self.open_grants_of(grant.pod))
         if self.hygiene is Hygiene.CLEAN and grant.basis is Basis.CERTIFICATE:
             others = ()  # nobody is granted a clean device before the pods of all earlier grants are over
         return self._next(
-            hygiene=HYGIENE(self.hygiene, HygieneEvent.GRANTED),
+            hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.GRANTED),
             certificate=None,
             last_grant=grant,
             open_grants=(*others, grant),
-            certificates=self.certificates if fast is None else fast.sequence,
-            watched=self.watched and certain and grant.basis not in UNJUDGED,
+            certificate_count=self.certificate_count if fast is None else fast.sequence,
+            exclusive_use=self.exclusive_use and certain and grant.basis not in UNCONDITIONAL_BASES,
         )
 
     # -- health ----------------------------------------------------------------------------------------------------
 
-    def expected(self, baseline: Baseline) -> DeviceRecord:
+    def with_baseline(self, baseline: Baseline) -> DeviceRecord:
         """From now on the device should be as ``baseline`` says."""
         return self._next(baseline=baseline)
 
-    def noted(self, counters: Mapping[str, int]) -> DeviceRecord:
+    def with_counters(self, counters: Mapping[str, int]) -> DeviceRecord:
         """The device's own counters, as they are now."""
-        return self._next(lifetime=tuple(sorted({**dict(self.lifetime), **counters}.items())))
+        return self._next(lifetime_counters=tuple(sorted({**dict(self.lifetime_counters), **counters}.items())))
 
-    def listing_errors(self, listed: Collection[str]) -> DeviceRecord:
+    def without_unlisted_errors(self, listed: Collection[str]) -> DeviceRecord:
         """Without the counts of error codes that are not ``listed``: whoever counts them begins anew."""
-        left = tuple(pair for pair in self.lifetime if pair[0] in LIFETIME_COUNTERS or pair[0] in listed)
-        return self if left == self.lifetime else self._next(lifetime=left)
+        left = tuple(pair for pair in self.lifetime_counters if pair[0] in LIFETIME_COUNTERS or pair[0] in listed)
+        return self if left == self.lifetime_counters else self._next(lifetime_counters=left)
 
-    def warned(self, codes: Collection[str], now: float, table: SignalTable) -> DeviceRecord:
+    def with_warnings(self, codes: Collection[str], now: float, table: SignalTable) -> DeviceRecord:
         """The warnings that stand are ``codes``: those that are new stand from ``now`` on."""
-        known = {each.code: each for each in self.lasting}
-        standing = tuple(known.get(code, Lasting(code, now)) for code in sorted(codes))
+        known = {each.code: each for each in self.warnings}
+        standing = tuple(known.get(code, ActiveWarning(code, now)) for code in sorted(codes))
         ordered = sorted(standing, key=lambda each: (each.code not in table.soft, each.since, each.code))
-        standing = tuple(ordered[:_MOST_LASTING])
-        return self if standing == self.lasting else self._next(lasting=standing)
+        standing = tuple(ordered[:_MAX_WARNINGS])
+        return self if standing == self.warnings else self._next(warnings=standing)
 
-    def for_another(self, now: float, table: SignalTable) -> DeviceRecord:
+    def after_tenant_change(self, now: float, table: SignalTable) -> DeviceRecord:
         """Another tenant has it from ``now``: what passes by itself, heat say, was not his before."""
         begun = tuple(
             replace(each, since=now)
-            if each.code in table.soft and table.of(each.code).way_back is WayBack.WAIT
+            if each.code in table.soft and table.classify(each.code).recovery_method is RecoveryMethod.WAIT
             else each
-            for each in self.lasting
+            for each in self.warnings
         )
-        return self if begun == self.lasting else self._next(lasting=begun)
+        return self if begun == self.warnings else self._next(warnings=begun)
 
-    def suspected(self, cause: Cause) -> DeviceRecord:
-        return self._next(health=HEALTH(self.health, HealthEvent.SOFT_SIGNAL), cause=cause)
+    def after_soft_signal(self, cause: Cause) -> DeviceRecord:
+        return self._next(health=HEALTH_TRANSITIONS(self.health, HealthEvent.SOFT_SIGNAL), cause=cause)
 
-    def calmed(self) -> DeviceRecord:
-        return self._next(health=HEALTH(self.health, HealthEvent.CALM), cause=None)
+    def after_signals_ended(self) -> DeviceRecord:
+        return self._next(health=HEALTH_TRANSITIONS(self.health, HealthEvent.SIGNALS_ENDED), cause=None)
 
-    def faulted(self, cause: Cause, *, retry_at: float, counts: bool) -> DeviceRecord:
+    def after_fault(self, cause: Cause, *, retry_at: float, is_failed_attempt: bool) -> DeviceRecord:
         """Out of service. A person's quarantine stays a person's, whatever the device does meanwhile.
 
         Args:
-            counts: the device failed on its way back, so this is a failed attempt.
+            is_failed_attempt: the device failed on its way back, so this is a failed attempt.
         """
-        keep = self.cause is not None and self.cause.by_person and self.health is Health.QUARANTINED
-        strike = Strike(cause.since, cause.code, self.tenant)
+        keep = self.cause is not None and self.cause.by_operator and self.health is Health.QUARANTINED
+        strike = PastQuarantine(cause.since, cause.code, self.tenant)
         struck = self.health not in (Health.QUARANTINED, Health.RECOVERING)
         return self._next(
-            health=HEALTH(self.health, HealthEvent.FAULT),
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.FAULT),
             cause=self.cause if keep else cause,
             clean_scrubs=0,
-            failures=self.failures + (1 if counts else 0),
+            failures=self.failures + (1 if is_failed_attempt else 0),
             retry_at=retry_at,
-            must_reset=self.must_reset or cause.way_back is WayBack.RESET,
-            strikes=kept(self.strikes, strike) if struck else self.strikes,
+            must_reset=self.must_reset or cause.recovery_method is RecoveryMethod.RESET,
+            recent_quarantines=append_entry(self.recent_quarantines, strike) if struck else self.recent_quarantines,
         )
 
-    def ordered_out(self, cause: Cause) -> DeviceRecord:
+    def after_operator_quarantine(self, cause: Cause) -> DeviceRecord:
         """Quarantined by a person, whatever another one ordered before."""
         return self._next(
-            health=HEALTH(self.health, HealthEvent.ORDERED_OUT), cause=cause, clean_scrubs=0, retry_at=None, glass=None
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.QUARANTINED_BY_OPERATOR),
+            cause=cause,
+            clean_scrubs=0,
+            retry_at=None,
+            break_glass=None,
         )
 
-    def recovery_started(self, attempt: Attempt) -> DeviceRecord:
+    def after_recovery_start(self, attempt: RecoveryAttempt) -> DeviceRecord:
         return self._next(
-            health=HEALTH(self.health, HealthEvent.RECOVERY_STARTED), attempts=kept(self.attempts, attempt)
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.RECOVERY_STARTED),
+            recovery_attempts=append_entry(self.recovery_attempts, attempt),
         )
 
-    def recovery_failed(self, *, retry_at: float) -> DeviceRecord:
+    def after_recovery_failure(self, *, retry_at: float) -> DeviceRecord:
         """Back to quarantine, without a failure: nothing was found."""
-        return self._next(health=HEALTH(self.health, HealthEvent.RECOVERY_FAILED), retry_at=retry_at)
+        return self._next(health=HEALTH_TRANSITIONS(self.health, HealthEvent.RECOVERY_FAILED), retry_at=retry_at)
 
-    def attempting(self, attempt: Attempt) -> DeviceRecord:
+    def with_attempt(self, attempt: RecoveryAttempt) -> DeviceRecord:
         """A reset that was owed was made, or tried, outside a recovery."""
-        return self._next(attempts=kept(self.attempts, attempt))
+        return self._next(recovery_attempts=append_entry(self.recovery_attempts, attempt))
 
-    def owing_reset(self) -> DeviceRecord:
+    def with_reset_required(self) -> DeviceRecord:
         """A fault came that asks for a reset, while the device was out already."""
         return self if self.must_reset else self._next(must_reset=True)
 
-    def attempted(self, *, made: bool, reset: bool) -> DeviceRecord:
+    def with_attempt_result(self, *, counts: bool, reset: bool) -> DeviceRecord:
         """What the recovery under way came to; it was begun as one that makes what its plan says.
 
         Args:
-            made: whether it was an attempt, and counts for the day's limits.
+            counts: whether it was an attempt, and counts for the day's limits.
             reset: whether the device was reset, or may have been.
         """
-        if not self.attempts:
+        if not self.recovery_attempts:
             return self
-        if not made:
-            return self._next(attempts=self.attempts[:-1])
-        *earlier, last = self.attempts
-        return self if last.reset is reset else self._next(attempts=(*earlier, replace(last, reset=reset)))
+        if not counts:
+            return self._next(recovery_attempts=self.recovery_attempts[:-1])
+        *earlier, last = self.recovery_attempts
+        return self if last.reset is reset else self._next(recovery_attempts=(*earlier, replace(last, reset=reset)))
 
-    def has_to_wait(self, cause: Cause, *, retry_at: float) -> DeviceRecord:
+    def after_deferred_attempt(self, cause: Cause, *, retry_at: float) -> DeviceRecord:
         """The recovery, or the probation after it, met something that has to end by itself."""
-        return replace(self.faulted(cause, retry_at=retry_at, counts=False), waits=self.waits + 1)
+        return replace(
+            self.after_fault(cause, retry_at=retry_at, is_failed_attempt=False),
+            deferred_attempts=self.deferred_attempts + 1,
+        )
 
-    def recovered(self, *, retry_at: float) -> DeviceRecord:
+    def after_recovery(self, *, retry_at: float) -> DeviceRecord:
         """One clean slow path after the fault: on probation from here."""
-        return self._next(health=HEALTH(self.health, HealthEvent.RECOVERED), clean_scrubs=0, retry_at=retry_at)
+        return self._next(
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.RECOVERED), clean_scrubs=0, retry_at=retry_at
+        )
 
-    def proved_again(self, needed: int, *, retry_at: float) -> DeviceRecord:
+    def after_probation_scrub(self, required_scrubs: int, *, retry_at: float) -> DeviceRecord:
         """One more clean slow path on probation; the last one needed ends it."""
         done = self.clean_scrubs + 1
-        if done < needed:
+        if done < required_scrubs:
             return self._next(clean_scrubs=done, retry_at=retry_at)
         return self._next(
-            health=HEALTH(self.health, HealthEvent.EARNED),
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.PROBATION_PASSED),
             cause=None,
             clean_scrubs=0,
             failures=0,
-            waits=0,
+            deferred_attempts=0,
             retry_at=None,
             must_reset=False,
         )
 
-    def condemned(self, cause: Cause) -> DeviceRecord:
+    def after_condemnation(self, cause: Cause) -> DeviceRecord:
         """Every way back is used up: for a person."""
-        return self._next(health=HEALTH(self.health, HealthEvent.EXHAUSTED), cause=cause, retry_at=None)
+        return self._next(
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.ATTEMPTS_EXHAUSTED), cause=cause, retry_at=None
+        )
 
-    def released_by_person(self, *, retry_at: float) -> DeviceRecord:
+    def after_operator_release(self, *, retry_at: float) -> DeviceRecord:
         """On probation by a person's word; it still has to prove itself clean.
 
         What it did is forgiven and not forgotten: the node's breaker and the tenants' counts go on.
         """
         return self._next(
-            health=HEALTH(self.health, HealthEvent.RELEASED_BY_PERSON),
+            health=HEALTH_TRANSITIONS(self.health, HealthEvent.RELEASED_BY_OPERATOR),
             clean_scrubs=0,
             failures=0,
-            waits=0,
+            deferred_attempts=0,
             retry_at=retry_at,
-            forgiven=retry_at,
+            limits_count_from=retry_at,
         )
 
     # -- a person's emergency --------------------------------------------------------------------------------------
 
-    def glass_broken(self, glass: Glass) -> DeviceRecord:
+    def with_break_glass(self, override: BreakGlass) -> DeviceRecord:
         """Handed out whatever is known of it, for a time."""
-        return self._next(glass=glass)
+        return self._next(break_glass=override)
 
-    def glass_mended(self) -> DeviceRecord:
+    def without_break_glass(self) -> DeviceRecord:
         """Judged as ever again. What it was given meanwhile was given on nothing."""
-        return self._next(glass=None)
+        return self._next(break_glass=None)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scrubber.domain.assignment import Pod
-from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Sharing
+from scrubber.domain.pods import PodState
+from scrubber.domain.policy import SharingMode
 
-__all__ = ["Beside", "Neighbour", "SharingVerdict", "beside"]
+__all__ = ["GrantedPod", "SharingAction", "SharingDecision", "decide_sharing"]
 
 
-class Beside(StrEnum):
+class SharingAction(StrEnum):
     ALONE = "alone"
     """Nobody is there: the ordinary path, with its certificate."""
     JOIN = "join"
@@ -31,72 +31,74 @@ class Beside(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class GrantedPod:
     """The pod of a grant that no scrub has closed yet.
 
     Attributes:
         pod: None where no witness says.
-        share: whether what it has of the device is a share; False where that is not known.
-        proved: whether the device was proved clean before it, or before those whom it joined.
+        is_share: whether what it has of the device is a share; False where that is not known.
+        proved_clean: whether the device was proved clean before it, or before those whom it joined.
     """
 
     pod: Pod | None
     state: PodState
-    share: bool = False
-    proved: bool = True
+    is_share: bool = False
+    proved_clean: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class SharingVerdict:
+class SharingDecision:
     """``reason`` is for the operator; ``pods`` counts those that are on the device."""
 
-    answer: Beside
+    action: SharingAction
     reason: str = ""
     pods: int = 0
 
 
-def beside(
-    asking: Pod | None, neighbours: Iterable[Neighbour], sharing: Sharing, *, sound: bool = True
-) -> SharingVerdict:
-    """Whether ``asking`` may start on a share of a device now.
+def decide_sharing(
+    starting_pod: Pod | None, granted_pods: Iterable[GrantedPod], sharing: SharingMode, *, device_is_sound: bool = True
+) -> SharingDecision:
+    """Whether ``starting_pod`` may start on a share of a device now.
 
     Args:
-        asking: as the kubelet says for certain; None, or a pod without a UID, is nobody's neighbour.
-        neighbours: of all grants since the device was last proved clean, those whose pods are over included. Grants of
+        starting_pod: as the kubelet says for certain; None, or a pod without a UID, is nobody's neighbour.
+        granted_pods: of all grants since the device was last proved clean, those whose pods are over included. Grants of
             the asking pod itself are among them only where it has several shares of the device.
-        sound: the device is healthy, and in use by nobody but those to whom it was granted, as far as is known.
+        device_is_sound: the device is healthy, and in use by nobody but those to whom it was granted, as far as is known.
     """
-    everybody = tuple(neighbours)
-    living = [each for each in everybody if each.state is PodState.LIVING]
+    everybody = tuple(granted_pods)
+    living = [each for each in everybody if each.state is PodState.ALIVE]
     pods = len({each.pod for each in living})
     if not living:
-        return SharingVerdict(Beside.ALONE)
+        return SharingDecision(SharingAction.ALONE)
 
-    def wait(reason: str) -> SharingVerdict:
-        return SharingVerdict(Beside.WAIT, reason, pods)
+    def wait(reason: str) -> SharingDecision:
+        return SharingDecision(SharingAction.WAIT, reason, pods)
 
-    if asking is None or asking.uid is None:
+    if starting_pod is None or starting_pod.uid is None:
         return wait("no witness says for certain which pod is about to start")
     unknown = [each for each in everybody if each.pod is None or each.pod.uid is None]
     if unknown:
         return wait("it was granted to a pod that no witness names")
     others = sorted(
-        {_name(each.pod) for each in everybody if each.pod is not None and each.pod.tenant != asking.tenant}
+        {_name(each.pod) for each in everybody if each.pod is not None and each.pod.tenant != starting_pod.tenant}
     )
     if others:
         return wait(f"it went to another tenant since it was last clean ({', '.join(others)})")
-    if not all(each.proved for each in everybody):
+    if not all(each.proved_clean for each in everybody):
         return wait("somebody had it before it was proved clean")
     if any(each.state is PodState.LEFTOVER for each in everybody):
         return wait("a pod that is gone has left processes behind")
-    whole = sorted({_name(each.pod) for each in living if each.pod is not None and not each.share})
+    whole = sorted({_name(each.pod) for each in living if each.pod is not None and not each.is_share})
     if whole:
         return wait(f"{', '.join(whole)} has the whole of it, or had a share that the kubelet lists no longer")
-    if sharing is Sharing.NEVER and any(each.pod != asking for each in living):
+    if sharing is SharingMode.NEVER and any(each.pod != starting_pod for each in living):
         return wait("the policy lets no two pods be on one device (sharing: never)")
-    if not sound:
+    if not device_is_sound:
         return wait("it is not healthy, or was used without a grant since it was last clean")
-    return SharingVerdict(Beside.JOIN, f"shared with {pods} pod{'' if pods == 1 else 's'} of the same tenant", pods)
+    return SharingDecision(
+        SharingAction.JOIN, f"shared with {pods} pod{'' if pods == 1 else 's'} of the same tenant", pods
+    )
 
 
 def _name(pod: Pod | None) -> str:

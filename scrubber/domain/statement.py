@@ -15,21 +15,29 @@ from dataclasses import replace
 from typing import Any
 
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, Path
+from scrubber.domain.evidence import Certificate, PathKind
 
-__all__ = ["FORMAT", "PAYLOAD_TYPE", "UNSIGNED", "claim", "pae", "sealed", "statement"]
+__all__ = [
+    "PAYLOAD_TYPE",
+    "STATEMENT_FORMAT",
+    "UNSIGNED_FIELDS",
+    "pae",
+    "parse_statement",
+    "sign_certificate",
+    "statement",
+]
 
-FORMAT = 1
+STATEMENT_FORMAT = 1
 PAYLOAD_TYPE = "application/vnd.scrubber.certificate+json"
 
-UNSIGNED = frozenset({"next_grant", "key_id", "signature"})
+UNSIGNED_FIELDS = frozenset({"next_grant", "key_id", "signature"})
 """Fields of a certificate that its statement does not hold: what becomes of it later, and the signature itself."""
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def statement(certificate: Certificate) -> bytes:
-    """What is signed of ``certificate``: all of its fields but those in :data:`UNSIGNED`, and the number of this format.
+    """What is signed of ``certificate``: all of its fields but those in :data:`UNSIGNED_FIELDS`, and the number of this format.
 
     Sorted keys, no blanks, ASCII; numbers as Python's ``repr`` writes them, which reads back as the same number.
 
@@ -37,7 +45,7 @@ def statement(certificate: Certificate) -> bytes:
         ValueError: ``issued_at`` is not finite.
     """
     values = {
-        "format": FORMAT,
+        "format": STATEMENT_FORMAT,
         "id": certificate.id,
         "node": certificate.node,
         "boot": certificate.boot,
@@ -57,13 +65,13 @@ def statement(certificate: Certificate) -> bytes:
     return _CANONICAL.encode(values).encode("ascii")
 
 
-def sealed(certificate: Certificate, key_id: str, sign: Callable[[bytes], bytes]) -> Certificate:
+def sign_certificate(certificate: Certificate, key_id: str, sign: Callable[[bytes], bytes]) -> Certificate:
     """Return ``certificate`` with the node's signature. That it is used up later is not part of what is signed."""
     signature = base64.b64encode(sign(statement(certificate))).decode("ascii")
     return replace(certificate, key_id=key_id, signature=signature)
 
 
-def claim(payload: bytes) -> Certificate:
+def parse_statement(payload: bytes) -> Certificate:
     """The certificate that ``payload`` states, without key and signature. Whether anybody signed it is another question.
 
     Raises:
@@ -74,8 +82,8 @@ def claim(payload: bytes) -> Certificate:
         if not isinstance(values, dict):
             raise InvalidRequest("The payload is no certificate's statement: it is no JSON object.")
         written = values.get("format")
-        if written != FORMAT and type(written) is int:
-            raise InvalidRequest(f"The statement is of format {written}; this program reads format {FORMAT}.")
+        if written != STATEMENT_FORMAT and type(written) is int:
+            raise InvalidRequest(f"The statement is of format {written}; this program reads format {STATEMENT_FORMAT}.")
         found = Certificate(
             id=_text(values["id"]),
             node=_text(values["node"]),
@@ -84,7 +92,7 @@ def claim(payload: bytes) -> Certificate:
             device=_text(values["device"]),
             sequence=_whole(values["sequence"]),
             previous_grant=_whole(values["previous_grant"]),
-            path=Path(values["path"]),
+            path=PathKind(values["path"]),
             scrub=_text(values["scrub"]),
             covered=tuple(_text(each) for each in values["covered"]),
             not_covered=tuple(_text(each) for each in values["not_covered"]),

@@ -37,7 +37,7 @@ class Allocation:
     container: str
     resource: str
     by_node: Mapping[int, tuple[str, ...]]
-    answer: bytes
+    response_bytes: bytes
     """A serialised ``ContainerAllocateResponse``."""
 
     @property
@@ -46,7 +46,7 @@ class Allocation:
 
     @property
     def response(self) -> api.ContainerAllocateResponse:
-        return api.ContainerAllocateResponse.FromString(self.answer)
+        return api.ContainerAllocateResponse.FromString(self.response_bytes)
 
 
 class Allocations:
@@ -69,18 +69,18 @@ class Allocations:
     def get(self, pod_uid: str, container: str, resource: str) -> Allocation | None:
         return self._pods.get(pod_uid, {}).get(container, {}).get(resource)
 
-    def of(self, pod_uid: str, container: str) -> list[Allocation]:
+    def of_container(self, pod_uid: str, container: str) -> list[Allocation]:
         """A container's allocations, one per resource."""
         return list(self._pods.get(pod_uid, {}).get(container, {}).values())
 
-    def in_use(self, resource: str) -> set[str]:
+    def allocated_devices(self, resource: str) -> set[str]:
         """Devices of ``resource`` that some container has."""
         return {device for each in self if each.resource == resource for device in each.devices}
 
     def resources(self) -> set[str]:
         return {each.resource for each in self}
 
-    def keep_only(self, pod_uids: Collection[str]) -> bool:
+    def retain_pods(self, pod_uids: Collection[str]) -> bool:
         """Forget the pods that are not in ``pod_uids``; true when something was forgotten."""
         gone = self._pods.keys() - set(pod_uids)
         for uid in gone:
@@ -88,7 +88,9 @@ class Allocations:
         return bool(gone)
 
 
-def by_numa_node(devices: Collection[str], numa_nodes: Mapping[str, tuple[int, ...]]) -> dict[int, tuple[str, ...]]:
+def group_by_numa_node(
+    devices: Collection[str], numa_nodes: Mapping[str, tuple[int, ...]]
+) -> dict[int, tuple[str, ...]]:
     """Devices by NUMA node; one that has several stands under each."""
     grouped: dict[int, list[str]] = {}
     for device in sorted(devices):
@@ -110,7 +112,7 @@ def write_checkpoint(directory: Path, allocations: Allocations, registered: Mapp
                 "ContainerName": each.container,
                 "ResourceName": each.resource,
                 "DeviceIDs": {str(node): list(ids) for node, ids in each.by_node.items()},
-                "AllocResp": base64.b64encode(each.answer).decode(),
+                "AllocResp": base64.b64encode(each.response_bytes).decode(),
             }
             for each in allocations
         ],

@@ -52,7 +52,7 @@ def _own_group() -> str:
     return ""
 
 
-def place(group: Path, pid: int) -> None:
+def add_process(group: Path, pid: int) -> None:
     """Move a process into ``group``.
 
     Raises:
@@ -61,7 +61,7 @@ def place(group: Path, pid: int) -> None:
     (group / "cgroup.procs").write_text(str(pid))
 
 
-def members(group: Path) -> list[int]:
+def process_ids(group: Path) -> list[int]:
     """PIDs in ``group`` itself, zombies included; empty when the group is gone."""
     try:
         return [int(line) for line in (group / "cgroup.procs").read_bytes().split(b"\n") if line]
@@ -69,7 +69,7 @@ def members(group: Path) -> list[int]:
         return []
 
 
-def populated(group: Path) -> bool:
+def is_populated(group: Path) -> bool:
     """Whether a live process is in ``group`` or below it; a zombie does not count. A group that is gone has none."""
     try:
         return b"populated 1" in (group / "cgroup.events").read_bytes().split(b"\n")
@@ -77,7 +77,7 @@ def populated(group: Path) -> bool:
         return False
 
 
-def kill(group: Path) -> None:
+def kill_processes(group: Path) -> None:
     """End every process in ``group`` and below; nothing to do when the group is gone."""
     try:
         (group / "cgroup.kill").write_text("1")
@@ -85,18 +85,18 @@ def kill(group: Path) -> None:
         return
 
 
-async def empty(group: Path) -> None:
+async def wait_until_empty(group: Path) -> None:
     """Wait until no live process is left in ``group`` or below it."""
-    while populated(group):  # noqa: ASYNC110  # asyncio cannot wait for the priority events of cgroup.events
+    while is_populated(group):  # noqa: ASYNC110  # asyncio cannot wait for the priority events of cgroup.events
         await asyncio.sleep(POLL)
 
 
-def remove(group: Path) -> bool:
+def remove_tree(group: Path) -> bool:
     """Remove ``group`` and the empty groups below it; false while a process is still in one of them."""
     if not group.is_dir():
         return True
     for below in [path for path in group.iterdir() if path.is_dir()]:
-        if not remove(below):
+        if not remove_tree(below):
             return False
     try:
         group.rmdir()

@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import Callable
 
 
-class Changes:
+class ChangeNotifier:
     """Rung after every change of pods, containers, devices or registrations."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everybody who waits for a condition."""
         waiting, self._waiting = self._waiting, set()
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
-    async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+    async def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``condition()`` holds; false when ``timeout`` seconds have passed first (``None``: no limit)."""
         loop = asyncio.get_running_loop()
         try:

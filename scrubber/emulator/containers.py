@@ -18,21 +18,21 @@ from typing import Any, TypeVar
 
 from scrubber.emulator import cgroups, markers
 
-GATE = 'read -r _ && exec "$@" </dev/null'
+START_GATE_SCRIPT = 'read -r _ && exec "$@" </dev/null'
 """A shell that waits for a line before it becomes the container: meanwhile the runtime puts it into its group."""
-END_DEADLINE = 10.0
+TERMINATION_DEADLINE = 10.0
 """Seconds within which killed processes must be gone; beyond, something is stuck in the kernel and we say so."""
 
 
 Result = TypeVar("Result")
 
 
-class StartFailed(Exception):
+class ContainerStartFailed(Exception):
     """The runtime could not make a container's process; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ContainerCommand:
     """What a container runs: ``argv`` in ``root``, with ``env``; output is appended to ``log``."""
 
     argv: Sequence[str]
@@ -42,7 +42,7 @@ class Command:
     leave_children: bool = False
 
 
-PAUSE = Command(("sleep", "infinity"))
+PAUSE = ContainerCommand(("sleep", "infinity"))
 """The sandbox's process."""
 
 
@@ -75,7 +75,7 @@ class Container:
 
 
 @dataclass(slots=True)
-class _PodOnNode:
+class _RuntimePod:
     """What the runtime keeps of one pod."""
 
     group: Path | None
@@ -90,7 +90,7 @@ class ContainerRuntime:
     def __init__(self, groups: Path | None, rng: random.Random) -> None:
         self._groups = groups
         self._rng = rng
-        self._pods: dict[str, _PodOnNode] = {}
+        self._pods: dict[str, _RuntimePod] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._uids: set[str] = set()
         self._removed: set[str] = set()
@@ -104,9 +104,9 @@ class ContainerRuntime:
         """Make the pod's group and start its sandbox, which holds the group open until the pod is over; idempotent.
 
         Raises:
-            StartFailed: it could not be started, or the pod was removed meanwhile.
+            ContainerStartFailed: it could not be started, or the pod was removed meanwhile.
         """
-        await self._finish(self._run_sandbox(uid))
+        await self._run_shielded(self._run_sandbox(uid))
 
     async def _run_sandbox(self, uid: str) -> None:
         async with self._starting:
@@ -117,26 +117,26 @@ class ContainerRuntime:
                 group = self._groups / f"pod{uid}"
                 group.mkdir(parents=True, exist_ok=True)
             sandbox = await self._start(uid, markers.SANDBOX, group, PAUSE)
-            self._pods[uid] = _PodOnNode(group, sandbox)
+            self._pods[uid] = _RuntimePod(group, sandbox)
         if uid in self._removed:
             await self.remove_pod(uid)
-            raise StartFailed("the pod was removed while its sandbox was made")
+            raise ContainerStartFailed("the pod was removed while its sandbox was made")
 
-    async def start(self, uid: str, name: str, command: Command) -> Container:
+    async def start(self, uid: str, name: str, command: ContainerCommand) -> Container:
         """Run ``command`` as container ``name`` of a pod whose sandbox stands.
 
         A container that runs already (started for a kubelet that was cut off) is returned as it is.
 
         Raises:
-            StartFailed: there is no such program, its group refused it, or the pod was removed meanwhile.
+            ContainerStartFailed: there is no such program, its group refused it, or the pod was removed meanwhile.
         """
-        return await self._finish(self._start_in_pod(uid, name, command))
+        return await self._run_shielded(self._start_in_pod(uid, name, command))
 
-    async def _start_in_pod(self, uid: str, name: str, command: Command) -> Container:
+    async def _start_in_pod(self, uid: str, name: str, command: ContainerCommand) -> Container:
         async with self._starting:
             pod = self._pods.get(uid)
             if pod is None:
-                raise StartFailed("the pod's sandbox is gone")
+                raise ContainerStartFailed("the pod's sandbox is gone")
             running = pod.containers.get(name)
             if running is not None and running.exit_code is None:
                 return running
@@ -144,7 +144,7 @@ class ContainerRuntime:
             pod.containers[name] = container
         if uid in self._removed:
             container.signal(signal.SIGKILL)
-            raise StartFailed("the pod was removed while its container was made")
+            raise ContainerStartFailed("the pod was removed while its container was made")
         return container
 
     def container(self, uid: str, name: str) -> Container | None:
@@ -185,39 +185,39 @@ class ContainerRuntime:
         for container in first_processes:
             container.signal(signal.SIGKILL)
         try:
-            async with asyncio.timeout(END_DEADLINE):
+            async with asyncio.timeout(TERMINATION_DEADLINE):
                 if self._groups is not None:
-                    cgroups.kill(self._groups)
-                    await cgroups.empty(self._groups)
-                await markers.end(self._uids)
+                    cgroups.kill_processes(self._groups)
+                    await cgroups.wait_until_empty(self._groups)
+                await markers.kill_marked_processes(self._uids)
                 for container in first_processes:
                     await container.exited.wait()
         except TimeoutError:
-            left = markers.processes(self._uids)
+            left = markers.marked_processes(self._uids)
             raise RuntimeError(
-                f"processes of the emulated node did not end within {END_DEADLINE:g} s: {left}"
+                f"processes of the emulated node did not end within {TERMINATION_DEADLINE:g} s: {left}"
             ) from None
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pods.clear()
-        if self._groups is not None and not cgroups.remove(self._groups):
+        if self._groups is not None and not cgroups.remove_tree(self._groups):
             raise RuntimeError(f"control group {self._groups} could not be removed: a process is still in it")
         if self._failures:
             raise BaseExceptionGroup("work of the container runtime failed", self._failures)
 
-    async def _start(self, uid: str, name: str, pod_group: Path | None, command: Command) -> Container:
+    async def _start(self, uid: str, name: str, pod_group: Path | None, command: ContainerCommand) -> Container:
         if self._closed:
-            raise StartFailed("the node was closed")
+            raise ContainerStartFailed("the node was closed")
         self._uids.add(uid)
         group = None
         argv = list(command.argv)
         if pod_group is not None:
             group = pod_group / self._rng.randbytes(32).hex()
             group.mkdir()
-            argv = ["/bin/sh", "-c", GATE, "sh", *argv]
-        marker = markers.environment(uid, name, self._rng.randbytes(8).hex())
+            argv = ["/bin/sh", "-c", START_GATE_SCRIPT, "sh", *argv]
+        marker = markers.marker_environment(uid, name, self._rng.randbytes(8).hex())
         environment = {"PATH": os.environ.get("PATH", os.defpath), **command.env, **marker}
         output = os.open(command.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
         try:
@@ -233,7 +233,7 @@ class ContainerRuntime:
         except OSError as error:
             if group is not None:
                 group.rmdir()
-            raise StartFailed(f"failed to create the container's process: {error}") from error
+            raise ContainerStartFailed(f"failed to create the container's process: {error}") from error
         finally:
             os.close(output)
         now = asyncio.get_running_loop().time()
@@ -246,14 +246,16 @@ class ContainerRuntime:
     async def _open_gate(self, container: Container, group: Path) -> None:
         stdin = container.process.stdin
         if stdin is None:
-            raise StartFailed("the container's gate has no input")
+            raise ContainerStartFailed("the container's gate has no input")
         try:
-            cgroups.place(group, container.pid)
+            cgroups.add_process(group, container.pid)
             stdin.write(b"\n")
             await stdin.drain()
         except OSError as error:
             container.signal(signal.SIGKILL)
-            raise StartFailed(f"failed to place process {container.pid} in its control group: {error}") from error
+            raise ContainerStartFailed(
+                f"failed to place process {container.pid} in its control group: {error}"
+            ) from error
         finally:
             stdin.close()
 
@@ -263,10 +265,10 @@ class ContainerRuntime:
         container.ended_at = asyncio.get_running_loop().time()
         if not container.leave_children:
             if container.group is not None:
-                cgroups.kill(container.group)
-                await cgroups.empty(container.group)
+                cgroups.kill_processes(container.group)
+                await cgroups.wait_until_empty(container.group)
             else:
-                await markers.end({container.pod_uid}, container.name)
+                await markers.kill_marked_processes({container.pod_uid}, container.name)
         container.exit_code = code if code >= 0 else 128 - code
         container.exited.set()
         self.on_exit(container)
@@ -274,15 +276,15 @@ class ContainerRuntime:
             await self._remove_group(container.group)
 
     async def _remove_group(self, group: Path) -> None:
-        while not cgroups.remove(group):
-            await cgroups.empty(group)
+        while not cgroups.remove_tree(group):
+            await cgroups.wait_until_empty(group)
             await asyncio.sleep(cgroups.POLL)
 
     async def _remove_later(self, uid: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         await self.remove_pod(uid)
 
-    async def _finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _run_shielded(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do ``work`` to its end even if the kubelet that asked for it is gone: the runtime is another process."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -293,9 +295,9 @@ class ContainerRuntime:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failures.append(error)

@@ -18,14 +18,14 @@ from scrubber.emulator.allocations import (
     Allocation,
     Allocations,
     CheckpointUnreadable,
-    by_numa_node,
+    group_by_numa_node,
     read_checkpoint,
     write_checkpoint,
 )
 from scrubber.emulator.devicestore import ResourceDevices
 from scrubber.emulator.events import RpcFailed
-from scrubber.emulator.pluginclient import PluginClient
-from scrubber.emulator.pods import ContainerSpec, Pod
+from scrubber.emulator.pluginclient import DevicePluginClient
+from scrubber.emulator.pods import ContainerSpec, EmulatedPod
 from scrubber.emulator.timings import KubeletTimings
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,14 @@ class StartRefused(Exception):
 
 
 @dataclass(slots=True)
-class Endpoint:
+class RegisteredEndpoint:
     """A registered plugin; ``client`` and ``options`` are ``None`` after a kubelet restart, until it registers again."""
 
-    client: PluginClient | None = None
+    client: DevicePluginClient | None = None
     options: api.DevicePluginOptions | None = None
     stopped: bool = False
 
-    def running(self, resource: str) -> PluginClient:
+    def running_client(self, resource: str) -> DevicePluginClient:
         if self.client is None or self.stopped:
             where = self.client.socket if self.client else resource
             raise AllocationRefused(f"endpoint {where} has been stopped")
@@ -59,7 +59,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class ContainerRunOptions:
     """What plugins add to a container's start, merged over its resources."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class RunOptions:
 
 
 class DeviceManager:
-    """Devices by resource, endpoints by resource, allocations. ``active`` names the UIDs of pods that hold devices."""
+    """Devices by resource, endpoints by resource, allocations. ``active_pod_uids`` names the UIDs of pods that hold devices."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class DeviceManager:
         timings: KubeletTimings,
         rng: random.Random,
         *,
-        active: Callable[[], Collection[str] | None],
-        changed: Callable[[], None],
+        active_pod_uids: Callable[[], Collection[str] | None],
+        on_change: Callable[[], None],
     ) -> None:
-        """``active`` returns ``None`` until the API server's pods have arrived: nothing is pruned before.
+        """``active_pod_uids`` returns ``None`` until the API server's pods have arrived: nothing is pruned before.
 
-        ``changed`` is called after every change of devices, health or assignments.
+        ``on_change`` is called after every change of devices, health or assignments.
         """
         self._directory = directory
         self._timings = timings
         self._rng = rng
-        self._active = active
-        self._changed = changed
-        self._endpoints: dict[str, Endpoint] = {}
+        self._active = active_pod_uids
+        self._changed = on_change
+        self._endpoints: dict[str, RegisteredEndpoint] = {}
         self._resources: dict[str, ResourceDevices] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._reusable: tuple[str, dict[str, set[str]]] = ("", {})
@@ -106,7 +106,7 @@ class DeviceManager:
             return
         for resource in registered:
             self._resources[resource] = ResourceDevices()
-            self._stop_endpoint(resource, Endpoint())
+            self._stop_endpoint(resource, RegisteredEndpoint())
 
     def stop(self) -> None:
         """The process ends: timers with it."""
@@ -115,14 +115,14 @@ class DeviceManager:
 
     # What plugins report
 
-    async def plugin_connected(self, client: PluginClient) -> None:
+    async def plugin_connected(self, client: DevicePluginClient) -> None:
         """Take a dialled plugin as the resource's endpoint, with the options it answers now.
 
         Raises:
             RpcFailed: ``GetDevicePluginOptions`` failed; nothing has changed.
         """
-        options = await client.options()
-        self._endpoints[client.resource] = Endpoint(client, options)
+        options = await client.get_options()
+        self._endpoints[client.resource] = RegisteredEndpoint(client, options)
         self._changed()
 
     def plugin_disconnected(self, resource: str) -> None:
@@ -131,24 +131,24 @@ class DeviceManager:
         if endpoint is None:
             return
         if resource in self._resources:
-            self._resources[resource].lose_plugin()
+            self._resources[resource].mark_unhealthy()
         self._stop_endpoint(resource, endpoint)
         self._changed()
 
     def devices_reported(self, resource: str, devices: Collection[api.Device]) -> None:
         """A full list from a stream of the resource, an outdated one included."""
-        self._resources.setdefault(resource, ResourceDevices()).report(devices)
+        self._resources.setdefault(resource, ResourceDevices()).update(devices)
         self._checkpoint()
         self._changed()
 
-    def _stop_endpoint(self, resource: str, endpoint: Endpoint) -> None:
+    def _stop_endpoint(self, resource: str, endpoint: RegisteredEndpoint) -> None:
         endpoint.stopped = True
         self._endpoints[resource] = endpoint
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._timings.resource_removal, self._remove_resource, resource, endpoint)
         self._timers.add(timer)
 
-    def _remove_resource(self, resource: str, endpoint: Endpoint) -> None:
+    def _remove_resource(self, resource: str, endpoint: RegisteredEndpoint) -> None:
         if self._endpoints.get(resource) is endpoint and endpoint.stopped:
             self._endpoints.pop(resource)
             self._resources.pop(resource, None)
@@ -175,12 +175,12 @@ class DeviceManager:
     def prune(self) -> None:
         """Forget the allocations of pods that are no longer active; their devices are free at once."""
         active = self._active()
-        if active is not None and self.allocations.keep_only(active):
+        if active is not None and self.allocations.retain_pods(active):
             self._checkpoint()
 
     # Admission, on the main loop
 
-    async def allocate(self, pod: Pod, container: ContainerSpec) -> None:
+    async def allocate(self, pod: EmulatedPod, container: ContainerSpec) -> None:
         """Give ``container`` its devices and record the plugin's answer durably.
 
         Devices of an ordinary init container are handed on to the containers after it.
@@ -196,7 +196,7 @@ class DeviceManager:
         for resource, wanted in container.resources.items():
             if wanted:
                 await self._allocate_resource(pod, container, resource, wanted, reusable.get(resource, set()))
-        for allocation in self.allocations.of(pod.uid, container.name):
+        for allocation in self.allocations.of_container(pod.uid, container.name):
             handed_on = reusable.setdefault(allocation.resource, set())
             if pod.spec.is_ordinary_init(container):
                 handed_on |= allocation.devices
@@ -204,28 +204,28 @@ class DeviceManager:
                 handed_on -= allocation.devices
 
     async def _allocate_resource(
-        self, pod: Pod, container: ContainerSpec, resource: str, wanted: int, reusable: set[str]
+        self, pod: EmulatedPod, container: ContainerSpec, resource: str, wanted: int, reusable: set[str]
     ) -> None:
-        held = self._held(pod, container, resource, wanted)
+        held = self._allocated_devices(pod, container, resource, wanted)
         self._check_usable(resource, held)
         if held:
             return
         chosen = await self._choose(resource, wanted, reusable)
         try:
-            client = self._endpoint(resource).running(resource)
+            client = self._endpoint(resource).running_client(resource)
             response = await client.allocate(chosen, pod=pod.full_name, uid=pod.uid, container=container.name)
         except RpcFailed as error:
             raise AllocationRefused(str(error)) from error
         if not response.container_responses:
             raise AllocationRefused("no containers return in allocation response")
-        by_node = by_numa_node(chosen, self._resources[resource].numa_nodes)
+        by_node = group_by_numa_node(chosen, self._resources[resource].numa_nodes)
         answer = response.container_responses[0].SerializeToString()
         self.allocations.add(Allocation(pod.uid, container.name, resource, by_node, answer))
         self._checkpoint()
         pod.records[container.name].devices[resource] = tuple(sorted(chosen))
         self._changed()
 
-    def check_again(self, pod: Pod, container: ContainerSpec) -> None:
+    def readmit(self, pod: EmulatedPod, container: ContainerSpec) -> None:
         """Admit a container that is not running once more, after a restart of the kubelet.
 
         Raises:
@@ -233,9 +233,11 @@ class DeviceManager:
         """
         for resource, wanted in container.resources.items():
             if wanted:
-                self._check_usable(resource, self._held(pod, container, resource, wanted))
+                self._check_usable(resource, self._allocated_devices(pod, container, resource, wanted))
 
-    def _held(self, pod: Pod, container: ContainerSpec, resource: str, wanted: int) -> frozenset[str]:
+    def _allocated_devices(
+        self, pod: EmulatedPod, container: ContainerSpec, resource: str, wanted: int
+    ) -> frozenset[str]:
         allocation = self.allocations.get(pod.uid, container.name, resource)
         held = allocation.devices if allocation else frozenset()
         if held and len(held) != wanted:
@@ -259,11 +261,11 @@ class DeviceManager:
             )
 
     async def _choose(self, resource: str, wanted: int, reusable: set[str]) -> set[str]:
-        chosen = set(self._in_any_order(reusable)[:wanted])
+        chosen = set(self._shuffled(reusable)[:wanted])
         missing = wanted - len(chosen)
         if not missing:
             return chosen
-        available = self._resources[resource].healthy - self.allocations.in_use(resource)
+        available = self._resources[resource].healthy - self.allocations.allocated_devices(resource)
         if len(available) < missing:
             raise AllocationRefused(
                 f"requested number of devices unavailable for {resource}. "
@@ -273,13 +275,15 @@ class DeviceManager:
         preferred: set[str] = set()
         if endpoint.options is not None and endpoint.options.get_preferred_allocation_available:
             try:
-                preferred = await endpoint.running(resource).preferred(available | chosen, chosen, wanted)
+                preferred = await endpoint.running_client(resource).get_preferred_allocation(
+                    available | chosen, chosen, wanted
+                )
             except RpcFailed as error:
                 raise AllocationRefused(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
-        order = [*self._in_any_order(preferred & available), *self._in_any_order(available - preferred)]
+        order = [*self._shuffled(preferred & available), *self._shuffled(available - preferred)]
         return chosen | set(order[:missing])
 
-    def _endpoint(self, resource: str) -> Endpoint:
+    def _endpoint(self, resource: str) -> RegisteredEndpoint:
         try:
             return self._endpoints[resource]
         except KeyError:
@@ -287,7 +291,7 @@ class DeviceManager:
 
     # Start, on the pod's own worker
 
-    async def run_options(self, pod: Pod, container: ContainerSpec) -> RunOptions:
+    async def run_options(self, pod: EmulatedPod, container: ContainerSpec) -> ContainerRunOptions:
         """Call ``PreStartContainer`` where the plugin wants it, then replay the recorded answers.
 
         Until a plugin has registered again after a restart of the kubelet its options are unknown, and the call is
@@ -299,8 +303,8 @@ class DeviceManager:
         for resource, wanted in container.resources.items():
             if wanted and (resource in self._resources or resource in self.allocations.resources()):
                 await self._pre_start(pod, container, resource)
-        merged = [each.response for each in self.allocations.of(pod.uid, container.name)]
-        return RunOptions(
+        merged = [each.response for each in self.allocations.of_container(pod.uid, container.name)]
+        return ContainerRunOptions(
             envs={key: value for each in merged for key, value in each.envs.items()},
             mounts=[mount for each in merged for mount in each.mounts],
             devices=[device for each in merged for device in each.devices],
@@ -308,7 +312,7 @@ class DeviceManager:
             cdi_devices=[device.name for each in merged for device in each.cdi_devices],
         )
 
-    async def _pre_start(self, pod: Pod, container: ContainerSpec, resource: str) -> None:
+    async def _pre_start(self, pod: EmulatedPod, container: ContainerSpec, resource: str) -> None:
         try:
             endpoint = self._endpoint(resource)
             if endpoint.options is None or not endpoint.options.pre_start_required:
@@ -319,7 +323,7 @@ class DeviceManager:
                     f"no devices found allocated in local cache for pod {pod.uid}, container {container.name}, "
                     f"resource {resource}"
                 )
-            client = endpoint.running(resource)
+            client = endpoint.running_client(resource)
             await client.pre_start(allocation.devices, pod=pod.full_name, uid=pod.uid, container=container.name)
         except AllocationRefused as error:
             raise StartRefused(str(error)) from error
@@ -332,7 +336,7 @@ class DeviceManager:
         registered = {resource: devices.healthy for resource, devices in self._resources.items()}
         write_checkpoint(self._directory, self.allocations, registered)
 
-    def _in_any_order(self, devices: Collection[str]) -> list[str]:
+    def _shuffled(self, devices: Collection[str]) -> list[str]:
         mixed = sorted(devices)
         self._rng.shuffle(mixed)
         return mixed

@@ -24,13 +24,13 @@ class ResourceDevices:
     unhealthy: set[str] = field(default_factory=set)
     numa_nodes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def report(self, devices: Collection[api.Device]) -> None:
+    def update(self, devices: Collection[api.Device]) -> None:
         """Take over a full list; what is not in it is no longer there."""
         self.healthy = {device.ID for device in devices if device.health == HEALTHY}
         self.unhealthy = {device.ID for device in devices if device.health != HEALTHY}
         self.numa_nodes = {device.ID: tuple(node.ID for node in device.topology.nodes) for device in devices}
 
-    def lose_plugin(self) -> None:
+    def mark_unhealthy(self) -> None:
         """The stream has ended: nobody vouches for any device."""
         self.unhealthy |= self.healthy
         self.healthy = set()

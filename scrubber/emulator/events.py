@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import grpc
 
-from scrubber.emulator.changes import Changes
+from scrubber.emulator.changes import ChangeNotifier
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
-CLOSING = "grpc: the client connection is closing"
+CHANNEL_CLOSED = "grpc: the client connection is closing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class RpcFailed(Exception):
     """A call to a plugin did not succeed; the message reads as in the kubelet's log."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"rpc error: code = {spelled(code)} desc = {details}")
+        super().__init__(f"rpc error: code = {go_code_name(code)} desc = {details}")
         self.code = code
         self.details = details
 
 
-def spelled(code: grpc.StatusCode) -> str:
+def go_code_name(code: grpc.StatusCode) -> str:
     """A status code as Go prints it: ``DEADLINE_EXCEEDED`` → ``DeadlineExceeded``, and ``OK`` as it is."""
     if code is grpc.StatusCode.OK:
         return "OK"
@@ -61,17 +61,17 @@ def spelled(code: grpc.StatusCode) -> str:
 class Recorder:
     """Writes the list that ``Kubelet.events`` shows, and rings the bell for each entry."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: ChangeNotifier) -> None:
         self.events: list[KubeletEvent] = []
-        self.questions = 0
+        self.pod_resources_requests = 0
         self._changes = changes
 
-    def note(self, event: KubeletEvent) -> None:
+    def record(self, event: KubeletEvent) -> None:
         """Record what happened."""
         self.events.append(event)
-        self._changes.ring()
+        self._changes.notify()
 
-    async def call(self, event: KubeletEvent, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def call(self, event: KubeletEvent, send: Callable[[], Awaitable[Response]]) -> Response:
         """Make an RPC, await its answer, and record ``event`` with its duration and outcome.
 
         Raises:
@@ -81,29 +81,29 @@ class Recorder:
         begun = clock()
         failure: RpcFailed | None = None
         try:
-            return await ask()
+            return await send()
         except grpc.aio.AioRpcError as error:
             failure = RpcFailed(error.code(), error.details() or "")
             raise failure from error
         except (asyncio.CancelledError, grpc.aio.UsageError):
-            failure = RpcFailed(grpc.StatusCode.CANCELLED, CLOSING)
+            failure = RpcFailed(grpc.StatusCode.CANCELLED, CHANNEL_CLOSED)
             # grpc.aio cancels the waiter when its channel is closed, and has another word for one that was closed before:
             # that is an answer, not the end of this task.
-            if cancelled_ourselves():
+            if is_task_cancelled():
                 raise
             raise failure from None
         finally:
-            outcome = "OK" if failure is None else spelled(failure.code)
+            outcome = "OK" if failure is None else go_code_name(failure.code)
             detail = "" if failure is None else failure.details
-            self.note(replace(event, at=begun, duration=clock() - begun, outcome=outcome, detail=detail))
+            self.record(replace(event, at=begun, duration=clock() - begun, outcome=outcome, detail=detail))
 
 
-def cancelled_ourselves() -> bool:
+def is_task_cancelled() -> bool:
     """Whether the running task was asked to end, as against an RPC that was cancelled under it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def names(devices: Sequence[str]) -> tuple[str, ...]:
+def sorted_ids(devices: Sequence[str]) -> tuple[str, ...]:
     """Device ids in one order, for the record: on the wire their order is random."""
     return tuple(sorted(devices))

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from scrubber.emulator.devicemanager import RunOptions
+from scrubber.emulator.devicemanager import ContainerRunOptions
 
 
-class CreateFailed(Exception):
+class ContainerCreateFailed(Exception):
     """The container cannot be created from the plugin's answer; the message is the runtime's."""
 
 
-def furnish(root: Path, options: RunOptions) -> None:
+def create_container_root(root: Path, options: ContainerRunOptions) -> None:
     """Make ``root`` and every mount and device of ``options`` below it; what an earlier run wrote there stays.
 
     Raises:
-        CreateFailed: a host path is not there, or a container path leads outside or is taken by a file.
+        ContainerCreateFailed: a host path is not there, or a container path leads outside or is taken by a file.
     """
     root.mkdir(parents=True, exist_ok=True)
     for mount in options.mounts:
@@ -31,16 +31,18 @@ def furnish(root: Path, options: RunOptions) -> None:
 
 def _link(root: Path, container_path: str, host_path: Path) -> None:
     if not host_path.exists():
-        raise CreateFailed(f"failed to mount {host_path} at {container_path}: no such file or directory")
+        raise ContainerCreateFailed(f"failed to mount {host_path} at {container_path}: no such file or directory")
     inside = root / os.path.normpath("/" + container_path).lstrip("/")
     if inside == root:
-        raise CreateFailed(f"failed to mount {host_path}: container path {container_path!r} is the root")
+        raise ContainerCreateFailed(f"failed to mount {host_path}: container path {container_path!r} is the root")
     inside.parent.mkdir(parents=True, exist_ok=True)
     if not inside.parent.resolve().is_relative_to(root.resolve()):
-        raise CreateFailed(f"failed to mount {host_path}: {container_path} leads out of the container")
+        raise ContainerCreateFailed(f"failed to mount {host_path}: {container_path} leads out of the container")
     if inside.is_symlink():
         inside.unlink()
     try:
         inside.symlink_to(host_path)
     except FileExistsError as error:
-        raise CreateFailed(f"failed to mount {host_path}: {container_path} is taken in the container") from error
+        raise ContainerCreateFailed(
+            f"failed to mount {host_path}: {container_path} is taken in the container"
+        ) from error

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Interruption", "ended_once"]
+__all__ = ["Interruption", "cancel_on_first_signal"]
 
 
 @dataclass(slots=True)
@@ -19,16 +19,16 @@ class Interruption:
     """What came.
 
     Attributes:
-        by: the signal that came first; None while none has come.
-        over: set it once only the clearing up is left: no signal ends anything from then on.
+        received: the signal that came first; None while none has come.
+        cleaning_up: set it once only the clearing up is left: no signal ends anything from then on.
     """
 
-    by: signal.Signals | None = None
-    over: bool = False
+    received: signal.Signals | None = None
+    cleaning_up: bool = False
 
 
 @contextmanager
-def ended_once() -> Iterator[Interruption]:
+def cancel_on_first_signal() -> Iterator[Interruption]:
     """Within it the first of the signals cancels the current task, and the others do nothing.
 
     For the main thread. One that was ignored before stays ignored: nohup starts a program so, and a shell one in the
@@ -38,8 +38,8 @@ def ended_once() -> Iterator[Interruption]:
     assert task is not None
 
     def interrupt(number: signal.Signals) -> None:
-        if interruption.by is None and not interruption.over:
-            interruption.by = number
+        if interruption.received is None and not interruption.cleaning_up:
+            interruption.received = number
             task.cancel()
 
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

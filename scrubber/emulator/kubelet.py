@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from scrubber.config.settings import EMULATED
+from scrubber.config.settings import EMULATOR_MARKER_FILE
 from scrubber.emulator import cgroups, sockets
-from scrubber.emulator.changes import Changes
+from scrubber.emulator.changes import ChangeNotifier
 from scrubber.emulator.containers import ContainerRuntime
 from scrubber.emulator.events import KubeletEvent, Recorder
-from scrubber.emulator.pods import Deletion, Pod, PodSpec
-from scrubber.emulator.process import KubeletProcess, Node, NodeStatus
+from scrubber.emulator.kubelet_process import EmulatedNode, KubeletProcess, NodeStatus
+from scrubber.emulator.pods import Deletion, EmulatedPod, PodSpec
 from scrubber.emulator.timings import KubeletTimings
 
 
@@ -49,11 +49,11 @@ class Kubelet:
         """
         self.root = root
         self._cgroup_parent = cgroup_parent
-        changes = Changes()
+        changes = ChangeNotifier()
         chance = rng or random.Random()
         groups = cgroup_parent / "kubepods" if cgroup_parent else None
         runtime = ContainerRuntime(groups, chance)
-        self._node = Node(root, timings or KubeletTimings(), chance, changes, Recorder(changes), runtime)
+        self._node = EmulatedNode(root, timings or KubeletTimings(), chance, changes, Recorder(changes), runtime)
         self._node.api_server.set()
         sockets.check_length(self._node.kubelet_socket)
         sockets.check_length(self._node.pod_resources_socket)
@@ -92,11 +92,11 @@ class Kubelet:
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         for directory in (node.pod_logs, node.containers):
             directory.mkdir(parents=True, exist_ok=True)
-        (self.root / EMULATED).write_text("The kubelet of this directory is scrubber's emulator.\n")
+        (self.root / EMULATOR_MARKER_FILE).write_text("The kubelet of this directory is scrubber's emulator.\n")
         self._process = KubeletProcess(node, restarted=self._lives > 0)
         self._lives += 1
         await self._process.start()
-        node.changes.ring()
+        node.changes.notify()
 
     async def stop(self) -> None:
         """The process is gone; containers run on, and the socket files stay, dead. Nothing to do when it is down."""
@@ -104,7 +104,7 @@ class Kubelet:
         if process is not None:
             await process.stop()
             self._crashes += process.crashes
-            self._node.changes.ring()
+            self._node.changes.notify()
 
     async def restart(self) -> None:
         """Stop and start."""
@@ -130,8 +130,8 @@ class Kubelet:
                 await self._node.runtime.close()
             finally:
                 if self._cgroup_parent is not None:
-                    cgroups.remove(self._cgroup_parent)
-                self._node.changes.ring()
+                    cgroups.remove_tree(self._cgroup_parent)
+                self._node.changes.notify()
         if self._crashes:
             raise BaseExceptionGroup("the kubelet emulator failed", self._crashes)
 
@@ -147,7 +147,7 @@ class Kubelet:
 
     # Pods
 
-    async def run(self, spec: PodSpec) -> Pod:
+    async def run(self, spec: PodSpec) -> EmulatedPod:
         """Bind a pod to this node, past the scheduler, and wait for its admission; while the kubelet is down, that long.
 
         Look at ``pod.admitted`` or its status for the decision: a refusal is a pod in phase ``Failed``, not an error.
@@ -157,12 +157,12 @@ class Kubelet:
             ValueError: there is a pod of this namespace and name.
         """
         pod = self.create(spec)
-        await self._node.changes.until(lambda: pod.admitted is not None or pod.gone or self._closed, None)
+        await self._node.changes.wait_until(lambda: pod.admitted is not None or pod.gone or self._closed, None)
         if pod.admitted is None and self._closed:
             raise RuntimeError(f"the node was closed before pod {pod.full_name} was admitted")
         return pod
 
-    def create(self, spec: PodSpec) -> Pod:
+    def create(self, spec: PodSpec) -> EmulatedPod:
         """Bind a pod and return at once, before its admission.
 
         Raises:
@@ -177,20 +177,20 @@ class Kubelet:
                 raise ValueError(f"pod {other.full_name} already exists: delete it first")
         uid = str(uuid.UUID(bytes=node.rng.randbytes(16), version=4))
         logs = node.pod_logs / f"{spec.namespace}_{spec.name}_{uid}"
-        pod = Pod(spec, uid, logs, node.containers / uid, node.changes)
+        pod = EmulatedPod(spec, uid, logs, node.containers / uid, node.changes)
         node.pods[uid] = pod
         if self._process is not None:
             self._process.pod_created(pod)
-        node.changes.ring()
+        node.changes.notify()
         return pod
 
     async def delete(
-        self, pod: Pod, *, grace: float | None = None, force: bool = False, dying_for: float = 0.0
+        self, pod: EmulatedPod, *, grace: float | None = None, force: bool = False, linger: float = 0.0
     ) -> None:
         """Delete a pod and wait until it is gone, as ``kubectl delete`` does.
 
         ``grace`` seconds lie between SIGTERM and SIGKILL (default: ``timings.termination_grace``). With ``force`` the pod
-        is gone at once, its devices are free, and its processes live on for ``dying_for`` seconds beside whoever
+        is gone at once, its devices are free, and its processes live on for ``linger`` seconds beside whoever
         gets the devices next. While the kubelet is down a graceful deletion waits for it.
 
         Raises:
@@ -201,18 +201,18 @@ class Kubelet:
         if force:
             pod.active, pod.gone = False, True
             self._node.pods.pop(pod.uid, None)
-            self._node.runtime.remove_pod_after(pod.uid, dying_for)
+            self._node.runtime.remove_pod_after(pod.uid, linger)
         else:
             pod.deletion = Deletion(self._node.timings.termination_grace if grace is None else grace)
         if self._process is not None:
             self._process.pod_changed(pod)
-        self._node.changes.ring()
-        await self._node.changes.until(lambda: pod.gone or self._closed, None)
+        self._node.changes.notify()
+        await self._node.changes.wait_until(lambda: pod.gone or self._closed, None)
         if not pod.gone:
             raise RuntimeError(f"the node was closed before pod {pod.full_name} had ended")
 
     @property
-    def pods(self) -> list[Pod]:
+    def pods(self) -> list[EmulatedPod]:
         """Every pod the API server has on this node, oldest first."""
         return list(self._node.pods.values())
 
@@ -257,17 +257,17 @@ class Kubelet:
         return self._node.recorder.events
 
     @property
-    def questions(self) -> int:
+    def pod_resources_requests(self) -> int:
         """How many questions PodResources was asked, those that were turned away included."""
-        return self._node.recorder.questions
+        return self._node.recorder.pod_resources_requests
 
-    async def changed(self, condition: Callable[[Kubelet], bool], timeout: float) -> None:
+    async def wait_until(self, condition: Callable[[Kubelet], bool], timeout: float) -> None:
         """Wait until ``condition(self)`` holds; it is asked again after every change on the node.
 
         Raises:
             TimeoutError: it did not within ``timeout`` seconds.
         """
-        if not await self._node.changes.until(lambda: condition(self), timeout):
+        if not await self._node.changes.wait_until(lambda: condition(self), timeout):
             raise TimeoutError(f"the condition waited for did not hold within {timeout:g} s; pods: {self.pods}")
 
     # Paths

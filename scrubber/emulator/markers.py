@@ -19,31 +19,31 @@ RUN = "SCRUBBER_SIM_RUN"
 SANDBOX = "POD"
 """The name under which a sandbox goes, as in the kubelet's own container labels."""
 POLL = 0.005
-EXEC_DEADLINE = 2.0
+EXEC_TIMEOUT = 2.0
 """Seconds of looking after which a process that seems to be calling ``exec`` is taken as it is: on a busy machine it may
 lose the processor half way. Nothing else is done meanwhile."""
-EMPTY_DEADLINE = 0.1
+EMPTY_TIMEOUT = 0.1
 """The same for one that runs and whose environment has no length: it is being filled, or was given empty."""
-A_LOOK = 0.01
+MAX_COUNTED_WAIT = 0.01
 """The most that one look counts: the time in which we did not run ourselves says nothing about the process."""
 PF_EXITING = 0x4
 PF_KTHREAD = 0x200000
 """Flags of a task, from the kernel's ``sched.h``."""
 
 
-def environment(uid: str, container: str, run: str) -> dict[str, str]:
+def marker_environment(uid: str, container: str, run: str) -> dict[str, str]:
     """The variables that every process of a container carries. ``run`` is new for each start, as a cgroup's name is."""
     return {POD_UID: uid, CONTAINER: container, RUN: run}
 
 
-def processes(uids: Collection[str], container: str | None = None) -> list[int]:
+def marked_processes(uids: Collection[str], container: str | None = None) -> list[int]:
     """PIDs of live processes that carry the marker of one of the pods, or of the container of that name in them."""
     return [pid for pid in _pids() if _carries(pid, uids, container)]
 
 
-async def end(uids: Collection[str], container: str | None = None) -> None:
+async def kill_marked_processes(uids: Collection[str], container: str | None = None) -> None:
     """Kill every process of the pods or container, again and again until none is left: a process may be forking."""
-    while found := processes(uids, container):
+    while found := marked_processes(uids, container):
         for pid in found:
             _kill(pid, uids, container)
         await asyncio.sleep(POLL)
@@ -70,16 +70,16 @@ def _variables(pid: int) -> list[bytes]:
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 content = environ.read()
             # A process in the midst of exec has an address space without an environment: look again.
-            if content or waited >= _patience(pid):
+            if content or waited >= _exec_timeout(pid):
                 return content.split(b"\0")
             os.sched_yield()
             now = time.monotonic()
-            waited, looked = waited + min(now - looked, A_LOOK), now
+            waited, looked = waited + min(now - looked, MAX_COUNTED_WAIT), now
     except OSError:
         return []
 
 
-def _patience(pid: int) -> float:
+def _exec_timeout(pid: int) -> float:
     """For how many seconds an empty environment may be one that is only just being made (proc(5): 3, 9, 50 and 51)."""
     with open(f"/proc/{pid}/stat", "rb") as stat:  # a command's name may be no text
         fields = stat.read().rpartition(b") ")[2].split(b" ")
@@ -87,8 +87,8 @@ def _patience(pid: int) -> float:
     if state in b"ZX" or flags & (PF_KTHREAD | PF_EXITING):
         return 0.0
     if start == end != 0:
-        return EMPTY_DEADLINE if state in b"RD" else 0.0  # nobody sleeps while exec fills it
-    return EXEC_DEADLINE
+        return EMPTY_TIMEOUT if state in b"RD" else 0.0  # nobody sleeps while exec fills it
+    return EXEC_TIMEOUT
 
 
 def _kill(pid: int, uids: Collection[str], container: str | None) -> None:

@@ -16,7 +16,7 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from scrubber.emulator import sockets
 from scrubber.emulator.devicestore import HEALTHY
-from scrubber.emulator.events import CLOSING, KubeletEvent, Recorder, cancelled_ourselves, names, spelled
+from scrubber.emulator.events import CHANNEL_CLOSED, KubeletEvent, Recorder, go_code_name, is_task_cancelled, sorted_ids
 from scrubber.emulator.timings import KubeletTimings
 
 VERSION = "v1beta1"
@@ -26,7 +26,7 @@ class DialFailed(Exception):
     """Nobody answered at the plugin's socket in time."""
 
 
-class PluginClient:
+class DevicePluginClient:
     """One incarnation of one plugin, for one resource."""
 
     def __init__(
@@ -53,9 +53,9 @@ class PluginClient:
             await self.close()
             raise DialFailed(f"failed to dial device plugin socket {self.socket}: context deadline exceeded") from error
         except grpc.aio.UsageError as error:  # of a channel that was closed
-            raise DialFailed(f"failed to dial device plugin socket {self.socket}: {CLOSING}") from error
+            raise DialFailed(f"failed to dial device plugin socket {self.socket}: {CHANNEL_CLOSED}") from error
 
-    async def options(self) -> api.DevicePluginOptions:
+    async def get_options(self) -> api.DevicePluginOptions:
         """Ask for the plugin's options; the only ones that count.
 
         Raises:
@@ -71,25 +71,27 @@ class PluginClient:
         outcome, detail = "OK", ""
         try:
             async for response in self._plugin.ListAndWatch(api.Empty()):
-                ids = names([device.ID for device in response.devices])
+                ids = sorted_ids([device.ID for device in response.devices])
                 healthy = sum(device.health == HEALTHY for device in response.devices)
                 detail = f"{healthy} of {len(ids)} healthy"
-                self._recorder.note(
+                self._recorder.record(
                     KubeletEvent(clock(), "ListAndWatch", resource=self.resource, devices=ids, detail=detail)
                 )
                 on_devices(response.devices)
         except grpc.aio.AioRpcError as error:
-            outcome, detail = spelled(error.code()), error.details() or ""
+            outcome, detail = go_code_name(error.code()), error.details() or ""
         except (asyncio.CancelledError, grpc.aio.UsageError):  # the latter of a channel that was closed by then
-            outcome, detail = spelled(grpc.StatusCode.CANCELLED), "the kubelet closed the connection"
-            if cancelled_ourselves():
+            outcome, detail = go_code_name(grpc.StatusCode.CANCELLED), "the kubelet closed the connection"
+            if is_task_cancelled():
                 raise
         finally:
-            self._recorder.note(
+            self._recorder.record(
                 KubeletEvent(clock(), "StreamEnded", outcome, clock() - begun, self.resource, detail=detail)
             )
 
-    async def preferred(self, available: Collection[str], must_include: Collection[str], size: int) -> set[str]:
+    async def get_preferred_allocation(
+        self, available: Collection[str], must_include: Collection[str], size: int
+    ) -> set[str]:
         """Ask which of ``available`` to take; no deadline. A short answer is the plugin's right.
 
         Raises:
@@ -138,7 +140,13 @@ class PluginClient:
         self, name: str, devices: Collection[str] = (), pod: str = "", uid: str = "", container: str = ""
     ) -> KubeletEvent:
         return KubeletEvent(
-            0.0, name, resource=self.resource, devices=names(list(devices)), pod=pod, pod_uid=uid, container=container
+            0.0,
+            name,
+            resource=self.resource,
+            devices=sorted_ids(list(devices)),
+            pod=pod,
+            pod_uid=uid,
+            container=container,
         )
 
     def _shuffled(self, ids: Collection[str]) -> list[str]:

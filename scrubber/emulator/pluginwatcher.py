@@ -18,14 +18,14 @@ from plugin.api import pluginregistration_pb2_grpc as rpc
 from scrubber.emulator import sockets
 from scrubber.emulator.events import KubeletEvent, Recorder, RpcFailed
 from scrubber.emulator.pluginclient import VERSION
-from scrubber.emulator.registration import PluginClients, RegistrationRefused, check_resource_name
+from scrubber.emulator.registration import DevicePluginClients, RegistrationRefused, check_resource_name
 from scrubber.emulator.timings import KubeletTimings
 
 DEVICE_PLUGIN = "DevicePlugin"
 
 
 @dataclass(slots=True)
-class _Found:
+class _RegisteredSocket:
     """A socket that was seen, and what came of it."""
 
     incarnation: sockets.Incarnation
@@ -38,12 +38,14 @@ class _Found:
 class PluginWatcher:
     """Compares the directory with what is registered, once every ``timings.watcher_period``."""
 
-    def __init__(self, directory: Path, clients: PluginClients, timings: KubeletTimings, recorder: Recorder) -> None:
+    def __init__(
+        self, directory: Path, clients: DevicePluginClients, timings: KubeletTimings, recorder: Recorder
+    ) -> None:
         self._directory = directory
         self._clients = clients
         self._timings = timings
         self._recorder = recorder
-        self._found: dict[Path, _Found] = {}
+        self._sockets: dict[Path, _RegisteredSocket] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -54,19 +56,19 @@ class PluginWatcher:
     async def reconcile(self) -> None:
         """One comparison: drop what is gone, register what is new, try again what failed and is due."""
         now = asyncio.get_running_loop().time()
-        present = self._present()
-        for path, found in list(self._found.items()):
+        present = self._list_sockets()
+        for path, found in list(self._sockets.items()):
             if present.get(path) != found.incarnation:
-                del self._found[path]
+                del self._sockets[path]
                 if found.resource is not None:
                     await self._clients.disconnect(found.resource)
-                    self._recorder.note(KubeletEvent(now, "Deregistered", resource=found.resource, detail=path.name))
+                    self._recorder.record(KubeletEvent(now, "Deregistered", resource=found.resource, detail=path.name))
         for path, incarnation in present.items():
-            found = self._found.setdefault(path, _Found(incarnation))
+            found = self._sockets.setdefault(path, _RegisteredSocket(incarnation))
             if found.resource is None and found.not_before <= now:
                 await self._register(path, found)
 
-    def _present(self) -> dict[Path, sockets.Incarnation]:
+    def _list_sockets(self) -> dict[Path, sockets.Incarnation]:
         present: dict[Path, sockets.Incarnation] = {}
         for directory, below, files in os.walk(self._directory):
             below[:] = [name for name in below if not name.startswith(".")]
@@ -76,7 +78,7 @@ class PluginWatcher:
                     present[path] = incarnation
         return present
 
-    async def _register(self, path: Path, found: _Found) -> None:
+    async def _register(self, path: Path, found: _RegisteredSocket) -> None:
         first, longest = self._timings.watcher_retry
         channel = sockets.channel(path)
         watched = rpc.RegistrationStub(channel)

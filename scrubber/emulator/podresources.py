@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import grpc
 
-from scrubber.emulator.allocations import NO_NUMA_NODE, by_numa_node
+from scrubber.emulator.allocations import NO_NUMA_NODE, group_by_numa_node
 from scrubber.emulator.devicemanager import DeviceManager
 from scrubber.emulator.events import Recorder
-from scrubber.emulator.pods import ContainerSpec, Pod
+from scrubber.emulator.pods import ContainerSpec, EmulatedPod
 from scrubber.emulator.timings import KubeletTimings
 from scrubber.wire import podresources_pb2 as api
 from scrubber.wire import podresources_pb2_grpc as rpc
@@ -25,12 +25,12 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class PodResources(rpc.PodResourcesListerServicer):
+class PodResourcesService(rpc.PodResourcesListerServicer):
     """Answers from the kubelet's memory; ``pods`` is its table by UID."""
 
     def __init__(
         self,
-        pods: Mapping[str, Pod],
+        pods: Mapping[str, EmulatedPod],
         devices: DeviceManager,
         timings: KubeletTimings,
         rng: random.Random,
@@ -79,22 +79,22 @@ class PodResources(rpc.PodResourcesListerServicer):
         entries = [
             entry
             for resource, devices in self._devices.resources().items()
-            for entry in self._entries(resource, by_numa_node(devices.healthy, devices.numa_nodes))
+            for entry in self._entries(resource, group_by_numa_node(devices.healthy, devices.numa_nodes))
         ]
         return api.AllocatableResourcesResponse(devices=entries)
 
-    def _active(self) -> list[Pod]:
+    def _active(self) -> list[EmulatedPod]:
         return [pod for pod in self._pods.values() if pod.active]
 
-    def _pod(self, pod: Pod) -> api.PodResources:
+    def _pod(self, pod: EmulatedPod) -> api.PodResources:
         listed = [each for each in pod.spec.all_containers if not pod.spec.is_ordinary_init(each)]
         containers = [self._container(pod, each) for each in listed]
         return api.PodResources(name=pod.spec.name, namespace=pod.spec.namespace, containers=containers)
 
-    def _container(self, pod: Pod, container: ContainerSpec) -> api.ContainerResources:
+    def _container(self, pod: EmulatedPod, container: ContainerSpec) -> api.ContainerResources:
         entries = [
             entry
-            for allocation in self._devices.allocations.of(pod.uid, container.name)
+            for allocation in self._devices.allocations.of_container(pod.uid, container.name)
             for entry in self._entries(allocation.resource, allocation.by_node)
         ]
         self._rng.shuffle(entries)
@@ -108,7 +108,7 @@ class PodResources(rpc.PodResourcesListerServicer):
 
     async def _admit(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         """A bucket of ``burst`` queries that fills at ``rate`` a second."""
-        self._recorder.questions += 1
+        self._recorder.pod_resources_requests += 1
         now = asyncio.get_running_loop().time()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now

@@ -1,7 +1,7 @@
 """Pods as the API server keeps them: what was asked for, and the status a user reads with ``kubectl get pod -o yaml``.
 
-Promise: a :class:`Pod` outlives the kubelet's process; only the kubelet and its pod workers write to it, and
-:attr:`Pod.status` is a snapshot that never changes under its reader.
+Promise: a :class:`EmulatedPod` outlives the kubelet's process; only the kubelet and its pod workers write to it, and
+:attr:`EmulatedPod.status` is a snapshot that never changes under its reader.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from scrubber.emulator.changes import Changes
+from scrubber.emulator.changes import ChangeNotifier
 
 
 class RestartPolicy(StrEnum):
@@ -26,7 +26,7 @@ class RestartPolicy(StrEnum):
         return self is RestartPolicy.ALWAYS or (self is RestartPolicy.ON_FAILURE and exit_code != 0)
 
 
-class Phase(StrEnum):
+class PodPhase(StrEnum):
     """Where a pod is in its life."""
 
     PENDING = "Pending"
@@ -36,7 +36,7 @@ class Phase(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.FAILED)
+        return self in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
 class ContainerState(StrEnum):
@@ -47,7 +47,7 @@ class ContainerState(StrEnum):
     TERMINATED = "terminated"
 
 
-class PodOver(RuntimeError):
+class PodEnded(RuntimeError):
     """A pod has ended in another phase than the one waited for, and will never reach it."""
 
 
@@ -136,7 +136,7 @@ class ContainerStatus:
 class PodStatus:
     """A snapshot of a pod."""
 
-    phase: Phase
+    phase: PodPhase
     reason: str
     message: str
     containers: Mapping[str, ContainerStatus]
@@ -156,7 +156,7 @@ class ContainerRecord:
     pid: int | None = None
     exit_code: int | None = None
     restarts: int = 0
-    ran_for: float = 0.0
+    run_seconds: float = 0.0
     ended_at: float = 0.0
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     device_health: dict[str, str] = field(default_factory=dict)
@@ -166,21 +166,21 @@ class ContainerRecord:
         return tuple(sorted(each for ids in self.devices.values() for each in ids))
 
     @property
-    def has_ended_before(self) -> bool:
+    def has_terminated_before(self) -> bool:
         return self.exit_code is not None
 
-    def waits(self, reason: str, message: str) -> None:
+    def set_waiting(self, reason: str, message: str) -> None:
         self.state, self.reason, self.message, self.pid = ContainerState.WAITING, reason, message, None
 
-    def runs(self, pid: int) -> None:
-        if self.has_ended_before:
+    def set_running(self, pid: int) -> None:
+        if self.has_terminated_before:
             self.restarts += 1
         self.state, self.reason, self.message, self.pid = ContainerState.RUNNING, "", "", pid
 
-    def ended(self, exit_code: int, ran_for: float, at: float) -> None:
+    def set_terminated(self, exit_code: int, run_seconds: float, at: float) -> None:
         self.state, self.pid = ContainerState.TERMINATED, None
         self.reason, self.message = ("Completed" if exit_code == 0 else "Error"), ""
-        self.exit_code, self.ran_for, self.ended_at = exit_code, ran_for, at
+        self.exit_code, self.run_seconds, self.ended_at = exit_code, run_seconds, at
 
     def snapshot(self) -> ContainerStatus:
         return ContainerStatus(
@@ -204,17 +204,17 @@ class Deletion:
     deadline: float | None = None
 
 
-class Pod:
+class EmulatedPod:
     """A pod on this node. Read :attr:`status`, :attr:`uid`, the paths; wait with :meth:`wait`."""
 
-    def __init__(self, spec: PodSpec, uid: str, log_directory: Path, root: Path, changes: Changes) -> None:
+    def __init__(self, spec: PodSpec, uid: str, log_directory: Path, root: Path, changes: ChangeNotifier) -> None:
         self.spec = spec
         self.uid = uid
         self.log_directory = log_directory
         """``<namespace>_<name>_<uid>``; swept some time after the pod is no more."""
         self._root = root
         self._changes = changes
-        self.phase = Phase.PENDING
+        self.phase = PodPhase.PENDING
         self.reason = ""
         self.message = ""
         self.records = {container.name: ContainerRecord(container) for container in spec.all_containers}
@@ -236,7 +236,7 @@ class Pod:
         """The directory that is the container's file system; it stays when the pod is gone."""
         return self._root / container
 
-    def log(self, container: str, run: int | None = None) -> str:
+    def read_log(self, container: str, run: int | None = None) -> str:
         """What a container wrote to standard output and error, in its last run or in run number ``run``."""
         number = self.records[container].restarts if run is None else run
         path = self.log_directory / container / f"{number}.log"
@@ -252,27 +252,27 @@ class Pod:
         """Every device assigned to any container of the pod, sorted."""
         return tuple(sorted({each for record in self.records.values() for each in record.device_ids}))
 
-    async def wait(self, condition: Phase | Callable[[PodStatus], bool], timeout: float) -> PodStatus:
+    async def wait(self, condition: PodPhase | Callable[[PodStatus], bool], timeout: float) -> PodStatus:
         """Wait at most ``timeout`` seconds for a phase, or until ``condition(status)`` holds; returns that status.
 
         Raises:
             TimeoutError: it did not happen in time; the message says what the status is.
-            PodOver: the pod has ended in another phase than the one waited for.
+            PodEnded: the pod has ended in another phase than the one waited for.
         """
-        wanted = condition if isinstance(condition, Phase) else None
+        wanted = condition if isinstance(condition, PodPhase) else None
 
         def holds(status: PodStatus) -> bool:
-            return status.phase is condition if isinstance(condition, Phase) else condition(status)
+            return status.phase is condition if isinstance(condition, PodPhase) else condition(status)
 
         def settled() -> bool:
             return holds(self.status) or (wanted is not None and (self.phase.terminal or self.gone))
 
-        in_time = await self._changes.until(settled, timeout)
+        in_time = await self._changes.wait_until(settled, timeout)
         status = self.status
         if holds(status):
             return status
         if in_time:
-            raise PodOver(f"pod {self.full_name} will never be {wanted}: {self.describe()}")
+            raise PodEnded(f"pod {self.full_name} will never be {wanted}: {self.describe()}")
         goal = f"phase {wanted}" if wanted else "the condition waited for"
         raise TimeoutError(f"pod {self.full_name} did not reach {goal} within {timeout:g} s: {self.describe()}")
 

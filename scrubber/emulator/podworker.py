@@ -11,17 +11,25 @@ import random
 import signal
 from dataclasses import dataclass
 
-from scrubber.emulator.changes import Changes
-from scrubber.emulator.containers import Command, Container, ContainerRuntime, StartFailed
-from scrubber.emulator.devicemanager import DeviceManager, RunOptions, StartRefused
+from scrubber.emulator.changes import ChangeNotifier
+from scrubber.emulator.containers import Container, ContainerCommand, ContainerRuntime, ContainerStartFailed
+from scrubber.emulator.devicemanager import ContainerRunOptions, DeviceManager, StartRefused
 from scrubber.emulator.events import KubeletEvent, Recorder
-from scrubber.emulator.filesystem import CreateFailed, furnish
-from scrubber.emulator.pods import ContainerRecord, ContainerSpec, ContainerState, Deletion, Phase, Pod, RestartPolicy
+from scrubber.emulator.filesystem import ContainerCreateFailed, create_container_root
+from scrubber.emulator.pods import (
+    ContainerRecord,
+    ContainerSpec,
+    ContainerState,
+    Deletion,
+    EmulatedPod,
+    PodPhase,
+    RestartPolicy,
+)
 from scrubber.emulator.timings import KubeletTimings
 
 
 @dataclass(slots=True)
-class _Attempts:
+class _StartAttempts:
     """What this kubelet's process remembers of starting one container; forgotten when it is restarted."""
 
     not_before: float = 0.0
@@ -37,12 +45,12 @@ class PodWorker:
 
     def __init__(
         self,
-        pod: Pod,
+        pod: EmulatedPod,
         devices: DeviceManager,
         runtime: ContainerRuntime,
         timings: KubeletTimings,
         recorder: Recorder,
-        changes: Changes,
+        changes: ChangeNotifier,
         rng: random.Random,
     ) -> None:
         self._pod = pod
@@ -52,13 +60,13 @@ class PodWorker:
         self._recorder = recorder
         self._changes = changes
         self._rng = rng
-        self._attempts = {container.name: _Attempts() for container in pod.spec.all_containers}
-        self._woken = asyncio.Event()
+        self._attempts = {container.name: _StartAttempts() for container in pod.spec.all_containers}
+        self._wake_event = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
 
     def wake(self) -> None:
         """Something of the pod has changed: a container ended, or its deletion was asked for."""
-        self._woken.set()
+        self._wake_event.set()
 
     async def run(self) -> None:
         """Until the pod is over, or cancelled with the kubelet's process; containers run on then."""
@@ -68,15 +76,15 @@ class PodWorker:
             await self._set_up_sandbox()
         self._adopt()
         while not pod.gone:
-            self._woken.clear()
-            self._notice_exits()
+            self._wake_event.clear()
+            self._record_exits()
             if pod.deletion is not None:
                 await self._terminate(pod.deletion)
                 return
-            due = await self._start_what_is_due()
-            if self._ending():
+            due = await self._start_due_containers()
+            if self._is_ending():
                 continue
-            self._settle(self._phase())
+            self._set_phase(self._phase())
             if pod.phase.terminal:
                 await self._complete()
                 return
@@ -84,12 +92,12 @@ class PodWorker:
 
     async def _set_up_sandbox(self) -> None:
         await asyncio.sleep(self._timings.sandbox_setup)
-        if self._ending():
+        if self._is_ending():
             return
         try:
             await self._runtime.run_sandbox(self._pod.uid)
-        except StartFailed:
-            if not self._ending():
+        except ContainerStartFailed:
+            if not self._is_ending():
                 raise
 
     def _adopt(self) -> None:
@@ -98,55 +106,57 @@ class PodWorker:
             container = self._runtime.container(self._pod.uid, name)
             unknown = container is not None and container.started_at > record.ended_at
             if container is not None and unknown and record.state is not ContainerState.RUNNING:
-                record.runs(container.pid)
+                record.set_running(container.pid)
 
-    def _settle(self, phase: Phase) -> None:
+    def _set_phase(self, phase: PodPhase) -> None:
         self._pod.phase = phase
-        self._changes.ring()
+        self._changes.notify()
 
-    def _ending(self) -> bool:
+    def _is_ending(self) -> bool:
         return self._pod.deletion is not None or self._pod.gone
 
     async def _wait_until(self, due: float | None) -> None:
         try:
             async with asyncio.timeout_at(due):
-                await self._woken.wait()
+                await self._wake_event.wait()
         except TimeoutError:
             return
 
-    def _notice_exits(self) -> None:
+    def _record_exits(self) -> None:
         for name, record in self._pod.records.items():
             container = self._runtime.container(self._pod.uid, name)
             if record.state is ContainerState.RUNNING and container is not None and container.exit_code is not None:
-                record.ended(container.exit_code, container.ended_at - container.started_at, container.ended_at)
-                self._note("ContainerDied", str(container.exit_code), container=name, devices=record.device_ids)
+                record.set_terminated(
+                    container.exit_code, container.ended_at - container.started_at, container.ended_at
+                )
+                self._record_event("ContainerDied", str(container.exit_code), container=name, devices=record.device_ids)
 
     # Starting
 
-    async def _start_what_is_due(self) -> float | None:
+    async def _start_due_containers(self) -> float | None:
         """One pass over the containers in order; returns when to pass again, ``None``: when something happens."""
         due: list[float] = []
         for container in self._pod.spec.init_containers:
             record = self._pod.records[container.name]
-            if self._wants_start(record):
+            if self._needs_start(record):
                 due += await self._try_start(container, record)
-            if not self._past(record):
+            if not self._is_init_done(record):
                 return min(due, default=None)
         for container in self._pod.spec.containers:
             record = self._pod.records[container.name]
-            if self._wants_start(record):
+            if self._needs_start(record):
                 due += await self._try_start(container, record)
         return min(due, default=None)
 
-    def _wants_start(self, record: ContainerRecord) -> bool:
+    def _needs_start(self, record: ContainerRecord) -> bool:
         if record.state is ContainerState.TERMINATED:
-            return not self._ending() and record.spec.restart.restarts_after(record.exit_code or 0)
-        return record.state is ContainerState.WAITING and not self._ending()
+            return not self._is_ending() and record.spec.restart.restarts_after(record.exit_code or 0)
+        return record.state is ContainerState.WAITING and not self._is_ending()
 
-    def _past(self, record: ContainerRecord) -> bool:
+    def _is_init_done(self, record: ContainerRecord) -> bool:
         """Whether the containers after this init container may start: it has succeeded, or it is a running sidecar."""
         if record.spec.restart is RestartPolicy.ALWAYS:
-            return record.state is ContainerState.RUNNING or record.has_ended_before
+            return record.state is ContainerState.RUNNING or record.has_terminated_before
         return record.state is ContainerState.TERMINATED and record.exit_code == 0
 
     async def _try_start(self, container: ContainerSpec, record: ContainerRecord) -> list[float]:
@@ -160,89 +170,89 @@ class PodWorker:
                 await asyncio.sleep(self._timings.image_pull)
                 attempts.image_pulled = True
             options = await self._devices.run_options(self._pod, container)
-            if self._ending():
+            if self._is_ending():
                 return []
             await self._create(container, record, options)
         except StartRefused as error:
-            record.waits("CreateContainerConfigError", str(error))
+            record.set_waiting("CreateContainerConfigError", str(error))
             first = attempts.refusals == 0 or error.deadline_exceeded
             attempts.refusals += 1
             pause = self._timings.pre_start_first_retry if first else self._rng.uniform(*self._timings.pre_start_retry)
-        except (CreateFailed, StartFailed) as error:
-            record.waits("CreateContainerError", str(error))
+        except (ContainerCreateFailed, ContainerStartFailed) as error:
+            record.set_waiting("CreateContainerError", str(error))
             pause = self._rng.uniform(*self._timings.pre_start_retry)
         else:
             attempts.refusals = 0
             return []
         attempts.not_before = self._clock() + pause
-        self._changes.ring()
+        self._changes.notify()
         return [attempts.not_before]
 
-    def _count_crash(self, container: ContainerSpec, record: ContainerRecord, attempts: _Attempts) -> None:
+    def _count_crash(self, container: ContainerSpec, record: ContainerRecord, attempts: _StartAttempts) -> None:
         """Once per ended run: the first restart is immediate, the next ones wait, twice as long each time."""
-        if not record.has_ended_before or attempts.delayed_exit == record.ended_at:
+        if not record.has_terminated_before or attempts.delayed_exit == record.ended_at:
             return
         first, longest = self._timings.crash_back_off
-        if record.ran_for > self._timings.crash_back_off_reset:
+        if record.run_seconds > self._timings.crash_back_off_reset:
             attempts.crash_delay = 0.0
         attempts.not_before = record.ended_at + attempts.crash_delay
         attempts.delayed_exit = record.ended_at
         if attempts.not_before > self._clock():
-            record.waits(
+            record.set_waiting(
                 "CrashLoopBackOff",
                 f"back-off {attempts.crash_delay:g}s restarting failed container={container.name} "
                 f"pod={self._pod.spec.name}_{self._pod.spec.namespace}({self._pod.uid})",
             )
         attempts.crash_delay = min(max(first, 2 * attempts.crash_delay), longest)
 
-    async def _create(self, container: ContainerSpec, record: ContainerRecord, options: RunOptions) -> None:
+    async def _create(self, container: ContainerSpec, record: ContainerRecord, options: ContainerRunOptions) -> None:
         pod = self._pod
         root = pod.container_root(container.name)
-        furnish(root, options)
-        run = record.restarts + 1 if record.has_ended_before else 0
+        create_container_root(root, options)
+        run = record.restarts + 1 if record.has_terminated_before else 0
         log = pod.log_directory / container.name / f"{run}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         # The plugin's variables come first and the pod's own after them: on a clash the pod's win, as in the kubelet.
         env = {**options.envs, **container.env}
-        command = Command(container.argv, env, root, log, pod.spec.leave_children)
+        command = ContainerCommand(container.argv, env, root, log, pod.spec.leave_children)
         started = await self._runtime.start(pod.uid, container.name, command)
-        record.runs(started.pid)
-        self._note("ContainerStarted", container=container.name, devices=record.device_ids)
+        record.set_running(started.pid)
+        self._record_event("ContainerStarted", container=container.name, devices=record.device_ids)
 
     # Ending
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> PodPhase:
         """The phase the kubelet computes from its containers."""
         records = self._pod.records
         for container in self._pod.spec.init_containers:
             record = records[container.name]
-            if not self._past(record):
-                failed = record.state is ContainerState.TERMINATED and not self._wants_start(record)
-                return Phase.FAILED if failed else Phase.PENDING
+            if not self._is_init_done(record):
+                failed = record.state is ContainerState.TERMINATED and not self._needs_start(record)
+                return PodPhase.FAILED if failed else PodPhase.PENDING
         mains = [records[container.name] for container in self._pod.spec.containers]
-        if any(record.state is ContainerState.WAITING and not record.has_ended_before for record in mains):
-            return Phase.PENDING
-        if any(record.state is not ContainerState.TERMINATED or self._wants_start(record) for record in mains):
-            return Phase.RUNNING
-        return Phase.SUCCEEDED if all(record.exit_code == 0 for record in mains) else Phase.FAILED
+        if any(record.state is ContainerState.WAITING and not record.has_terminated_before for record in mains):
+            return PodPhase.PENDING
+        if any(record.state is not ContainerState.TERMINATED or self._needs_start(record) for record in mains):
+            return PodPhase.RUNNING
+        return PodPhase.SUCCEEDED if all(record.exit_code == 0 for record in mains) else PodPhase.FAILED
 
     async def _complete(self) -> None:
         """Every container has ended for good; the pod leaves ``List`` a while later."""
         last = max((record.ended_at for record in self._pod.records.values()), default=0.0)
-        leaves_at = last + self._rng.uniform(*self._timings.completed_leaves_list)
+        leaves_at = last + self._rng.uniform(*self._timings.completed_pod_list_delay)
         await self._end_containers(self._running(), self._timings.termination_grace)
-        while not self._ending() and self._clock() < leaves_at:
-            self._woken.clear()
+        while not self._is_ending() and self._clock() < leaves_at:
+            self._wake_event.clear()
             await self._wait_until(leaves_at)
-        await self._over()
+        await self._finish_pod()
 
     async def _terminate(self, deletion: Deletion) -> None:
         """SIGTERM, the grace period, SIGKILL; then the pod is no more."""
         await self._end_containers(self._running(), deletion.grace, deletion)
-        await asyncio.sleep(self._timings.deleted_leaves_list)
-        self._notice_exits()
-        self._pod.phase = self._phase() if self._pod.phase is not Phase.PENDING else Phase.FAILED
-        await self._over()
+        await asyncio.sleep(self._timings.deleted_pod_list_delay)
+        self._record_exits()
+        self._pod.phase = self._phase() if self._pod.phase is not PodPhase.PENDING else PodPhase.FAILED
+        await self._finish_pod()
 
     def _running(self) -> list[Container]:
         found = [self._runtime.container(self._pod.uid, name) for name in self._pod.records]
@@ -253,7 +263,7 @@ class PodWorker:
         if deletion is not None:
             # A kubelet that was restarted meanwhile goes on with the grace period that began before.
             deadline = deletion.deadline = deletion.deadline if deletion.deadline is not None else deadline
-        for together in self._in_order_of_their_end(running):
+        for together in self._termination_order(running):
             for container in together:
                 container.signal(signal.SIGTERM)
             try:
@@ -266,7 +276,7 @@ class PodWorker:
             for container in together:
                 await container.exited.wait()
 
-    def _in_order_of_their_end(self, running: list[Container]) -> list[list[Container]]:
+    def _termination_order(self, running: list[Container]) -> list[list[Container]]:
         """All others at once, and then the sidecars one by one, the last one first."""
         init = self._pod.spec.init_containers
         sidecars = [each.name for each in init if not self._pod.spec.is_ordinary_init(each)]
@@ -274,17 +284,17 @@ class PodWorker:
         found = {container.name: container for container in running}
         return [others, *([found[name]] for name in reversed(sidecars) if name in found)]
 
-    async def _over(self) -> None:
+    async def _finish_pod(self) -> None:
         pod = self._pod
         await self._runtime.remove_pod(pod.uid)
-        self._notice_exits()
+        self._record_exits()
         pod.active = False
         pod.gone = pod.gone or pod.deletion is not None
-        self._note("PodOver", pod.phase.value, devices=pod.device_ids)
+        self._record_event("PodOver", pod.phase.value, devices=pod.device_ids)
 
-    def _note(self, name: str, outcome: str = "OK", *, devices: tuple[str, ...], container: str = "") -> None:
+    def _record_event(self, name: str, outcome: str = "OK", *, devices: tuple[str, ...], container: str = "") -> None:
         pod = self._pod
         at = self._clock()
-        self._recorder.note(
+        self._recorder.record(
             KubeletEvent(at, name, outcome, devices=devices, pod=pod.full_name, pod_uid=pod.uid, container=container)
         )

@@ -16,14 +16,14 @@ import grpc
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from scrubber.emulator.devicemanager import DeviceManager
-from scrubber.emulator.events import KubeletEvent, Recorder, RpcFailed, spelled
-from scrubber.emulator.pluginclient import VERSION, DialFailed, PluginClient
+from scrubber.emulator.events import KubeletEvent, Recorder, RpcFailed, go_code_name
+from scrubber.emulator.pluginclient import VERSION, DevicePluginClient, DialFailed
 from scrubber.emulator.timings import KubeletTimings
 
-DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-LONGEST_DOMAIN = 244
-LONGEST_NAME = 63
+DOMAIN_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NAME_PATTERN = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+MAX_DOMAIN_LENGTH = 244
+MAX_NAME_LENGTH = 63
 
 
 class RegistrationRefused(Exception):
@@ -38,12 +38,12 @@ def check_resource_name(resource: str) -> None:
     """
     domain, slash, name = resource.partition("/")
     ours = "kubernetes.io/" in resource or resource.startswith("requests.")
-    fits = len(domain) <= LONGEST_DOMAIN and len(name) <= LONGEST_NAME
-    if not slash or ours or not fits or not DOMAIN.fullmatch(domain) or not NAME.fullmatch(name):
+    fits = len(domain) <= MAX_DOMAIN_LENGTH and len(name) <= MAX_NAME_LENGTH
+    if not slash or ours or not fits or not DOMAIN_PATTERN.fullmatch(domain) or not NAME_PATTERN.fullmatch(name):
         raise RegistrationRefused(f'the ResourceName "{resource}" is invalid')
 
 
-class PluginClients:
+class DevicePluginClients:
     """The clients by resource, and the streams they follow."""
 
     def __init__(self, devices: DeviceManager, timings: KubeletTimings, recorder: Recorder, rng: random.Random) -> None:
@@ -51,8 +51,8 @@ class PluginClients:
         self._timings = timings
         self._recorder = recorder
         self._rng = rng
-        self._clients: dict[str, PluginClient] = {}
-        self._open: set[PluginClient] = set()
+        self._clients: dict[str, DevicePluginClient] = {}
+        self._open: set[DevicePluginClient] = set()
         self._streams: set[asyncio.Task[None]] = set()
 
     async def connect(self, resource: str, socket: Path) -> None:
@@ -61,7 +61,7 @@ class PluginClients:
         Raises:
             RegistrationRefused: nobody answers there, or not as a device plugin does.
         """
-        client = PluginClient(resource, socket, self._timings, self._recorder, self._rng)
+        client = DevicePluginClient(resource, socket, self._timings, self._recorder, self._rng)
         self._clients[resource] = client
         self._open.add(client)
         try:
@@ -93,7 +93,7 @@ class PluginClients:
         for client in self._open:
             await client.close()
 
-    async def _follow(self, client: PluginClient) -> None:
+    async def _follow(self, client: DevicePluginClient) -> None:
         await client.watch(lambda devices: self._devices.devices_reported(client.resource, devices))
         if client in self._open and self._clients.get(client.resource) is not client:
             self._open.discard(client)
@@ -104,7 +104,7 @@ class PluginClients:
 class RegistrationService(rpc.RegistrationServicer):
     """``kubelet.sock`` in ``device-plugins/``: the classic way."""
 
-    def __init__(self, directory: Path, clients: PluginClients, recorder: Recorder) -> None:
+    def __init__(self, directory: Path, clients: DevicePluginClients, recorder: Recorder) -> None:
         self._directory = directory
         self._clients = clients
         self._recorder = recorder
@@ -125,8 +125,8 @@ class RegistrationService(rpc.RegistrationServicer):
             check_resource_name(request.resource_name)
             await self._clients.connect(request.resource_name, self._directory / request.endpoint)
         except RegistrationRefused as error:
-            outcome, detail = spelled(grpc.StatusCode.UNKNOWN), str(error)
-        self._recorder.note(
+            outcome, detail = go_code_name(grpc.StatusCode.UNKNOWN), str(error)
+        self._recorder.record(
             KubeletEvent(begun, "Register", outcome, clock() - begun, request.resource_name, detail=detail)
         )
         if detail:

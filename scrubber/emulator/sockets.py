@@ -12,9 +12,9 @@ from pathlib import Path
 
 import grpc
 
-LONGEST = 107
+MAX_PATH_BYTES = 107
 """Bytes of a Unix socket's path that the kernel takes."""
-LOCAL = (("grpc.use_local_subchannel_pool", 1),)
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 """Without it a new channel may inherit the connection, or the back-off, of a closed one to the same path."""
 
 
@@ -24,8 +24,8 @@ def check_length(path: Path) -> None:
     Raises:
         ValueError: it is longer than 107 bytes.
     """
-    if len(str(path).encode()) > LONGEST:
-        raise ValueError(f"socket path {path} is longer than {LONGEST} bytes: choose a shorter root directory")
+    if len(str(path).encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"socket path {path} is longer than {MAX_PATH_BYTES} bytes: choose a shorter root directory")
 
 
 async def serve(server: grpc.aio.Server, path: Path) -> None:
@@ -48,7 +48,7 @@ async def serve(server: grpc.aio.Server, path: Path) -> None:
 
 def channel(path: Path) -> grpc.aio.Channel:
     """A channel of its own to the server behind ``path``."""
-    return grpc.aio.insecure_channel(f"unix:{path}", options=LOCAL)
+    return grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
 
 
 Incarnation = tuple[int, int]

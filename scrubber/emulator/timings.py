@@ -38,16 +38,16 @@ class KubeletTimings:
     """An admission that holds the main loop for longer fails the kubelet's own health check."""
 
     # Containers and pods
-    exit_noticed: tuple[float, float] = (0.0, 1.0)
+    relist_delay: tuple[float, float] = (0.0, 1.0)
     """The pod lifecycle event generator lists the runtime's containers once a second."""
     crash_back_off: tuple[float, float] = (10.0, 300.0)
     """Before the second restart, doubling up to the second figure; the first restart is immediate."""
     crash_back_off_reset: float = 600.0
     """A container that ran for so long starts with a clean slate."""
     termination_grace: float = 30.0
-    deleted_leaves_list: float = 0.1
+    deleted_pod_list_delay: float = 0.1
     """From the exit of a deleted pod's last container to its absence from ``List``."""
-    completed_leaves_list: tuple[float, float] = (1.5, 2.0)
+    completed_pod_list_delay: tuple[float, float] = (1.5, 2.0)
     log_directory_removal: float = 60.0
     """The logs of pods that are no more are swept this often."""
 
@@ -57,7 +57,7 @@ class KubeletTimings:
     ``kubelet.sock`` as soon as it is there comes before it, the plugin watcher's first scan after it."""
     node_status_period: float = 10.0
     """``nodeStatusUpdateFrequency``: what the scheduler knows of capacity and allocatable is at most this old."""
-    list_empty_after_restart: float = 1.0
+    empty_list_after_restart: float = 1.0
     """Until the API server's pods arrive: ``List`` is empty, and nothing is admitted."""
     pod_resources_per_second: int = 100
     pod_resources_burst: int = 10

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from scrubber.domain.breaker import Breaker, breaker_of, out_for_soft_signals
 from scrubber.domain.errors import LedgerFailure
-from scrubber.domain.health import Health
-from scrubber.domain.policy import Policy, ResetUse
+from scrubber.domain.health.breaker import BreakerState, breaker_state, is_out_for_soft_signal
+from scrubber.domain.policy import Policy, ResetMode
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Health
 from scrubber.engine import refusals
 from scrubber.engine.dependencies import Dependencies
-from scrubber.ports.record import Change, Event
+from scrubber.ports.record import Event, LedgerChange
 
 __all__ = ["CircuitBreaker", "watch_breaker"]
 
-_EVERY = 5.0
+_INTERVAL = 5.0
 """Seconds between two checks whether the breaker opened or closed."""
 
 
@@ -32,93 +32,95 @@ class CircuitBreaker:
         self._dependencies = dependencies
         self._starting: set[str] = set()
         self._leaving: set[str] = set()
-        self._known: tuple[Policy, int, Breaker] | None = None
+        self._cached: tuple[Policy, int, BreakerState] | None = None
 
-    def moved(self) -> None:
+    def invalidate(self) -> None:
         """A record is another one now."""
-        self._known = None
+        self._cached = None
 
     @property
-    def state(self) -> Breaker:
+    def state(self) -> BreakerState:
         """The breaker as of this second: it is read for each of many devices."""
         policy, now = self._dependencies.policy(), self._dependencies.clock.wall()
-        if self._known is not None and self._known[0] is policy and self._known[1] == int(now):
-            return self._known[2]
-        self._known = (policy, int(now), self._computed(policy, now))
-        return self._known[2]
+        if self._cached is not None and self._cached[0] is policy and self._cached[1] == int(now):
+            return self._cached[2]
+        self._cached = (policy, int(now), self._computed(policy, now))
+        return self._cached[2]
 
-    def _computed(self, policy: Policy, now: float) -> Breaker:
+    def _computed(self, policy: Policy, now: float) -> BreakerState:
         records = self._records()
         # A device whose change was just applied is on record already.
         begun = {record.device for record in records if record.health is Health.RECOVERING}
-        out = {record.device for record in records if out_for_soft_signals(record, policy.signals)}
+        out = {record.device for record in records if is_out_for_soft_signal(record, policy.signals)}
         starting, leaving = len(self._starting - begun), len(self._leaving - out)
-        return breaker_of(
+        return breaker_state(
             records,
             policy.breaker,
             now,
             policy.signals,
-            required=policy.reset is ResetUse.REQUIRED,
-            sustained=policy.health.sustained,
-            starting=starting,
-            leaving=leaving,
+            resets_required=policy.reset is ResetMode.REQUIRED,
+            quarantine_after=policy.health.quarantine_after,
+            pending_resets=starting,
+            pending_soft_quarantines=leaving,
         )
 
     @property
-    def soft_stopped(self) -> bool:
+    def soft_quarantines_stopped(self) -> bool:
         """Whether no further device is to be taken out for a soft signal."""
-        return bool(self.state.soft)
+        return bool(self.state.soft_signals_stopped_reason)
 
-    def stopped_until(self) -> float | None:
+    def resets_stopped_until(self) -> float | None:
         """Wall-clock seconds before which no recovery may reset a device; None while it may."""
-        return self.state.resets_until
+        return self.state.resets_stopped_until
 
     @contextmanager
-    def leaving(self, device: str) -> Iterator[None]:
+    def reserve_soft_quarantine(self, device: str) -> Iterator[None]:
         """Count the device among those that are out for a soft signal until that is on its record."""
         self._leaving.add(device)
-        self.moved()
+        self.invalidate()
         try:
             yield
         finally:
             self._leaving.discard(device)
-            self.moved()
+            self.invalidate()
 
     @contextmanager
-    def reset(self, device: str) -> Iterator[None]:
+    def reserve_reset(self, device: str) -> Iterator[None]:
         """Hold one of the resets that are left until it is on the record of ``device``.
 
         Raises:
             NotReady: there is none.
         """
         state = self.state
-        if state.resets:
-            raise refusals.reset_stopped(device, state.resets)
+        if state.resets_stopped_reason:
+            raise refusals.reset_stopped(device, state.resets_stopped_reason)
         self._starting.add(device)
-        self.moved()
+        self.invalidate()
         try:
             yield
         finally:
             self._starting.discard(device)
-            self.moved()
+            self.invalidate()
 
 
-async def watch_breaker(breaker: CircuitBreaker, *, dependencies: Dependencies, every: float = _EVERY) -> None:
+async def watch_breaker(breaker: CircuitBreaker, *, dependencies: Dependencies, interval: float = _INTERVAL) -> None:
     """Tell when something is stopped, and when it goes on again. Until cancelled."""
-    before = Breaker()
+    before = BreakerState()
     while True:
         now = breaker.state.open
-        events = [*_told("resets", before.resets, now.resets, dependencies)]
-        events += _told("soft", before.soft, now.soft, dependencies)
+        events = [*_change_events("resets", before.resets_stopped_reason, now.resets_stopped_reason, dependencies)]
+        events += _change_events(
+            "soft", before.soft_signals_stopped_reason, now.soft_signals_stopped_reason, dependencies
+        )
         if events:
             with suppress(LedgerFailure):  # the log line is written all the same
-                await dependencies.ledger.commit(Change(events=tuple(events)))
-            dependencies.journal.tell(events)
+                await dependencies.ledger.commit(LedgerChange(events=tuple(events)))
+            dependencies.journal.record(events)
         before = now
-        await dependencies.clock.sleep(every)
+        await dependencies.clock.sleep(interval)
 
 
-def _told(what: str, before: str, now: str, dependencies: Dependencies) -> Iterator[Event]:
+def _change_events(what: str, before: str, now: str, dependencies: Dependencies) -> Iterator[Event]:
     if bool(before) is not bool(now):
         name = "breaker.opened" if now else "breaker.closed"
         yield Event(name, dependencies.clock.wall(), fields={"what": what, "sentence": now or None})

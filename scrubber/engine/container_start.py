@@ -17,7 +17,7 @@ from scrubber.domain.errors import ScrubberError
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 
-__all__ = ["AwaitedStart", "await_start", "follow_start"]
+__all__ = ["PendingStart", "record_started_container", "watch_start"]
 
 _LONGEST = 60.0
 """Seconds after a grant in which its container is looked for; the image is there before ``PreStartContainer`` is called."""
@@ -26,28 +26,28 @@ _LOG_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitedStart:
+class PendingStart:
     """A container that is about to start in ``pod``.
 
     Attributes:
         created: gets the name of the first container that is created; it has to be cancelled if nobody follows it.
-        before: how often each container of the pod had been started.
+        starts_before: how often each container of the pod had been started.
     """
 
     pod: Pod
     created: asyncio.Future[str]
-    before: Mapping[str, int]
+    starts_before: Mapping[str, int]
 
 
-def await_start(pod: Pod, *, dependencies: Dependencies) -> AwaitedStart | None:
+def watch_start(pod: Pod, *, dependencies: Dependencies) -> PendingStart | None:
     """Watch ``pod`` from now on; None where the start of a container could not be told. To be called before the grant."""
-    before = dependencies.assignments.starts(pod)
-    created = None if before is None or pod.uid is None else dependencies.containers.first_container(pod)
-    return None if before is None or created is None else AwaitedStart(pod, created, before)
+    before = dependencies.assignments.container_starts(pod)
+    created = None if before is None or pod.uid is None else dependencies.containers.watch_first_container(pod)
+    return None if before is None or created is None else PendingStart(pod, created, before)
 
 
-async def follow_start(
-    start: AwaitedStart, controllers: Sequence[DeviceController], *, dependencies: Dependencies
+async def record_started_container(
+    start: PendingStart, controllers: Sequence[DeviceController], *, dependencies: Dependencies
 ) -> None:
     """Wait for the container that starts on the last grant of ``controllers``, and put it on record."""
     granted = [
@@ -65,23 +65,23 @@ async def follow_start(
     at = dependencies.clock.wall()
     container = await _name(start, dependencies)
     for controller, grant in granted:
-        named = controller.pods.reading.naming(controller.id)
+        named = controller.pods.reading.all_assignments(controller.id)
         if container is None or not any((each.pod, each.container) == (start.pod, container) for each in named):
             continue
-        controller.pods.container_created(start.pod, at)
+        controller.pods.note_container_created(start.pod, at)
         changed = grant.assignment is not None and container != grant.assignment.container
         # Without it the next start of the pod looks at holders only.
         with suppress(ScrubberError):
-            await controller.occupancy.note_started(
+            await controller.occupancy.record_started_container(
                 grant.sequence, start.created.result(), container if changed else None
             )
 
 
-async def _name(start: AwaitedStart, dependencies: Dependencies) -> str | None:
+async def _name(start: PendingStart, dependencies: Dependencies) -> str | None:
     for pause in _LOG_PAUSES:
         await dependencies.clock.sleep(pause)
-        starts = dependencies.assignments.starts(start.pod)
-        container = None if starts is None else started_container(start.before, starts)
+        starts = dependencies.assignments.container_starts(start.pod)
+        container = None if starts is None else started_container(start.starts_before, starts)
         if container is not None:
             return container
     return None

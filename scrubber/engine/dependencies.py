@@ -12,7 +12,7 @@ from scrubber.domain.policy import Policy
 from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
 from scrubber.ports.node import Assignments, Containers
 from scrubber.ports.record import AuditTrail, Certificates, Journal, Ledger, Signer
-from scrubber.ports.runtime import UNTRACED, Clock, Tracer
+from scrubber.ports.runtime import NOOP_TRACER, Clock, Tracer
 
 __all__ = ["Dependencies"]
 
@@ -45,7 +45,7 @@ class Dependencies:
     identity: NodeIdentity
     policy: Callable[[], Policy]
     new_id: Callable[[str], str]
-    tracer: Tracer = UNTRACED
+    tracer: Tracer = NOOP_TRACER
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] = lambda work, name: asyncio.create_task(
         work, name=name
     )

@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device, find_device
-from scrubber.domain.errors import Held, LedgerFailure
+from scrubber.domain.errors import DeviceBusy, LedgerFailure
 from scrubber.domain.evidence import Finding, Severity, Step
-from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.states import Hygiene
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController, NodeContext
 from scrubber.engine.eraser_pool import EraserPool
-from scrubber.engine.pods import PodWatch
+from scrubber.engine.pods import PodTracker
 from scrubber.engine.views import DeviceView
 
 __all__ = ["Devices"]
@@ -27,12 +27,12 @@ class Devices:
 
     Args:
         resources: returns the kubelet's resources under which the device of a record is handed out.
-        changed: called after every change that a reader may want to see.
+        on_change: called after every change that a reader may want to see.
 
     Attributes:
         controllers: those of the devices that are handed out, scrubbed and shown, by the id of the device.
-        known: ids of the devices that the kubelet is queried about, including those that are about to be added.
-        gone: the last records of devices that left the node.
+        known_ids: ids of the devices that the kubelet is queried about, including those that are about to be added.
+        removed_records: the last records of devices that left the node.
         breaker: what recoveries of the node may still do.
         eraser_pool: how many erasers work at once on the node.
         maintenance: held by the one device that is scrubbed for maintenance.
@@ -43,26 +43,26 @@ class Devices:
         self,
         *,
         dependencies: Dependencies,
-        pods: PodWatch,
+        pods: PodTracker,
         resources: Callable[[DeviceRecord], frozenset[str]],
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._dependencies = dependencies
         self._pods = pods
-        self._changed = changed
+        self._on_change = on_change
         self._ordered: list[DeviceController] = []
         self._leaving: set[str] = set()
         self.controllers: dict[str, DeviceController] = {}
-        self.known: frozenset[str] = frozenset()
-        self.gone: dict[str, DeviceRecord] = {}
+        self.known_ids: frozenset[str] = frozenset()
+        self.removed_records: dict[str, DeviceRecord] = {}
         self.breaker = CircuitBreaker(self.records, dependencies)
         self.eraser_pool = EraserPool(dependencies.policy().limits.eraser_slots)
         self.maintenance = asyncio.Lock()
         self.inventory_changed = asyncio.Event()
         self._context = NodeContext(
-            changed=changed,
+            on_change=on_change,
             pods=pods,
-            still=self.still,
+            keep_out_of_use=self.keep_out_of_use,
             resources=resources,
             records=self.records,
             breaker=self.breaker,
@@ -76,14 +76,14 @@ class Devices:
         """Return the view of each device, in the order of their indices."""
         return tuple(controller.view for controller in self._ordered)
 
-    def find(self, wanted: str) -> DeviceController:
-        """Return the controller of the device that operators call ``wanted``.
+    def find(self, query: str) -> DeviceController:
+        """Return the controller of the device that operators call ``query``.
 
         Raises:
             InvalidRequest: no device or more than one is called so.
         """
         described = (controller.state.device for controller in self.controllers.values())
-        return self.controllers[find_device(described, wanted).id]
+        return self.controllers[find_device(described, query).id]
 
     def open_grants(self) -> Iterable[Grant]:
         """Yield all grants whose pods still matter, and each device's last one."""
@@ -99,47 +99,47 @@ class Devices:
 
     def make_controller(self, device: Device, record: DeviceRecord) -> DeviceController:
         """Make the controller of ``device``, whose ``record`` is as the ledger has it. It is not used before :meth:`add`."""
-        self.known |= {device.id}
+        self.known_ids |= {device.id}
         return DeviceController(device, record, dependencies=self._dependencies, node=self._context)
 
     def add(self, controller: DeviceController) -> None:
         """Hand the device out, scrub it and show it from now on."""
-        self.known |= {controller.id}
+        self.known_ids |= {controller.id}
         self.controllers[controller.id] = controller
-        self.breaker.moved()
+        self.breaker.invalidate()
         self._ordered = sorted(self.controllers.values(), key=lambda each: _index(each.state.device))
-        self._changed()
+        self._on_change()
 
     async def remove(self, device: str) -> None:
         """Forget a device that is gone; its record stays in the ledger, and in memory in case it comes back.
 
         Raises:
-            Held: it is in use, or being scrubbed.
+            DeviceBusy: it is in use, or being scrubbed.
         """
         controller = self.controllers[device]
-        self.gone[device] = await controller.state.retire()
+        self.removed_records[device] = await controller.state.retire()
         del self.controllers[device]
-        self.known -= {device}
-        self.breaker.moved()
+        self.known_ids -= {device}
+        self.breaker.invalidate()
         self._ordered.remove(controller)
-        self._changed()
+        self._on_change()
 
-    def described(self, device: Device) -> None:
+    def update_description(self, device: Device) -> None:
         """Take over what the inventory says of a device, unless it is in another place now."""
         controller = self.controllers.get(device.id)
-        if controller is not None and device.is_where(controller.state.device):
+        if controller is not None and device.has_same_location(controller.state.device):
             self._leaving.discard(device.id)
             controller.state.describe(device)
 
-    async def lost(self, device: str) -> None:
+    async def remove_missing(self, device: str) -> None:
         """Remove a device that the inventory no longer lists, or lists in another place, as soon as it is free."""
         controller = self.controllers[device]
         try:
             await self.remove(device)
-        except Held:
+        except DeviceBusy:
             self._leaving.add(device)
-            sentence = "The device is no longer in the inventory, or is somewhere else now."
-            await controller.health.report([Finding(Step.HEALTH, ErrorCode.LOST, Severity.FAULT, sentence)])
+            message = "The device is no longer in the inventory, or is somewhere else now."
+            await controller.health.report([Finding(Step.HEALTH, ErrorCode.DEVICE_LOST, Severity.FAULT, message)])
         else:
             self._leaving.discard(device)
 
@@ -150,15 +150,15 @@ class Devices:
             self.inventory_changed.set()
 
     @asynccontextmanager
-    async def still(self, devices: Iterable[str]) -> AsyncIterator[None]:
+    async def keep_out_of_use(self, devices: Iterable[str]) -> AsyncIterator[None]:
         """Keep ``devices`` out of use while this is open; ids that are not handed out here are ignored.
 
         Raises:
-            Held: one of them is in use, or being scrubbed.
+            DeviceBusy: one of them is in use, or being scrubbed.
         """
         async with AsyncExitStack() as stack:
             for device in sorted(self.controllers.keys() & set(devices)):
-                await stack.enter_async_context(self.controllers[device].occupancy.still())
+                await stack.enter_async_context(self.controllers[device].occupancy.keep_out_of_use())
             yield
 
     async def drain(self) -> None:

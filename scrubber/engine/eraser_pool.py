@@ -33,13 +33,13 @@ class EraserPool:
         return sum(not turn.done() for _, turn, _ in list(self._waiting))
 
     @asynccontextmanager
-    async def slot(self, urgent: Callable[[], bool]) -> AsyncIterator[None]:
-        """Hold a slot; ``urgent`` is asked at the moment one becomes free."""
+    async def slot(self, is_urgent: Callable[[], bool]) -> AsyncIterator[None]:
+        """Hold a slot; ``is_urgent`` is asked at the moment one becomes free."""
         if self._free > 0 and not self._waiting:
             self._free -= 1
         else:
             turn = asyncio.get_running_loop().create_future()
-            entry = (next(self._order), turn, urgent)
+            entry = (next(self._order), turn, is_urgent)
             heapq.heappush(self._waiting, entry)
             try:
                 await turn

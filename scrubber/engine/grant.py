@@ -8,22 +8,22 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from scrubber.domain.assignment import Process
-from scrubber.domain.basis import UNJUDGED, Basis, HandOver
-from scrubber.domain.certify import certify
+from scrubber.domain.certificate import certify
 from scrubber.domain.errors import DeviceFault, Unreadable
-from scrubber.domain.evidence import Path
+from scrubber.domain.evidence import PathKind
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis, HandOverKind
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.statement import sealed
+from scrubber.domain.statement import sign_certificate
 from scrubber.engine import events, refusals
-from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
+from scrubber.engine.container_start import PendingStart, record_started_container, watch_start
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.device.state import to_the_end
-from scrubber.engine.pods import PodWatch
-from scrubber.engine.prepare import Preparation, Prepared, ResolvedCall
-from scrubber.engine.shared_start import joined
-from scrubber.engine.views import Granted
-from scrubber.ports.record import Change, Event
+from scrubber.engine.device.state import run_to_completion
+from scrubber.engine.pods import PodTracker
+from scrubber.engine.prepare import DevicePreparation, PreparedDevice, ResolvedCall
+from scrubber.engine.shared_start import after_shared_grant
+from scrubber.engine.views import GrantedDevice
+from scrubber.ports.record import Event, LedgerChange
 
 __all__ = ["GrantRequest"]
 
@@ -36,35 +36,40 @@ class GrantRequest:
     """One request for a set of devices.
 
     Args:
-        earlier: all grants that the node knows of, for the baseline of a pod that has other devices too.
+        earlier_grants: all grants that the node knows of, for the baseline of a pod that has other devices too.
 
     Attributes:
-        granted: what the ledger has of it; None as long as it has nothing.
-        versions: of each device's record that it made.
+        result: what the ledger has of it; None as long as it has nothing.
+        record_versions: of each device's record that it made.
     """
 
     def __init__(
-        self, call: ResolvedCall, *, dependencies: Dependencies, pods: PodWatch, earlier: Callable[[], Iterable[Grant]]
+        self,
+        call: ResolvedCall,
+        *,
+        dependencies: Dependencies,
+        pods: PodTracker,
+        earlier_grants: Callable[[], Iterable[Grant]],
     ) -> None:
         self._call = call
         self._controllers = [each.controller for each in call.devices]
-        self._devices = [Preparation(each, call, dependencies=dependencies) for each in call.devices]
+        self._devices = [DevicePreparation(each, call, dependencies=dependencies) for each in call.devices]
         self._dependencies = dependencies
         self._pods = pods
-        self._earlier = earlier
+        self._earlier = earlier_grants
         self._began = dependencies.clock.monotonic()
         self._held: tuple[DeviceController, DeviceRecord] | None = None
-        self.granted: tuple[Granted, ...] | None = None
-        self.versions: tuple[int, ...] = ()
+        self.result: tuple[GrantedDevice, ...] | None = None
+        self.record_versions: tuple[int, ...] = ()
 
-    async def run(self) -> tuple[Granted, ...]:
+    async def run(self) -> tuple[GrantedDevice, ...]:
         """All or none.
 
         Raises:
             Quarantined, Held, NotReady, LedgerFailure.
         """
         while True:
-            prepared = await self._together([each.reached() for each in self._devices])
+            prepared = await self._gather_prepared([each.wait_until_prepared() for each in self._devices])
             try:
                 with self._dependencies.tracer.span("grant"):
                     granted = await self._grant(prepared)
@@ -77,10 +82,10 @@ class GrantRequest:
                 self._held = None
                 await controller.occupancy.void_certificate(seen)  # whoever it was may be gone by the next look
             if self._dependencies.clock.monotonic() >= self._call.deadline:
-                raise refusals.changed_meanwhile()
+                raise refusals.device_changed()
             await self._dependencies.clock.sleep(_PAUSE)
 
-    async def _together(self, waits: Sequence[Awaitable[Prepared]]) -> list[Prepared]:
+    async def _gather_prepared(self, waits: Sequence[Awaitable[PreparedDevice]]) -> list[PreparedDevice]:
         """All results, or the first refusal: it ends the waiting of the others, not the scrubs they wait for."""
         if len(waits) == 1:
             return [await waits[0]]  # nobody to wait for beside it: a task for it would be two more turns of the loop
@@ -92,7 +97,7 @@ class GrantRequest:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _grant(self, prepared: Sequence[Prepared]) -> tuple[Granted, ...] | None:
+    async def _grant(self, prepared: Sequence[PreparedDevice]) -> tuple[GrantedDevice, ...] | None:
         """Grant everything in one transaction, or answer None because something has moved since it was prepared."""
         baselines = [await self._baseline(each) for each in prepared]
         async with AsyncExitStack() as locks:
@@ -105,73 +110,76 @@ class GrantRequest:
                 if controller.state.retired or controller.state.allocations != each.allocations:
                     return None
                 # Of a device that is joined, that somebody holds it says nothing.
-                if each.decision.basis not in (*UNJUDGED, Basis.SHARED) and await controller.occupancy.held():
+                if (
+                    each.decision.basis not in (*UNCONDITIONAL_BASES, Basis.SHARED)
+                    and await controller.occupancy.is_held()
+                ):
                     self._held = (controller, controller.state.record)
                     return None
-                if each.decision.basis not in UNJUDGED and controller.occupancy.coverage.gap:
+                if each.decision.basis not in UNCONDITIONAL_BASES and controller.occupancy.coverage.has_gap:
                     return None
             if any(
                 controller.state.policy != each.policy
                 for controller, each in zip(self._controllers, prepared, strict=True)
             ):
                 return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
-            change, granted = Change(), []
+            change, granted = LedgerChange(), []
             left_out: list[Event] = []
             for controller, each, baseline in zip(self._controllers, prepared, baselines, strict=True):
-                part, answer = self._one(controller, each, baseline)
+                part, answer = self._device_change(controller, each, baseline)
                 change |= part
                 granted.append(answer)
-                left_out += controller.state.disturbances.left_out()
+                left_out += controller.state.disturbances.omitted_rows()
 
             async def store_and_apply() -> None:
                 # What was left out of the audit trail is in the log already, and is counted.
-                await self._dependencies.ledger.commit(Change(events=tuple(left_out)) | change)
+                await self._dependencies.ledger.commit(LedgerChange(events=tuple(left_out)) | change)
                 for controller, record, each in zip(self._controllers, change.records, prepared, strict=True):
                     controller.apply_grant(record, each.allocations)
-                self.granted = tuple(granted)
-                self.versions = tuple(record.version for record in change.records)
-                self._dependencies.journal.tell(change.events)
+                self.result = tuple(granted)
+                self.record_versions = tuple(record.version for record in change.records)
+                self._dependencies.journal.record(change.events)
                 for check in change.scrubs:
-                    self._dependencies.journal.scrubbed(check)
+                    self._dependencies.journal.record_scrub(check)
 
             # Watched from before the answer: the kubelet starts the container as soon as it has that.
             pods = {each.assignment.pod for each in prepared if each.assignment is not None}
-            starts = [await_start(pod, dependencies=self._dependencies) for pod in pods]
+            starts = [watch_start(pod, dependencies=self._dependencies) for pod in pods]
             try:
-                await to_the_end(store_and_apply())
+                await run_to_completion(store_and_apply())
             finally:
                 self._follow([start for start in starts if start is not None])
-        return self.granted
+        return self.result
 
-    def _follow(self, awaited: Sequence[AwaitedStart]) -> None:
+    def _follow(self, awaited: Sequence[PendingStart]) -> None:
         """Note the containers that start on what was granted; nothing starts where nothing was granted."""
         for start in awaited:
-            if self.granted is None:
+            if self.result is None:
                 start.created.cancel()
                 continue
             controllers = [
                 each for each in self._controllers if (last := each.state.record.last_grant) and last.pod == start.pod
             ]
-            follow = follow_start(start, controllers, dependencies=self._dependencies)
+            follow = record_started_container(start, controllers, dependencies=self._dependencies)
             self._dependencies.spawn(follow, f"start {start.pod.uid}")
 
-    async def _baseline(self, prepared: Prepared) -> tuple[Process, ...]:
+    async def _baseline(self, prepared: PreparedDevice) -> tuple[Process, ...]:
         boot = self._dependencies.identity.boot
         earlier = [grant for grant in self._earlier() if grant.boot == boot]
         try:
             return await self._pods.baseline(prepared.assignment, earlier)
         except Unreadable as unreadable:
-            if prepared.decision.basis in UNJUDGED:
+            if prepared.decision.basis in UNCONDITIONAL_BASES:
                 return ()
-            raise refusals.unreadable_pod(unreadable) from unreadable
+            raise refusals.pod_unreadable(unreadable) from unreadable
 
-    def _one(
-        self, controller: DeviceController, prepared: Prepared, baseline: tuple[Process, ...]
-    ) -> tuple[Change, Granted]:
+    def _device_change(
+        self, controller: DeviceController, prepared: PreparedDevice, baseline: tuple[Process, ...]
+    ) -> tuple[LedgerChange, GrantedDevice]:
         """The change that grants one device, and its part of the answer."""
         record = controller.state.record
         dependencies, now = self._dependencies, self._dependencies.clock.wall()
-        sequence = record.grants + 1
+        sequence = record.grant_sequence + 1
         basis = prepared.decision.basis
         assert basis is not None  # whatever is prepared may go
         used = record.certificate if basis is Basis.CERTIFICATE else None
@@ -179,33 +187,35 @@ class GrantRequest:
             prepared.check,
             prepared.check.steps,
             record,
-            identity=dependencies.identity.of(controller.state.device),
+            identity=dependencies.identity.for_device(controller.state.device),
             policy=prepared.policy,
             certificate_id=dependencies.new_id("cert"),
             now=now,
             rests_on=record.rests_on,
             basis=basis,
         )
-        fast = replace(sealed(fast, dependencies.signer.key_id, dependencies.signer.sign), next_grant=sequence)
+        fast = replace(
+            sign_certificate(fast, dependencies.signer.key_id, dependencies.signer.sign), next_grant=sequence
+        )
         check = replace(prepared.check, certificate=fast.id)
         assignment = None if prepared.assignment is None else replace(prepared.assignment, shares=prepared.shares)
-        own = record.grants_of(None if assignment is None else assignment.pod)
+        own = record.open_grants_of(None if assignment is None else assignment.pod)
         cgroups = own[-1].cgroups if own else ()
         grant = Grant(
             sequence, assignment, prepared.kind, now, dependencies.identity.boot, fast.id, basis, baseline, cgroups
         )
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
         seconds = dependencies.clock.monotonic() - self._began
-        after = record.granted(grant, fast, certain=prepared.certain)
-        after = joined(after, prepared.over) if basis is Basis.SHARED else after
-        if prepared.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
-            after = replace(after.for_another(now, prepared.policy.signals), version=after.version)
-        path = Path.FAST if used is None or used.issued_at < now - seconds else Path.SLOW
-        change = Change(
+        after = record.after_grant(grant, fast, certain=prepared.is_certain)
+        after = after_shared_grant(after, prepared.closed_grants) if basis is Basis.SHARED else after
+        if prepared.kind in (HandOverKind.OTHER_TENANT, HandOverKind.UNKNOWN):
+            after = replace(after.after_tenant_change(now, prepared.policy.signals), version=after.version)
+        path = PathKind.FAST if used is None or used.issued_at < now - seconds else PathKind.SLOW
+        change = LedgerChange(
             records=(after,),
             grants=((record.device, grant),),
             certificates=spent,
             scrubs=(check,),
             events=(events.granted(grant, fast, path.value, seconds),),
         )
-        return change, Granted(record.device, sequence, prepared.kind, path, fast.id, basis)
+        return change, GrantedDevice(record.device, sequence, prepared.kind, path, fast.id, basis)

@@ -6,26 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scrubber.domain.assignment import Pod, Reading, Trust
-from scrubber.domain.basis import UNJUDGED, Basis
+from scrubber.domain.assignment import KubeletReading, Pod, Trust
 from scrubber.domain.errors import InvalidRequest, ScrubberError
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Envvar
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
+from scrubber.domain.pods import PodState
+from scrubber.domain.policy import EnvvarInjection
 from scrubber.domain.record import Grant
-from scrubber.domain.resources import Meaning
+from scrubber.domain.resource_mapping import MappedDevice
+from scrubber.domain.states import Hygiene
 from scrubber.engine import refusals
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
 from scrubber.engine.grant import GrantRequest
-from scrubber.engine.notices import Refusals, out_of_service
+from scrubber.engine.notices import RefusedStarts, out_of_service_notices
 from scrubber.engine.operator_actions import OperatorActions
-from scrubber.engine.pods import PodWatch
+from scrubber.engine.pods import PodTracker
 from scrubber.engine.prepare import RequestedDevice, ResolvedCall
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.resource_ids import ResourceIds
-from scrubber.engine.views import CertificateView, Granted, HandOverCall, NodeView, ServiceView, Standing
+from scrubber.engine.views import CertificateStatus, CertificateView, GrantedDevice, HandOverCall, NodeView, ServiceView
 from scrubber.ports.record import Event, HistoryEntry, HistoryQuery, TrailPage
 from scrubber.ports.runtime import Span
 
@@ -36,58 +36,60 @@ class Node:
     """Implements :class:`scrubber.engine.views.Service`.
 
     Args:
-        info: returns what runs here; called each time because the policy and the ledger's health can change.
+        service_view: returns what runs here; called each time because the policy and the ledger's health can change.
         epoch: changes with every start of the service.
 
     Attributes:
         pods: what is known of the pods that have, or had, a device.
         devices: the devices of the node.
         actions: what operators may order.
-        notice: set when the pods are to be looked at now rather than in the next round.
-        waiting: starts that wait for an answer now.
+        pod_check_requested: set when the pods are to be looked at now rather than in the next round.
+        waiting_starts: starts that wait for an answer now.
         kubelet_restarts: those that were noticed.
     """
 
-    def __init__(self, *, dependencies: Dependencies, info: Callable[[], ServiceView], epoch: str) -> None:
+    def __init__(self, *, dependencies: Dependencies, service_view: Callable[[], ServiceView], epoch: str) -> None:
         self._dependencies = dependencies
-        self._info = info
+        self._info = service_view
         self._publisher = Publisher(epoch)
         self._ready = False
         self._undelivered: dict[tuple[RequestedDevice, ...], _Undelivered] = {}
         self._ids = ResourceIds()
-        self._refusals = Refusals(dependencies.clock)
-        self.pods = PodWatch(
+        self._refusals = RefusedStarts(dependencies.clock)
+        self.pods = PodTracker(
             assignments=dependencies.assignments, containers=dependencies.containers, clock=dependencies.clock
         )
-        self.devices = Devices(dependencies=dependencies, pods=self.pods, resources=self._ids.of, changed=self._publish)
+        self.devices = Devices(
+            dependencies=dependencies, pods=self.pods, resources=self._ids.resources_of, on_change=self._publish
+        )
         self.actions = OperatorActions(devices=self.devices, dependencies=dependencies)
-        self.waiting = 0
+        self.waiting_starts = 0
         self.kubelet_restarts = 0
-        self.notice = asyncio.Event()
+        self.pod_check_requested = asyncio.Event()
 
     @property
     def own_resources(self) -> frozenset[str]:
         """Resources under which our own plugins hand devices out; empty while no plugin has said anything."""
-        return self._ids.own(grant for record in self.devices.records() for grant in record.open_grants)
+        return self._ids.own_resources(grant for record in self.devices.records() for grant in record.open_grants)
 
-    def meaning(self, resource: str, listed: str) -> Meaning | None:
-        """Return the device that ``resource`` calls ``listed``, and whether that is a share of it; None for other devices."""
-        return self._ids.meaning(resource, listed, self.devices.known)
+    def resolve_id(self, resource: str, kubelet_id: str) -> MappedDevice | None:
+        """Return the device that ``resource`` calls ``kubelet_id``, and whether that is a share of it; None for other devices."""
+        return self._ids.resolve_one(resource, kubelet_id, self.devices.known_ids)
 
-    def policy_changed(self) -> None:
+    def on_policy_change(self) -> None:
         """Another policy is in force: what was proved under the old one is proved again."""
         for controller in self.devices.controllers.values():
             controller.state.wake.set()
         self._publish()
 
-    def ready(self) -> None:
+    def mark_ready(self) -> None:
         """Every device was looked at once."""
         self._ready = True
         self._publish()
 
-    def resolve_notices(self, reading: Reading) -> None:
+    def update_notices(self, reading: KubeletReading) -> None:
         """Forget pods that are no longer there, and publish notices that have become due."""
-        self._refusals.settle(reading)
+        self._refusals.prune(reading)
         self._publish()
 
     def _publish(self) -> None:
@@ -96,9 +98,9 @@ class Node:
         self._publisher.publish(
             views,
             ready=self._ready,
-            ledger=info.ledger,
-            envvar_refused=info.policy.injection.envvar is Envvar.REFUSE,
-            notices=(*self._refusals.notices(info.policy.stuck), *out_of_service(views)),
+            ledger_status=info.ledger_status,
+            refuses_envvar=info.policy.injection.envvar is EnvvarInjection.REFUSE,
+            notices=(*self._refusals.notices(info.policy.stuck_pods), *out_of_service_notices(views)),
         )
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -106,21 +108,21 @@ class Node:
     def view(self) -> NodeView:
         return self._publisher.view
 
-    async def changed(self, since: int) -> NodeView:
-        return await self._publisher.changed(since)
+    async def wait_for_change(self, since: int) -> NodeView:
+        return await self._publisher.wait_for_change(since)
 
-    def info(self) -> ServiceView:
-        kubelet = _of_the_kubelet(self.pods.reading)
-        return replace(self._info(), breaker=self.devices.breaker.state.open, kubelet=kubelet)
+    def service_view(self) -> ServiceView:
+        kubelet = _kubelet_status(self.pods.reading)
+        return replace(self._info(), breaker=self.devices.breaker.state.open, kubelet_status=kubelet)
 
     async def certificate(self, id: str) -> CertificateView:
         found = await self._dependencies.certificates.certificate(id)
         if found is None:
             raise InvalidRequest(f"The ledger has no certificate {id!r}; it forgets old ones with its audit trail.")
         if found.next_grant is not None:
-            return CertificateView(found, Standing.USED)
+            return CertificateView(found, CertificateStatus.CONSUMED)
         current = {record.certificate.id for record in self.devices.records() if record.certificate is not None}
-        return CertificateView(found, Standing.UNUSED if id in current else Standing.VOID)
+        return CertificateView(found, CertificateStatus.UNUSED if id in current else CertificateStatus.VOIDED)
 
     def audit(self, after: int) -> AsyncIterator[TrailPage]:
         return self._dependencies.trail.pages(after)
@@ -130,84 +132,90 @@ class Node:
 
     # -- handing devices over --------------------------------------------------------------------------------------
 
-    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
-        self._ids.announce(resource, offers, self.devices.known)
+    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
+        self._ids.announce(resource, mapping, self.devices.known_ids)
         if self._dependencies.policy().overrides:
-            self.policy_changed()
+            self.on_policy_change()
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         with self._dependencies.tracer.span("reserve", resource=resource, devices=len(devices)):
-            self._publisher.view.be_ready()
+            self._publisher.view.require_ready()
             controllers = [each.controller for each in self._requested(resource, devices)]
             for controller in controllers:
-                if controller.withheld:
-                    raise refusals.quarantined(controller.id, "out of service", public=controller.view.refusal)
+                if controller.refuses_allocation:
+                    raise refusals.quarantined(
+                        controller.id, "out of service", public_message=controller.view.refusal_message
+                    )
             for controller in controllers:
-                controller.state.note_allocated()
-            self.notice.set()
+                controller.state.count_allocation()
+            self.pod_check_requested.set()
             return tuple(controller.state.job.id for controller in controllers if controller.state.job is not None)
 
-    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+    async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
         dependencies, clock = self._dependencies, self._dependencies.clock
         only = call.devices[0] if len(call.devices) == 1 else None
         with dependencies.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
             began = clock.monotonic()
             limit = dependencies.policy().limits.hand_over
             wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
-            self.waiting += 1
+            self.waiting_starts += 1
             try:
-                self._publisher.view.be_ready()
+                self._publisher.view.require_ready()
                 resolved = ResolvedCall(
                     devices=self._requested(call.resource, call.devices),
                     resource=call.resource,
-                    own=lambda: self.own_resources | ({call.resource} - {""}),
+                    own_resources=lambda: self.own_resources | ({call.resource} - {""}),
                     deadline=began + wait,
                 )
                 only = resolved.devices[0].controller.id if len(resolved.devices) == 1 else None
                 for each in resolved.devices:
-                    if each.ids & call.reserved_unseen:
-                        each.controller.state.note_allocated()
+                    if each.ids & call.unreported_allocations:
+                        each.controller.state.count_allocation()
                 undelivered = self._undelivered.pop(resolved.devices, None)
                 if undelivered is not None and await self._still_holds(resolved, undelivered):
                     granted = undelivered.answer
                 else:
                     granted = await self._grant(resolved, span)
-                if self._refusals.granted(self._asking(resolved), [each.controller.id for each in resolved.devices]):
+                if self._refusals.record_grant(
+                    self._starting_pods(resolved), [each.controller.id for each in resolved.devices]
+                ):
                     self._publish()
             except ScrubberError as refusal:
-                span.note(refused=refusal.code)
+                span.set_attributes(refused=refusal.code)
                 self._publish()
                 fields: dict[str, str | int | float | bool | None] = {
                     "code": refusal.code,
                     "sentence": str(refusal),
                     "seconds": round(clock.monotonic() - began, 6),
                 }
-                dependencies.journal.tell([Event("handover.refused", clock.wall(), only, fields=fields)])
+                dependencies.journal.record([Event("handover.refused", clock.wall(), only, fields=fields)])
                 raise
             finally:
-                self.waiting -= 1
+                self.waiting_starts -= 1
             for name in ("kind", "path"):
-                span.note(**{name: " ".join(sorted({getattr(each, name).value for each in granted}))})
+                span.set_attributes(**{name: " ".join(sorted({getattr(each, name).value for each in granted}))})
             return granted
 
-    async def _grant(self, call: ResolvedCall, span: Span) -> tuple[Granted, ...]:
+    async def _grant(self, call: ResolvedCall, span: Span) -> tuple[GrantedDevice, ...]:
         self.devices.track_pods()
-        request = GrantRequest(call, dependencies=self._dependencies, pods=self.pods, earlier=self.devices.open_grants)
+        request = GrantRequest(
+            call, dependencies=self._dependencies, pods=self.pods, earlier_grants=self.devices.open_grants
+        )
         try:
             return await request.run()
         except asyncio.CancelledError:
-            if request.granted is not None:
-                self._undelivered[call.devices] = _Undelivered(request.granted, request.versions)
+            if request.result is not None:
+                self._undelivered[call.devices] = _Undelivered(request.result, request.record_versions)
             raise
         except ScrubberError as refusal:
-            asking = self._asking(call)
-            span.note(tenant=next(iter(asking)).tenant if asking else None)
-            self._refusals.refused(asking, [each.controller.id for each in call.devices], refusal)
+            asking = self._starting_pods(call)
+            span.set_attributes(tenant=next(iter(asking)).tenant if asking else None)
+            self._refusals.record_refusal(asking, [each.controller.id for each in call.devices], refusal)
             raise
         finally:
             self.devices.track_pods()
 
-    def _asking(self, call: ResolvedCall) -> set[Pod]:
+    def _starting_pods(self, call: ResolvedCall) -> set[Pod]:
         """Return the pod that starts, if the kubelet's list is certain about it."""
         reading = self.pods.reading
         assignments = [
@@ -223,20 +231,20 @@ class Node:
         The caller could not answer the kubelet, so nothing was started on this grant.
         """
         answer = undelivered.answer
-        if any(granted.basis in UNJUDGED for granted in answer):
+        if any(granted.basis in UNCONDITIONAL_BASES for granted in answer):
             return False
-        reading: Reading = await self.pods.refresh()
+        reading: KubeletReading = await self.pods.refresh()
         for each in call.devices:
             await each.controller.occupancy.void_after_gap()
         for each, granted, version in zip(call.devices, answer, undelivered.versions, strict=True):
             controller, last = each.controller, each.controller.state.record.last_grant
             # The answer did not know of what has happened to the device since, of unauthorized use for example.
-            current = controller.state.record.version == version and not controller.occupancy.coverage.gap
+            current = controller.state.record.version == version and not controller.occupancy.coverage.has_gap
             current = current and last is not None and last.sequence == granted.grant
             current = current and controller.state.record.hygiene is Hygiene.IN_USE
             current = current and controller.state.record.advertised
             device, shares = controller.id, each.shares
-            following = reading.assignment_of(device, shares) or reading.hint_of(device, shares)
+            following = reading.assignment_of(device, shares) or reading.checkpoint_assignment(device, shares)
             if (
                 last is None
                 or not current
@@ -245,7 +253,7 @@ class Node:
                 or following is None
             ):
                 return False
-            following = self.pods.as_it_starts(following, device)
+            following = self.pods.with_starting_container(following, device)
             if following != last.assignment or following.pod.uid is None or await _used_since(controller, last):
                 return False
         return True
@@ -262,7 +270,7 @@ class Node:
             RequestedDevice(
                 controllers[device],
                 frozenset(meanings),
-                shares=frozenset(meanings if all(each.share for each in meanings.values()) else ()),
+                shares=frozenset(meanings if all(each.is_share for each in meanings.values()) else ()),
             )
             for device, meanings in found.items()
         )
@@ -272,20 +280,20 @@ class Node:
 class _Undelivered:
     """An answer that was not delivered, and the version of each device's record that it made."""
 
-    answer: tuple[Granted, ...]
+    answer: tuple[GrantedDevice, ...]
     versions: tuple[int, ...]
 
 
 async def _used_since(controller: DeviceController, grant: Grant) -> bool:
     """Return whether something may have been started on ``grant``, the last one."""
     if grant.basis is not Basis.SHARED:
-        return await controller.occupancy.held()
+        return await controller.occupancy.is_held()
     # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
-    standings = await controller.occupancy.standings(grant.pod, shares=True)
+    standings = await controller.occupancy.pod_liveness(grant.pod, shares=True)
     own = [where.state for each, where in standings if each.pod == grant.pod]
     return any(state is not PodState.OVER for state in own)
 
 
-def _of_the_kubelet(reading: Reading) -> str:
+def _kubelet_status(reading: KubeletReading) -> str:
     """Return ``ok``, or why its lists are not trusted, or not wholly."""
-    return reading.detail if reading.trust is not Trust.TRUSTED else " ".join(reading.remarks) or "ok"
+    return reading.untrusted_reason if reading.trust is not Trust.TRUSTED else " ".join(reading.caveats) or "ok"

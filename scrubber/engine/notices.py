@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from scrubber.domain.assignment import Pod, Reading, Trust
+from scrubber.domain.assignment import KubeletReading, Pod, Trust
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, StuckRule
+from scrubber.domain.policy import Enforcement, StuckPodsRule
+from scrubber.domain.states import Hygiene
 from scrubber.engine.views import DeviceView, PodNotice
 from scrubber.ports.runtime import Clock
 
-__all__ = ["Refusals", "out_of_service"]
+__all__ = ["RefusedStarts", "out_of_service_notices"]
 
-_FORGOTTEN = 900.0
+_FORGET_AFTER = 900.0
 """Seconds without a refusal after which a pod waits no longer: the kubelet's longest pause between two tries is 300."""
-_MOST = 1024
+_MAX_WAITS = 1024
 """Pods that are remembered."""
 
 
@@ -31,28 +31,28 @@ class _Wait:
     since: float
     began: float
     last: float
-    sentence: str
+    message: str
 
 
-class Refusals:
+class RefusedStarts:
     """Pods whose starts were refused and not granted since. Lost with the service: they are refused anew."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waits: dict[tuple[Pod, frozenset[str]], _Wait] = {}
 
-    def refused(self, pods: Iterable[Pod], devices: Collection[str], refusal: ScrubberError) -> None:
+    def record_refusal(self, pods: Iterable[Pod], devices: Collection[str], refusal: ScrubberError) -> None:
         """A start of one of ``pods`` (all that it can have been) on ``devices`` was refused."""
         now = self._clock.monotonic()
         for pod in pods:
             key = (pod, frozenset(devices))
             known = self._waits.get(key)
-            if known is None and len(self._waits) >= _MOST:
+            if known is None and len(self._waits) >= _MAX_WAITS:
                 continue
             since, began = (self._clock.wall(), now) if known is None else (known.since, known.began)
-            self._waits[key] = _Wait(since, began, now, refusal.public)
+            self._waits[key] = _Wait(since, began, now, refusal.public_message)
 
-    def granted(self, pods: Collection[Pod], devices: Collection[str]) -> bool:
+    def record_grant(self, pods: Collection[Pod], devices: Collection[str]) -> bool:
         """A start on ``devices`` was granted: of one of ``pods``, or, where nobody can say, of any that waits for them.
 
         Answers whether somebody waits no more.
@@ -62,41 +62,41 @@ class Refusals:
             del self._waits[each]
         return bool(met)
 
-    def settle(self, reading: Reading) -> None:
+    def prune(self, reading: KubeletReading) -> None:
         """Forget pods that are gone, or ask no more."""
         now = self._clock.monotonic()
-        named = {each.pod for each in (*reading.assignments, *reading.hinted)}
+        named = {each.pod for each in (*reading.assignments, *reading.checkpoint_only)}
         trusted = reading.trust is Trust.TRUSTED
         self._waits = {
             (pod, wanted): wait
             for (pod, wanted), wait in self._waits.items()
-            if (pod in named or not trusted) and now - wait.last < _FORGOTTEN
+            if (pod in named or not trusted) and now - wait.last < _FORGET_AFTER
         }
 
-    def notices(self, rule: StuckRule) -> tuple[PodNotice, ...]:
+    def notices(self, rule: StuckPodsRule) -> tuple[PodNotice, ...]:
         """Pods that have waited for long enough to be told of, the longest first."""
         now = self._clock.monotonic()
         found = []
         for (pod, wanted), wait in self._waits.items():
             # The last refusal counts, not this moment: who was not refused since may be starting.
             waited = wait.last - wait.began
-            if waited >= rule.tell_after and now - wait.last < _FORGOTTEN:
+            if waited >= rule.notify_after and now - wait.last < _FORGET_AFTER:
                 evict = rule.evict_after is not None and waited >= rule.evict_after
                 devices = tuple(sorted(wanted))
-                found.append(PodNotice(pod, devices, "GpuNotHandedOver", wait.sentence, wait.since, evict))
+                found.append(PodNotice(pod, devices, "GpuNotHandedOver", wait.message, wait.since, evict))
         return tuple(sorted(found, key=lambda each: (each.since, each.pod.namespace, each.pod.name)))
 
 
-def out_of_service(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]:
+def out_of_service_notices(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]:
     """Pods that use a device which is out of service: it stays with them."""
     found: dict[Pod, PodNotice] = {}
     for view in views:
         record, cause = view.record, view.record.cause
         if record.advertised or record.hygiene is not Hygiene.IN_USE or cause is None:
             continue
-        if view.policy.enforcement is Enforcement.OBSERVE and not record.ordered_out_by_person:
+        if view.policy.enforcement is Enforcement.OBSERVE and not record.quarantined_by_operator:
             continue  # nothing is refused
-        sentence = (
+        message = (
             f"Device {record.device}, which this pod has, is {record.health.value} ({cause.code}). It stays with the pod; a "
             "restart on it is refused until it is back in service."
         )
@@ -106,9 +106,9 @@ def out_of_service(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]:
             known = found.get(grant.pod)
             if known is None:
                 found[grant.pod] = PodNotice(
-                    grant.pod, (record.device,), "GpuOutOfService", sentence, cause.since, evict=False
+                    grant.pod, (record.device,), "GpuOutOfService", message, cause.since, evict=False
                 )
             elif record.device not in known.devices:
-                devices, both = (*known.devices, record.device), f"{known.sentence} {sentence}"
-                found[grant.pod] = replace(known, devices=devices, sentence=both)
+                devices, both = (*known.devices, record.device), f"{known.message} {message}"
+                found[grant.pod] = replace(known, devices=devices, message=both)
     return tuple(sorted(found.values(), key=lambda each: (each.since, each.pod.namespace, each.pod.name)))

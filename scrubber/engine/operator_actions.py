@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from scrubber.domain.baseline import facts_of
-from scrubber.domain.errors import Held, InvalidRequest, Refused, ScrubberError
-from scrubber.domain.evidence import Occasion, Path
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import ResetUse
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.baseline import baseline_facts
+from scrubber.domain.errors import DeviceBusy, InvalidRequest, Refused, ScrubberError
+from scrubber.domain.evidence import PathKind, ScrubTrigger
+from scrubber.domain.pods import PodState
+from scrubber.domain.policy import ResetMode
+from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.states import Hygiene
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
-from scrubber.engine.views import DeviceView, ScrubNews
+from scrubber.engine.views import DeviceView, ScrubUpdate
 
 __all__ = ["OperatorActions"]
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 """Processes that a refusal names."""
 
 
@@ -33,41 +33,41 @@ class OperatorActions:
         self._devices = devices
         self._dependencies = dependencies
 
-    async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
+    async def scrub(self, device: str, path: PathKind, actor: str) -> AsyncIterator[ScrubUpdate]:
         controller = self._devices.find(device)
-        await self._be_free(controller)
-        if path is Path.FAST:
+        await self._require_free(controller)
+        if path is PathKind.FAST:
             if controller.state.job is not None:
-                raise Held(
+                raise DeviceBusy(
                     f"Device {controller.id} is being scrubbed ({controller.state.job.id}), and checks would break that off: "
                     "ask for the slow path to join it."
                 )
-            record = await controller.scrubs.check(Occasion.ON_DEMAND, actor)
+            record = await controller.scrubs.check(ScrubTrigger.ON_DEMAND, actor)
             await controller.scrubs.record_check(record)
-            yield ScrubNews(record.id, controller.id, finished=record)
+            yield ScrubUpdate(record.id, controller.id, finished=record)
             return
         joined = controller.state.job is not None
-        job = await controller.scrubs.start(Occasion.ON_DEMAND, actor=actor)
-        async for news in job.news(joined=joined):
+        job = await controller.scrubs.start(ScrubTrigger.ON_DEMAND, actor=actor)
+        async for news in job.updates(joined=joined):
             yield news
 
-    async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
+    async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubUpdate]:
         controller = self._devices.find(device)
-        _be_given(reason, "A reset")
-        if controller.state.policy.reset is ResetUse.NEVER:
+        _require_reason(reason, "A reset")
+        if controller.state.policy.reset is ResetMode.NEVER:
             raise Refused(
                 f"The policy {controller.state.policy.name} says that device {controller.id} is never reset (reset: never)."
             )
-        await self._be_free(controller)
+        await self._require_free(controller)
         plan = await self._dependencies.resetter.plan(controller.state.device)
         if plan.unavailable is not None:
             raise Refused(f"Device {controller.id} cannot be reset here: {plan.unavailable}")
         used = self._in_use(plan)
         if used:
-            raise Held(" ".join(used))
+            raise DeviceBusy(" ".join(used))
         # What else blocks it may be a leftover, which the scrub ends before it resets.
-        job = await controller.scrubs.start(Occasion.ON_DEMAND, actor=actor, ordered=reason)
-        async for news in job.news(joined=False):
+        job = await controller.scrubs.start(ScrubTrigger.ON_DEMAND, actor=actor, reset_reason=reason)
+        async for news in job.updates(joined=False):
             yield news
 
     async def reset_plan(self, device: str) -> ResetPlan:
@@ -76,7 +76,7 @@ class OperatorActions:
         strange = (
             plan.blockers and controller.state.job is None and controller.state.record.hygiene is not Hygiene.IN_USE
         )
-        holding = await self._holding(controller) if strange else ""
+        holding = await self._holder_text(controller) if strange else ""
         held = (f"Device {controller.state.device.index} is{holding.removeprefix(',')}.",) if holding else ()
         return replace(plan, blockers=(*self._in_use(plan), *plan.blockers, *held))
 
@@ -84,7 +84,7 @@ class OperatorActions:
         """Return what the devices that the plan would reset are in use for: a sentence for each that is not free."""
         concerned = [
             self._devices.controllers[each]
-            for each in (plan.device, *plan.together)
+            for each in (plan.device, *plan.also_reset)
             if each in self._devices.controllers
         ]
         return [
@@ -93,70 +93,70 @@ class OperatorActions:
             if controller.state.record.hygiene is Hygiene.IN_USE or controller.state.job is not None
         ]
 
-    async def _be_free(self, controller: DeviceController) -> None:
-        """Raise :class:`Held` with who has the device, if it is granted."""
-        await self._give_back_unnamed(controller)
+    async def _require_free(self, controller: DeviceController) -> None:
+        """Raise :class:`DeviceBusy` with who has the device, if it is granted."""
+        await self._release_unnamed(controller)
         if controller.state.record.hygiene is not Hygiene.IN_USE:
             return
-        raise Held(
-            f"Device {controller.id} is {_busy_with(controller)}{await self._holding(controller)}; it is scrubbed when it is given "
+        raise DeviceBusy(
+            f"Device {controller.id} is {_busy_with(controller)}{await self._holder_text(controller)}; it is scrubbed when it is given "
             "back."
         )
 
-    async def _holding(self, controller: DeviceController) -> str:
+    async def _holder_text(self, controller: DeviceController) -> str:
         """Return which processes have the device open, for a sentence; empty where that cannot be determined."""
         try:
-            found = await self._dependencies.holders.users(controller.state.device)
+            found = await self._dependencies.holders.list_users(controller.state.device)
         except ScrubberError:
             return ""
         named = [f"{each.pid} ({each.command})" if each.command else str(each.pid) for each in found if each.pid]
-        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        return f", held by PID {', '.join(named[:_MOST_NAMED])}{more}" if named else ""
+        more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+        return f", held by PID {', '.join(named[:_MAX_NAMED])}{more}" if named else ""
 
-    async def _give_back_unnamed(self, controller: DeviceController) -> None:
+    async def _release_unnamed(self, controller: DeviceController) -> None:
         """Release a device that went to a pod which no witness names, once it was free for a while, so that it can be scrubbed."""
         record = controller.state.record
         if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
-            await controller.occupancy.held()
-            if all(where.state is PodState.OVER for _, where in await controller.occupancy.standings()):
+            await controller.occupancy.is_held()
+            if all(where.state is PodState.OVER for _, where in await controller.occupancy.pod_liveness()):
                 await controller.occupancy.release(record)
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
         controller = self._devices.find(device)
-        _be_given(reason, "A quarantine")
+        _require_reason(reason, "A quarantine")
         await controller.health.quarantine(reason, actor)
         return controller.view
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
         controller = self._devices.find(device)
-        _be_given(reason, "A release from quarantine")
+        _require_reason(reason, "A release from quarantine")
         await controller.health.unquarantine(reason, actor)
         return controller.view
 
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
         controller = self._devices.find(device)
-        _be_given(reason, "Breaking the glass")
+        _require_reason(reason, "Breaking the glass")
         await controller.health.break_glass(seconds, reason, actor)
         return controller.view
 
     async def accept_baseline(
-        self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
+        self, device: str, reason: str, actor: str, expected_facts: Mapping[str, str] | None = None
     ) -> DeviceView:
-        _be_given(reason, "Accepting a baseline")
+        _require_reason(reason, "Accepting a baseline")
         # What was written a moment ago is accepted, and not what was there when the device was last looked at.
         for each in await self._dependencies.inventory.devices():
             known = self._devices.controllers.get(each.id)
-            if known is not None and each.is_where(known.state.device):
+            if known is not None and each.has_same_location(known.state.device):
                 known.state.describe(each)
         controller = self._devices.find(device)
         described = controller.state.device
         # As it was shown: a fact that is no text cannot be sent as it is.
-        now = {name: value.encode("utf-8", "replace").decode() for name, value in facts_of(described)}
-        if shown and shown != now:
+        now = {name: value.encode("utf-8", "replace").decode() for name, value in baseline_facts(described)}
+        if expected_facts and expected_facts != now:
             others = ", ".join(
                 f"{name} {now.get(name, 'not told')}"
-                for name in sorted(now.keys() | shown.keys())
-                if now.get(name) != shown.get(name)
+                for name in sorted(now.keys() | expected_facts.keys())
+                if now.get(name) != expected_facts.get(name)
             )
             raise Refused(
                 f"Device {controller.id} is something else by now than what you were shown ({others}): look again, and accept "
@@ -179,6 +179,6 @@ def _busy_with(controller: DeviceController) -> str:
     return f"in use by {named or 'a pod that no witness names'}"
 
 
-def _be_given(reason: str, order: str) -> None:
+def _require_reason(reason: str, order: str) -> None:
     if not reason.strip():
         raise InvalidRequest(f"{order} needs a reason; it goes into the audit.")

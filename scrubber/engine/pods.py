@@ -8,27 +8,27 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import (
     Assignment,
+    KubeletReading,
     Pod,
     PodAbsence,
     Process,
-    Reading,
     Trust,
+    exclude_baseline,
     presumed_sandbox,
-    remaining,
     starting_container,
 )
-from scrubber.domain.basis import Basis
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.leftover import PodState, Standing, own_standing, standing, unread_standing
+from scrubber.domain.handover_kind import Basis
+from scrubber.domain.pods import PodLiveness, PodState, own_pod_liveness, pod_liveness, unreadable_pod_liveness
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
 from scrubber.ports.node import Assignments, Containers
 from scrubber.ports.runtime import Clock
 
-__all__ = ["PodWatch"]
+__all__ = ["PodTracker"]
 
 
-class PodWatch:
+class PodTracker:
     """Readings of the kubelet and of the pods' processes, remembered as far as proofs need it.
 
     Absence is counted per pod over trusted readings; the first process of each container is remembered for as long as
@@ -40,51 +40,51 @@ class PodWatch:
         self._containers = containers
         self._clock = clock
         self._absences: dict[Pod, PodAbsence] = {}
-        self._firsts: dict[Pod, dict[str, tuple[Process, int]]] = {}
-        self._ran: dict[Pod, float] = {}
-        self.reading = Reading(Trust.UNREADABLE, detail="nothing was read yet")
+        self._first_processes: dict[Pod, dict[str, tuple[Process, int]]] = {}
+        self._last_run: dict[Pod, float] = {}
+        self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="nothing was read yet")
 
     def track(self, pods: Iterable[Pod]) -> None:
         """Exactly these pods matter from now on; what is known of others is forgotten."""
         wanted = set(pods)
         self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in wanted}
-        self._firsts = {pod: self._firsts.get(pod, {}) for pod in wanted}
-        self._ran = {pod: at for pod, at in self._ran.items() if pod in wanted}
+        self._first_processes = {pod: self._first_processes.get(pod, {}) for pod in wanted}
+        self._last_run = {pod: at for pod, at in self._last_run.items() if pod in wanted}
 
     def track_more(self, pods: Iterable[Pod]) -> None:
         """These pods matter too."""
         self.track({*self._absences, *pods})
 
-    async def refresh(self) -> Reading:
+    async def refresh(self) -> KubeletReading:
         """A reading that was begun after this call; absences are counted with it."""
         reading = await self._assignments.read()
-        if reading.at >= self.reading.at and reading is not self.reading:
+        if reading.started_at >= self.reading.started_at and reading is not self.reading:
             self.reading = reading
             for pod, absence in self._absences.items():
-                self._absences[pod] = absence.after(reading, pod)
+                self._absences[pod] = absence.with_reading(reading, pod)
         return reading
 
-    async def baseline(self, assignment: Assignment | None, earlier: Iterable[Grant]) -> tuple[Process, ...]:
+    async def baseline(self, assignment: Assignment | None, earlier_grants: Iterable[Grant]) -> tuple[Process, ...]:
         """The processes of the pod that stood there before its first grant.
 
         Args:
-            earlier: grants of any device under this boot; the first of them to the same pod already has the answer.
+            earlier_grants: grants of any device under this boot; the first of them to the same pod already has the answer.
 
         Raises:
             Unreadable: the pod's processes cannot be told.
         """
         if assignment is None or assignment.pod.uid is None:
             return ()
-        for grant in earlier:
+        for grant in earlier_grants:
             if grant.pod is not None and grant.pod.uid == assignment.pod.uid and grant.basis is not Basis.ADOPTED:
                 return grant.baseline
         return await self._containers.processes(assignment.pod)
 
-    def absent(self, pod: Pod) -> bool:
+    def is_absent(self, pod: Pod) -> bool:
         """Whether the pod is proved to be the kubelet's no longer."""
         return pod in self._absences and self._absences[pod].proved
 
-    async def sample(self, grant: Grant) -> None:
+    async def sample_processes(self, grant: Grant) -> None:
         """Look at the processes of a grant's pod, to know the first one of each container later, and that it ran.
 
         A runtime's own helpers come and go before a container's first process does: one that is dead by the next look
@@ -99,51 +99,51 @@ class PodWatch:
             return
         sandbox = {each.identity for each in grant.baseline} & {each.identity for each in processes}
         # A pod that was named before it had a sandbox gets one without anything having run.
-        if remaining(processes, grant.baseline if sandbox else presumed_sandbox(processes, held=False)):
-            self._ran[pod] = self._clock.wall()
-        known, seen = self._firsts.get(pod, {}), {}
+        if exclude_baseline(processes, grant.baseline if sandbox else presumed_sandbox(processes, held=False)):
+            self._last_run[pod] = self._clock.wall()
+        known, seen = self._first_processes.get(pod, {}), {}
         living = {process.identity for process in processes}
         for process in sorted(processes, key=lambda each: (each.started, each.pid)):
             if process.container not in seen:
                 first, looks = known.get(process.container, (process, 0))
                 seen[process.container] = (first, looks + 1) if first.identity in living else (process, 1)
-        self._firsts[pod] = known | seen
+        self._first_processes[pod] = known | seen
 
-    def used(self, device: str, uid: str, since: float) -> None:
+    def note_use(self, device: str, uid: str, since: float) -> None:
         """A process of pod ``uid`` was seen to use ``device``, by a look that began at ``since`` (wall-clock seconds)."""
         for pod in self._absences:
             if pod.uid == uid:
-                self._ran[pod] = max(since, self._ran.get(pod, -math.inf))
+                self._last_run[pod] = max(since, self._last_run.get(pod, -math.inf))
 
-    def as_it_starts(self, following: Assignment, device: str) -> Assignment:
-        """``following`` with the name of the container that starts on ``device``, which can be an init container."""
-        init = self.reading.init_containers_of(following.pod, device)
-        starts = self._assignments.starts(following.pod) if init else None
+    def with_starting_container(self, assignment: Assignment, device: str) -> Assignment:
+        """``assignment`` with the name of the container that starts on ``device``, which can be an init container."""
+        init = self.reading.init_containers_of(assignment.pod, device)
+        starts = self._assignments.container_starts(assignment.pod) if init else None
         if starts is None:
-            return following
-        return replace(following, container=starting_container(following.container, init, starts))
+            return assignment
+        return replace(assignment, container=starting_container(assignment.container, init, starts))
 
-    def container_created(self, pod: Pod, at: float) -> None:
+    def note_container_created(self, pod: Pod, at: float) -> None:
         """A container of ``pod`` that was granted a device was created ``at`` (wall-clock seconds): it runs, however short
         its life is.
         """
-        self._ran[pod] = max(at, self._ran.get(pod, -math.inf))
+        self._last_run[pod] = max(at, self._last_run.get(pod, -math.inf))
 
-    def ran(self, grant: Grant) -> bool:
+    def has_run(self, grant: Grant) -> bool:
         """Whether the pod of ``grant`` was seen to run since.
 
         Where it was not, the container that was started on the grant may have been another pod's: the kubelet names devices
         only, and can give one away between its question and our reading of its list.
         """
-        return grant.pod is not None and self._ran.get(grant.pod, -math.inf) >= grant.at
+        return grant.pod is not None and self._last_run.get(grant.pod, -math.inf) >= grant.at
 
-    async def _own(self, pod: Pod, grant: Grant) -> Standing:
+    async def _own_liveness(self, pod: Pod, grant: Grant) -> PodLiveness:
         cgroups = () if self._is_contradicted(grant) else grant.cgroups
         try:
             processes = await self._containers.processes(pod)
         except Unreadable:
-            return Standing(PodState.LIVING if cgroups else PodState.OVER, elsewhere=True)
-        return own_standing(processes, sandbox=presumed_sandbox(processes, held=False), cgroups=cgroups)
+            return PodLiveness(PodState.ALIVE if cgroups else PodState.OVER, in_other_containers=True)
+        return own_pod_liveness(processes, sandbox=presumed_sandbox(processes, held=False), cgroups=cgroups)
 
     def _is_contradicted(self, grant: Grant) -> bool:
         """Whether the kubelet certainly does not give the container of ``grant`` its devices, as the ledger says it did."""
@@ -154,15 +154,17 @@ class PodWatch:
             and not any(
                 (each.pod, each.container) == (given.pod, given.container)
                 for device in given.devices
-                for each in reading.naming(device)
+                for each in reading.all_assignments(device)
             )
         )
 
-    def _known_firsts(self, pod: Pod) -> dict[str, Process]:
+    def _known_first_processes(self, pod: Pod) -> dict[str, Process]:
         """Those that lived through two looks."""
-        return {container: first for container, (first, looks) in self._firsts.get(pod, {}).items() if looks >= 2}
+        return {
+            container: first for container, (first, looks) in self._first_processes.get(pod, {}).items() if looks >= 2
+        }
 
-    async def standing(
+    async def liveness(
         self,
         grant: Grant,
         *,
@@ -170,55 +172,59 @@ class PodWatch:
         boot: str,
         wall: float,
         free_for: float,
-        asking: Pod | None = None,
+        starting_pod: Pod | None = None,
         shares: bool = False,
-    ) -> Standing:
+    ) -> PodLiveness:
         """Where the pod of ``grant`` stands by what is known now (:meth:`refresh` first).
 
         Args:
             free_for: for how many seconds nobody was seen to hold the device; speaks for a pod of unknown UID only.
-            asking: the pod whose container is about to start. Of its own earlier use only the container that had the
-                device last counts (:func:`~scrubber.domain.leftover.own_standing`).
+            starting_pod: the pod whose container is about to start. Of its own earlier use only the container that had the
+                device last counts (:func:`~scrubber.domain.pods.own_pod_liveness`).
             shares: the asking pod has other shares of the device, so that any of its containers may be using it.
 
         A pod whose processes cannot be told is living: that proves nothing, and is not the device's fault.
         """
         pod = grant.pod
         if grant.boot != boot:
-            return Standing(PodState.OVER)
+            return PodLiveness(PodState.OVER)
         if pod is None or pod.uid is None:
             gone = pod is None or (pod in self._absences and self._absences[pod].proved)
             # Nobody held the device before the grant either: only what was seen since says anything.
             free_since_grant = min(free_for, _age(grant, wall))
-            return Standing(PodState.OVER if gone and free_since_grant >= limits.settle else PodState.LIVING)
-        if pod == asking and not shares:
-            return await self._own(pod, grant)
+            return PodLiveness(
+                PodState.OVER if gone and free_since_grant >= limits.unknown_pod_idle_period else PodState.ALIVE
+            )
+        if pod == starting_pod and not shares:
+            return await self._own_liveness(pod, grant)
         try:
             everything = await self._containers.processes(pod)
         except Unreadable:
-            absence = PodAbsence() if pod == asking else self._absences.get(pod, PodAbsence())
-            return unread_standing(absence, now=self._clock.monotonic(), dying_grace=limits.dying_grace)
+            absence = PodAbsence() if pod == starting_pod else self._absences.get(pod, PodAbsence())
+            return unreadable_pod_liveness(
+                absence, now=self._clock.monotonic(), leftover_grace_period=limits.leftover_grace_period
+            )
         baseline = grant.baseline
-        if pod == asking:
+        if pod == starting_pod:
             baseline = _sandbox_now(everything, grant, held=free_for <= 0)
-        processes = remaining(everything, baseline)
-        if pod == asking:
-            return Standing(PodState.LIVING if processes else PodState.OVER, processes)
+        processes = exclude_baseline(everything, baseline)
+        if pod == starting_pod:
+            return PodLiveness(PodState.ALIVE if processes else PodState.OVER, processes)
         absence = self._absences.get(pod, PodAbsence())
-        return standing(
+        return pod_liveness(
             # What stood there before the first grant may have been handed the device since (a sidecar, over a socket).
             # It is left out only as long as nothing says that the pod is gone: its sandbox ends with it.
             tuple(sorted(everything)) if absence.times else processes,
             absence,
-            listed=self.reading.keeps(pod),
+            listed=self.reading.may_start_container(pod),
             trusted=self.reading.trust is Trust.TRUSTED,
             sandbox=not baseline or len(processes) < len(everything),
             baseline=baseline,
-            firsts=self._known_firsts(pod),
+            first_processes=self._known_first_processes(pod),
             now=self._clock.monotonic(),
             grant_age=_age(grant, wall),
-            dying_grace=limits.dying_grace,
-            settle=limits.settle,
+            leftover_grace_period=limits.leftover_grace_period,
+            unknown_pod_idle_period=limits.unknown_pod_idle_period,
         )
 
 

@@ -15,7 +15,7 @@ class Publisher:
 
     def __init__(self, epoch: str) -> None:
         self._view = NodeView(0, (), ready=False, epoch=epoch)
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def view(self) -> NodeView:
@@ -26,23 +26,28 @@ class Publisher:
         devices: tuple[DeviceView, ...],
         *,
         ready: bool,
-        ledger: str,
-        envvar_refused: bool,
+        ledger_status: str,
+        refuses_envvar: bool,
         notices: tuple[PodNotice, ...] = (),
     ) -> None:
         """Publish a view, unless nothing in it changed."""
         seen = self._view
         view = replace(
-            seen, devices=devices, ready=ready, ledger=ledger, envvar_refused=envvar_refused, notices=notices
+            seen,
+            devices=devices,
+            ready=ready,
+            ledger_status=ledger_status,
+            refuses_envvar=refuses_envvar,
+            notices=notices,
         )
         if view == seen:
             return
         self._view = replace(view, version=seen.version + 1)
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def changed(self, since: int) -> NodeView:
+    async def wait_for_change(self, since: int) -> NodeView:
         """The newest view once its version is above ``since``."""
         while self._view.version <= since:
-            await self._moved.wait()
+            await self._changed.wait()
         return self._view

@@ -6,74 +6,74 @@ from collections.abc import Collection
 
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceFault, Held, NotReady, Quarantined, Unreadable
-from scrubber.domain.leftover import Standing
+from scrubber.domain.errors import DeviceBusy, DeviceFault, NotReady, Quarantined, Unreadable
+from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Holder
 
 __all__ = [
-    "attempts_used_up",
+    "assigned_by_another_plugin",
+    "attempts_exhausted",
     "being_scrubbed",
-    "cannot_be_looked_at",
     "cannot_be_scrubbed",
     "cannot_be_shared",
-    "changed_meanwhile",
-    "earlier_pod_lives",
-    "foreign_assignment",
-    "held",
+    "device_changed",
+    "device_held",
+    "device_unreadable",
+    "earlier_pod_running",
     "held_by_own_pod",
-    "out_of_service",
+    "out_of_service_message",
+    "pod_unreadable",
     "quarantined",
     "reassigned",
+    "reset_during_scrub",
     "reset_stopped",
-    "scrub_held_up",
-    "scrubbed_before_reset",
-    "starting",
+    "scrub_blocked",
+    "service_starting",
     "unassigned",
-    "unreadable_pod",
 ]
 
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
-def starting() -> NotReady:
+def service_starting() -> NotReady:
     return NotReady(
         "The service is starting and has not looked at every device yet. Ask again in a moment.",
-        public="The scrub service is starting. The start is tried again.",
-        code=ErrorCode.STARTING,
+        public_message="The scrub service is starting. The start is tried again.",
+        code=ErrorCode.SERVICE_STARTING,
     )
 
 
-def out_of_service(record: DeviceRecord, waits: str) -> str:
+def out_of_service_message(record: DeviceRecord, recovery_blocker: str) -> str:
     """What a pod's status may say about the device; empty while it is in service. Names no tenant.
 
     Args:
-        waits: why its way back stands still, beyond its cause; empty otherwise.
+        recovery_blocker: why its way back stands still, beyond its cause; empty otherwise.
     """
     if record.advertised:
         return ""
     cause = record.cause
     why = f" ({cause.code})" if cause is not None else ""
-    way = f" {cause.return_sentence}" if cause is not None else ""
-    return f"Device {record.device} is {record.health.value}{why}.{way}{f' {waits}' if waits else ''}"
+    way = f" {cause.recovery_message}" if cause is not None else ""
+    return f"Device {record.device} is {record.health.value}{why}.{way}{f' {recovery_blocker}' if recovery_blocker else ''}"
 
 
-def quarantined(device: str, reason: str, *, public: str) -> Quarantined:
-    """The refusal of a device that is out of service; ``public`` as :func:`out_of_service` says it."""
-    return Quarantined(f"Device {device}: {reason}.", public=public)
+def quarantined(device: str, reason: str, *, public_message: str) -> Quarantined:
+    """The refusal of a device that is out of service; ``public_message`` as :func:`out_of_service_message` says it."""
+    return Quarantined(f"Device {device}: {reason}.", public_message=public_message)
 
 
-def changed_meanwhile() -> NotReady:
+def device_changed() -> NotReady:
     return NotReady(
         "A device changed while it was being granted, until the time was up.",
-        public="A device changed while it was being granted. The start is tried again.",
+        public_message="A device changed while it was being granted. The start is tried again.",
     )
 
 
-def unreadable_pod(unreadable: Unreadable) -> NotReady:
+def pod_unreadable(unreadable: Unreadable) -> NotReady:
     return NotReady(
         f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
-        public="The pod's processes cannot be told on this node now. The start is tried again.",
+        public_message="The pod's processes cannot be told on this node now. The start is tried again.",
         code=ErrorCode.POD_UNREADABLE,
     )
 
@@ -81,7 +81,7 @@ def unreadable_pod(unreadable: Unreadable) -> NotReady:
 def reassigned(device: str) -> NotReady:
     return NotReady(
         f"Device {device} was assigned anew while its hand-over was under way.",
-        public=f"Device {device} was assigned anew. The start is tried again.",
+        public_message=f"Device {device} was assigned anew. The start is tried again.",
         code=ErrorCode.REASSIGNED,
     )
 
@@ -89,25 +89,25 @@ def reassigned(device: str) -> NotReady:
 def unassigned(device: str) -> NotReady:
     return NotReady(
         f"The kubelet assigns device {device} to nobody, so nobody can be about to start on it.",
-        public=f"Device {device} is assigned to no pod of this node. The start is tried again.",
+        public_message=f"Device {device} is assigned to no pod of this node. The start is tried again.",
         code=ErrorCode.UNASSIGNED,
     )
 
 
-def foreign_assignment(device: str, other: Assignment, own: Collection[str]) -> NotReady:
+def assigned_by_another_plugin(device: str, other: Assignment, own_resources: Collection[str]) -> NotReady:
     """The refusal while another plugin or driver has given the device to ``other``, too: then it has two owners."""
     return NotReady(
         f"Device {device} is {other.pod.namespace}/{other.pod.name}'s, too, as {other.resource}, which is none of our "
-        f"resources ({', '.join(sorted(own))}): stop that plugin or driver, or exclude the device from it.",
-        public=f"Device {device} was also given out as {other.resource}. The start is tried again.",
-        code=ErrorCode.FOREIGN_ASSIGNMENT,
+        f"resources ({', '.join(sorted(own_resources))}): stop that plugin or driver, or exclude the device from it.",
+        public_message=f"Device {device} was also given out as {other.resource}. The start is tried again.",
+        code=ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN,
     )
 
 
-def cannot_be_looked_at(device: str, fault: DeviceFault) -> NotReady:
+def device_unreadable(device: str, fault: DeviceFault) -> NotReady:
     return NotReady(
         f"Device {device} cannot be looked at: {fault}",
-        public=f"Device {device} cannot be looked at now. The start is tried again.",
+        public_message=f"Device {device} cannot be looked at now. The start is tried again.",
         code=fault.code,
     )
 
@@ -115,14 +115,16 @@ def cannot_be_looked_at(device: str, fault: DeviceFault) -> NotReady:
 def being_scrubbed(device: str, state: str, scrub: str | None) -> NotReady:
     """The refusal while ``scrub`` is under way; None: it is about to start."""
     message = f"Device {device} is {state} (scrub {scrub or 'about to start'})."
-    return NotReady(message, public=f"{message} The start is tried again and joins it.", code=ErrorCode.SCRUBBING)
+    return NotReady(
+        message, public_message=f"{message} The start is tried again and joins it.", code=ErrorCode.SCRUBBING
+    )
 
 
-def held(device: str, state: str) -> NotReady:
+def device_held(device: str, state: str) -> NotReady:
     return NotReady(
         f"Device {device} is still held; its next start waits for the holder's end.",
-        public=f"Device {device} is {state}: it is still held. The start is tried again.",
-        code=ErrorCode.HELD,
+        public_message=f"Device {device} is {state}: it is still held. The start is tried again.",
+        code=ErrorCode.DEVICE_BUSY,
     )
 
 
@@ -130,27 +132,27 @@ def cannot_be_shared(device: str, reason: str) -> NotReady:
     """The refusal of a start on a device that others have."""
     return NotReady(
         f"Device {device} cannot be shared now: {reason}.",
-        public=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
-        code=ErrorCode.SHARING,
+        public_message=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
+        code=ErrorCode.SHARING_NOT_ALLOWED,
     )
 
 
-def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | None) -> NotReady:
+def earlier_pod_running(device: str, grant: Grant, liveness: PodLiveness, starting_pod: Pod | None) -> NotReady:
     """The refusal while the pod of an earlier grant may still act; that can be the pod that asks."""
-    if grant.pod is not None and grant.pod == asking:
+    if grant.pod is not None and grant.pod == starting_pod:
         return NotReady(
             f"Device {device} waits for the end of container "
-            f"{', '.join(sorted({each.container for each in where.processes}) or grant.cgroups)} of "
-            f"{grant.pod.namespace}/{grant.pod.name} itself, which had the device last ({len(where.processes) or 'an unknown number of'} processes). The device has "
+            f"{', '.join(sorted({each.container for each in liveness.processes}) or grant.cgroups)} of "
+            f"{grant.pod.namespace}/{grant.pod.name} itself, which had the device last ({len(liveness.processes) or 'an unknown number of'} processes). The device has "
             "to be cleared before this start.",
-            public=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
-            code=ErrorCode.EARLIER_POD_LIVES,
+            public_message=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
+            code=ErrorCode.EARLIER_POD_RUNNING,
         )
     name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
     return NotReady(
-        f"Device {device} waits for the end of {name} ({len(where.processes)} processes).",
-        public=f"Device {device} is in-use: its earlier use has not ended yet. The start is tried again.",
-        code=ErrorCode.EARLIER_POD_LIVES,
+        f"Device {device} waits for the end of {name} ({len(liveness.processes)} processes).",
+        public_message=f"Device {device} is in-use: its earlier use has not ended yet. The start is tried again.",
+        code=ErrorCode.EARLIER_POD_RUNNING,
     )
 
 
@@ -164,7 +166,7 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
     return NotReady(
         f"Device {device} has to be cleared before this start of {pod.namespace}/{pod.name}, and PID {holder.pid} "
         f"({holder.command or 'unknown'}){where} of the same pod holds it. The start waits until that process closes it.",
-        public=f"Device {device} is in-use by another container of this pod. The start is tried again.",
+        public_message=f"Device {device} is in-use by another container of this pod. The start is tried again.",
         code=ErrorCode.HELD_BY_OWN_POD,
     )
 
@@ -175,31 +177,32 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
 def cannot_be_scrubbed(device: str, state: str) -> NotReady:
     return NotReady(
         f"Device {device} is {state} and cannot be scrubbed at this moment.",
-        public=f"Device {device} is {state}. The start is tried again.",
+        public_message=f"Device {device} is {state}. The start is tried again.",
     )
 
 
-def scrub_held_up(device: str, scrub: str, why: str) -> NotReady:
+def scrub_blocked(device: str, scrub: str, reason: str) -> NotReady:
     """The refusal while the backoff after ``scrub`` lasts."""
     return NotReady(
-        f"Device {device}: scrub {scrub} was held up: {why}",
-        public=f"Device {device} is dirty: scrub {scrub} found it still in use. The start is tried again.",
-        code=ErrorCode.SCRUB_HELD_UP,
+        f"Device {device}: scrub {scrub} was held up: {reason}",
+        public_message=f"Device {device} is dirty: scrub {scrub} found it still in use. The start is tried again.",
+        code=ErrorCode.SCRUB_BLOCKED,
     )
 
 
-def scrubbed_before_reset(device: str, scrub: str) -> Held:
+def reset_during_scrub(device: str, scrub: str) -> DeviceBusy:
     """The refusal of a reset that an operator orders while ``scrub`` is under way."""
-    return Held(f"Device {device} is being scrubbed ({scrub}); wait until that has ended.")
+    return DeviceBusy(f"Device {device} is being scrubbed ({scrub}); wait until that has ended.")
 
 
-def attempts_used_up(record: DeviceRecord) -> NotReady:
+def attempts_exhausted(record: DeviceRecord) -> NotReady:
     """The refusal of a recovery: the device has used up its attempts, and is condemned or rests."""
     return NotReady(
-        f"Device {record.device}: {record.cause.sentence if record.cause else record.state}", code=ErrorCode.SPENT
+        f"Device {record.device}: {record.cause.message if record.cause else record.state}",
+        code=ErrorCode.ATTEMPTS_EXHAUSTED,
     )
 
 
-def reset_stopped(device: str, why: str) -> NotReady:
+def reset_stopped(device: str, reason: str) -> NotReady:
     """The refusal of a recovery's reset while the circuit breaker is open."""
-    return NotReady(f"Device {device} waits with its reset. {why}", code=ErrorCode.BREAKER)
+    return NotReady(f"Device {device} waits with its reset. {reason}", code=ErrorCode.BREAKER_OPEN)

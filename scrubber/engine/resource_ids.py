@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from scrubber.domain.basis import Basis
 from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
+from scrubber.domain.resource_mapping import MAX_NAME_LENGTH, MAX_RESOURCES, MappedDevice, ResourceMappings
 
 __all__ = ["ResourceIds"]
 
@@ -16,20 +16,22 @@ class ResourceIds:
     """The kubelet's ids on one node."""
 
     def __init__(self) -> None:
-        self._announced = Announced()
+        self._mappings = ResourceMappings()
         self._named: dict[str, set[str]] = {}
         self._by_device: dict[str, frozenset[str]] | None = None
 
-    def announce(self, resource: str, offers: Mapping[str, str], known: Collection[str]) -> None:
-        """Replace what the ids of ``resource`` mean; ``known`` are the ids of our devices."""
-        self._announced = self._announced.announce(resource, offers, known)
+    def announce(self, resource: str, mapping: Mapping[str, str], own_devices: Collection[str]) -> None:
+        """Replace what the ids of ``resource`` mean; ``own_devices`` are the ids of our devices."""
+        self._mappings = self._mappings.with_mapping(resource, mapping, own_devices)
         self._by_device = None
 
-    def meaning(self, resource: str, listed: str, known: Collection[str]) -> Meaning | None:
-        """Return the device that ``resource`` calls ``listed``, and whether that is a share of it; None for other devices."""
-        return self._announced.meaning(resource, listed, known)
+    def resolve_one(self, resource: str, kubelet_id: str, own_devices: Collection[str]) -> MappedDevice | None:
+        """Return the device that ``resource`` calls ``kubelet_id``, and whether that is a share of it; None for other devices."""
+        return self._mappings.resolve(resource, kubelet_id, own_devices)
 
-    def resolve(self, resource: str, ids: Sequence[str], known: Collection[str]) -> dict[str, dict[str, Meaning]]:
+    def resolve(
+        self, resource: str, ids: Sequence[str], own_devices: Collection[str]
+    ) -> dict[str, dict[str, MappedDevice]]:
         """Return what ``ids`` of ``resource`` mean, by device, in the order of the devices' ids.
 
         Raises:
@@ -39,27 +41,27 @@ class ResourceIds:
             raise InvalidRequest("The request names no device.")
         if len(set(ids)) != len(ids):
             raise InvalidRequest("The request names a device twice.")
-        meanings = {id_: self._announced.meaning(resource, id_, known) for id_ in ids}
+        meanings = {id_: self._mappings.resolve(resource, id_, own_devices) for id_ in ids}
         unknown = sorted(id_ for id_, meaning in meanings.items() if meaning is None)
         if unknown:
             raise InvalidRequest(f"This node has no device {', '.join(unknown)}.")
-        found: dict[str, dict[str, Meaning]] = {}
+        found: dict[str, dict[str, MappedDevice]] = {}
         for id_, meaning in meanings.items():
             if meaning is not None:
                 found.setdefault(meaning.device, {})[id_] = meaning
-        if any(len(each) > 1 and not all(one.share for one in each.values()) for each in found.values()):
+        if any(len(each) > 1 and not all(one.is_share for one in each.values()) for each in found.values()):
             raise InvalidRequest("The request names a device twice.")
         self._note_named(resource, found.keys())
         return dict(sorted(found.items()))
 
     def _note_named(self, resource: str, devices: Collection[str]) -> None:
-        if 0 < len(resource) <= LONGEST_NAME and (resource in self._named or len(self._named) < MOST_RESOURCES):
+        if 0 < len(resource) <= MAX_NAME_LENGTH and (resource in self._named or len(self._named) < MAX_RESOURCES):
             known = self._named.setdefault(resource, set())
             if not known.issuperset(devices):
                 known.update(devices)
                 self._by_device = None
 
-    def own(self, grants: Iterable[Grant]) -> frozenset[str]:
+    def own_resources(self, grants: Iterable[Grant]) -> frozenset[str]:
         """Return the resources under which our own plugins hand devices out: those that they announced or named, and those
         of the open ``grants``. Empty while no plugin has said anything.
         """
@@ -68,9 +70,9 @@ class ResourceIds:
             for grant in grants
             if grant.assignment is not None and grant.basis is not Basis.ADOPTED
         }
-        return frozenset((self._announced.resources.keys() | self._named.keys() | given) - {""})
+        return frozenset((self._mappings.resources.keys() | self._named.keys() | given) - {""})
 
-    def of(self, record: DeviceRecord) -> frozenset[str]:
+    def resources_of(self, record: DeviceRecord) -> frozenset[str]:
         """Return the resources under which the device of ``record`` is handed out, by a plugin, a request or the record."""
         if self._by_device is None:
             self._by_device = self._resources_by_device()
@@ -82,10 +84,10 @@ class ResourceIds:
     def _resources_by_device(self) -> dict[str, frozenset[str]]:
         """What a plugin announced covers all that the resource has; what was requested counts where there is none."""
         found: dict[str, set[str]] = {}
-        for resource, meanings in self._announced.resources.items():
+        for resource, meanings in self._mappings.resources.items():
             for meaning in meanings.values():
                 found.setdefault(meaning.device, set()).add(resource)
         for resource, devices in self._named.items():
-            for device in devices if resource not in self._announced.resources else ():
+            for device in devices if resource not in self._mappings.resources else ():
                 found.setdefault(device, set()).add(resource)
         return {device: frozenset(resources) for device, resources in found.items()}

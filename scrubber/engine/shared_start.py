@@ -10,61 +10,63 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from scrubber.domain.assignment import Pod, Reading
-from scrubber.domain.basis import UNPROVED
-from scrubber.domain.errors import Retry
+from scrubber.domain.assignment import KubeletReading, Pod
+from scrubber.domain.errors import RetryableError
 from scrubber.domain.evidence import (
     Finding,
     FindingCode,
-    Occasion,
     Outcome,
-    Path,
+    PathKind,
     ScrubRecord,
+    ScrubTrigger,
     Step,
     StepResult,
     Verdict,
 )
-from scrubber.domain.leftover import Standing
+from scrubber.domain.handover_kind import UNPROVEN_BASES
+from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.sharing import Neighbour
+from scrubber.domain.sharing import GrantedPod
 from scrubber.domain.telemetry import Holder, HolderKind
-from scrubber.domain.using import Use, judge_use
+from scrubber.domain.usage import UseKind, classify_use
 from scrubber.engine import scrub
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.steps.work import Work
+from scrubber.engine.steps.context import ScrubContext
 
-__all__ = ["check_beside", "joined", "neighbour", "others_on"]
+__all__ = ["after_shared_grant", "check_shared_use", "granted_pod", "other_grants"]
 
 
-_LOOK_AGAIN = 0.1
+_RECHECK_DELAY = 0.1
 """Seconds after which who seems to have no grant is looked at once more: a process that has just ended shows no pod."""
 
 
-async def others_on(
-    controller: DeviceController, asking: Pod | None, share: frozenset[str], reading: Reading
-) -> list[tuple[Grant, Standing]]:
+async def other_grants(
+    controller: DeviceController, starting_pod: Pod | None, share: frozenset[str], reading: KubeletReading
+) -> list[tuple[Grant, PodLiveness]]:
     """Whom a container would be beside on ``share`` of the device: the open grants, and where their pods stand.
 
     A pod is beside itself only where it has another share, too: else it starts again on the one it had.
     """
-    several = asking is not None and bool(reading.shares_of(asking, controller.id) - share)
-    standings = await controller.occupancy.standings(asking, shares=several)
-    return [(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking]
+    several = starting_pod is not None and bool(reading.shares_of(starting_pod, controller.id) - share)
+    standings = await controller.occupancy.pod_liveness(starting_pod, shares=several)
+    return [
+        (grant, where) for grant, where in standings if several or starting_pod is None or grant.pod != starting_pod
+    ]
 
 
-def neighbour(grant: Grant, where: Standing) -> Neighbour:
+def granted_pod(grant: Grant, liveness: PodLiveness) -> GrantedPod:
     share = grant.assignment is not None and bool(grant.assignment.shares)
-    return Neighbour(grant.pod, where.state, share, grant.basis not in UNPROVED)
+    return GrantedPod(grant.pod, liveness.state, share, grant.basis not in UNPROVEN_BASES)
 
 
-async def check_beside(controller: DeviceController, pods: int, dependencies: Dependencies) -> ScrubRecord:
+async def check_shared_use(controller: DeviceController, pods: int, dependencies: Dependencies) -> ScrubRecord:
     """The fast path's checks of a device that ``pods`` pods are on by grants. It changes and records nothing."""
     policy = controller.state.policy
     check = dependencies.new_id("check")
-    record = ScrubRecord(check, controller.id, Path.FAST, Occasion.START, dependencies.clock.wall())
-    plan = policy.plan(Path.FAST, Occasion.START)
-    work = Work(
+    record = ScrubRecord(check, controller.id, PathKind.FAST, ScrubTrigger.CONTAINER_START, dependencies.clock.wall())
+    plan = policy.plan(PathKind.FAST, ScrubTrigger.CONTAINER_START)
+    work = ScrubContext(
         scrub=check,
         device=controller.state.device,
         record=controller.state.record,
@@ -72,62 +74,67 @@ async def check_beside(controller: DeviceController, pods: int, dependencies: De
         policy=policy,
         dependencies=dependencies,
         pods=controller.pods,
-        standings=controller.occupancy.standings,
+        pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
-        still=_nobody,
+        keep_out_of_use=_no_other_devices,
     )
     users = await _check_users(work, pods)
-    result = await scrub.run(work, lambda _: None)
+    result = await scrub.run_scrub(work, lambda _: None)
     failed = users.verdict is Verdict.FAILED and result.outcome is Outcome.PASSED
-    outcome = Outcome.HELD_UP if failed else result.outcome
+    outcome = Outcome.BLOCKED if failed else result.outcome
     return replace(record, ended=dependencies.clock.wall(), outcome=outcome, steps=(users, *result.steps))
 
 
-async def _check_users(work: Work, pods: int) -> StepResult:
+async def _check_users(context: ScrubContext, pods: int) -> StepResult:
     """Whether everybody who is seen to use the device has it by a grant. Claims nothing: a walk is not made."""
-    dependencies, start = work.dependencies, work.dependencies.clock.monotonic()
+    dependencies, start = context.dependencies, context.dependencies.clock.monotonic()
     found: list[Finding] = []
     try:
-        if before := await _ungranted(work):
-            await dependencies.clock.sleep(_LOOK_AGAIN)
-            for owner, user in (await _ungranted(work)).items():
+        if before := await _unauthorized_users(context):
+            await dependencies.clock.sleep(_RECHECK_DELAY)
+            for owner, user in (await _unauthorized_users(context)).items():
                 if owner in before:
                     who = f"PID {user.pid} ({user.command or 'unknown'})"
                     found.append(
-                        work.dirty(Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} uses the device without a grant.")
+                        context.blocking_finding(
+                            Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} uses the device without a grant."
+                        )
                     )
-    except Retry as away:
-        found.append(work.dirty(Step.HOLDERS, away.code, str(away)))
+    except RetryableError as away:
+        found.append(context.blocking_finding(Step.HOLDERS, away.code, str(away)))
     seconds = dependencies.clock.monotonic() - start
     said = f"holders: shared with {pods} pod{'' if pods == 1 else 's'}, whose processes have it by grants of their own"
     verdict = Verdict.FAILED if found else Verdict.NOT_COVERED
     return StepResult(Step.HOLDERS, verdict, seconds, tuple(found), {"pods": pods}, (said,))
 
 
-async def _ungranted(work: Work) -> dict[object, Holder]:
+async def _unauthorized_users(context: ScrubContext) -> dict[object, Holder]:
     """Who uses the device now and was not granted it: one of each pod, by its UID, and each process of no pod."""
-    dependencies = work.dependencies
+    dependencies = context.dependencies
     found: dict[object, Holder] = {}
-    for user in await dependencies.holders.users(work.device):
+    for user in await dependencies.holders.list_users(context.device):
         if user.kind is HolderKind.INFRASTRUCTURE:
             continue
         uid = await dependencies.containers.pod_uid_of(user.pid) if user.pid else None
-        if judge_use(uid, work.device.id, work.record.open_grants, work.pods.reading) is not Use.GRANTED:
+        if (
+            classify_use(uid, context.device.id, context.record.open_grants, context.pods.reading)
+            is not UseKind.GRANTED
+        ):
             found[uid or user.identity] = user
     return found
 
 
-def joined(record: DeviceRecord, over: Collection[int]) -> DeviceRecord:
+def after_shared_grant(record: DeviceRecord, closed_grants: Collection[int]) -> DeviceRecord:
     """``record`` of a device that was just granted to one more pod.
 
     Its bytes are not the last grant's alone, so no exception holds before it was scrubbed. Grants of pods that are
-    ``over`` end here: a device that is shared without a pause would otherwise keep every one there ever was.
+    ``closed_grants`` end here: a device that is shared without a pause would otherwise keep every one there ever was.
     """
-    left = tuple(grant for grant in record.open_grants if grant.sequence not in over)
-    return replace(record, watched=False, open_grants=left)
+    left = tuple(grant for grant in record.open_grants if grant.sequence not in closed_grants)
+    return replace(record, exclusive_use=False, open_grants=left)
 
 
 @asynccontextmanager
-async def _nobody(_: Iterable[str]) -> AsyncIterator[None]:
+async def _no_other_devices(_: Iterable[str]) -> AsyncIterator[None]:
     """The checks of the fast path need no other device to keep still."""
     yield

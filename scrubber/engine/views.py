@@ -8,29 +8,29 @@ from enum import StrEnum
 from typing import Protocol
 
 from scrubber.domain.assignment import Pod
-from scrubber.domain.basis import Basis, HandOver
-from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
+from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Step
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.reset_plan import ResetPlan
 from scrubber.engine import refusals
-from scrubber.ports.device import Progress
-from scrubber.ports.record import START, Head, HistoryEntry, HistoryQuery, TrailPage
+from scrubber.ports.device import EraseProgress
+from scrubber.ports.record import CHAIN_START, AuditHead, HistoryEntry, HistoryQuery, TrailPage
 
 __all__ = [
     "Actions",
+    "CertificateStatus",
     "CertificateView",
     "DeviceView",
-    "Granted",
+    "GrantedDevice",
     "HandOverCall",
     "NodeView",
     "PodNotice",
-    "ScrubNews",
+    "ScrubUpdate",
     "Service",
     "ServiceView",
-    "Standing",
 ]
 
 
@@ -40,26 +40,26 @@ class DeviceView:
 
     Attributes:
         scrub: id of the scrub under way.
-        offered: whether the kubelet is told that it is healthy.
+        advertised: whether the kubelet is told that it is healthy.
         policy: this device's.
-        waits: why its way back stands still, beyond its cause; empty otherwise.
-        strangers: who uses it without a grant, by the last look: a sentence each.
-        uninspected: processes that several walks of its last scrub did not get through: a sentence each.
+        recovery_blocker: why its way back stands still, beyond its cause; empty otherwise.
+        unauthorized_users: who uses it without a grant, by the last look: a sentence each.
+        uninspected_processes: processes that several walks of its last scrub did not get through: a sentence each.
     """
 
     device: Device
     record: DeviceRecord
     scrub: str | None = None
-    offered: bool = True
+    advertised: bool = True
     policy: Policy = field(default_factory=Policy)
-    waits: str = ""
-    strangers: tuple[str, ...] = ()
-    uninspected: tuple[str, ...] = ()
+    recovery_blocker: str = ""
+    unauthorized_users: tuple[str, ...] = ()
+    uninspected_processes: tuple[str, ...] = ()
 
     @property
-    def refusal(self) -> str:
+    def refusal_message(self) -> str:
         """What a pod's status may say about the device; empty while it is in service. Names no tenant."""
-        return refusals.out_of_service(self.record, self.waits)
+        return refusals.out_of_service_message(self.record, self.recovery_blocker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class PodNotice:
 
     Attributes:
         reason: in one CamelCase word: ``GpuNotHandedOver``, ``GpuOutOfService``.
-        sentence: names devices, states and scrubs, and no other tenant.
+        message: names devices, states and scrubs, and no other tenant.
         since: wall-clock seconds.
         evict: the policy wants the pod evicted.
     """
@@ -76,7 +76,7 @@ class PodNotice:
     pod: Pod
     devices: tuple[str, ...]
     reason: str
-    sentence: str
+    message: str
     since: float
     evict: bool
 
@@ -88,8 +88,8 @@ class NodeView:
     Attributes:
         ready: False until every device was looked at once after a start.
         epoch: changes with every start of the service.
-        ledger: ``"ok"``, or the sentence why nothing is handed over.
-        envvar_refused: the policy refuses devices that are announced to a runtime by an environment variable.
+        ledger_status: ``"ok"``, or the sentence why nothing is handed over.
+        refuses_envvar: the policy refuses devices that are announced to a runtime by an environment variable.
         notices: what owners of pods should be told.
     """
 
@@ -97,62 +97,62 @@ class NodeView:
     devices: tuple[DeviceView, ...]
     ready: bool
     epoch: str
-    ledger: str = "ok"
-    envvar_refused: bool = False
+    ledger_status: str = "ok"
+    refuses_envvar: bool = False
     notices: tuple[PodNotice, ...] = ()
 
-    def be_ready(self) -> None:
+    def require_ready(self) -> None:
         """Go on only with a view that has every device.
 
         Raises:
             NotReady: the service is starting.
         """
         if not self.ready:
-            raise refusals.starting()
+            raise refusals.service_starting()
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverCall:
     """A request to hand devices over. ``wait_seconds`` None means the policy's limit.
 
-    ``reserved_unseen`` names ids that were allocated while the service could not be told. All ids are those of the
+    ``unreported_allocations`` names ids that were allocated while the service could not be told. All ids are those of the
     kubelet's ``resource``; without one they are our devices'.
     """
 
     devices: tuple[str, ...]
     wait_seconds: float | None = None
-    reserved_unseen: frozenset[str] = frozenset()
+    unreported_allocations: frozenset[str] = frozenset()
     resource: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class GrantedDevice:
     """One device of a hand-over that was granted."""
 
     device: str
     grant: int
-    kind: HandOver
-    path: Path
+    kind: HandOverKind
+    path: PathKind
     certificate: str | None
     basis: Basis
 
 
 @dataclass(frozen=True, slots=True)
-class ScrubNews:
+class ScrubUpdate:
     """An update on a scrub: how far a step is, or (``finished`` set) how it ended.
 
     Attributes:
-        unexplained: that residue was found where a certificate said that there is none; empty otherwise.
+        unexplained_residue: that residue was found where a certificate said that there is none; empty otherwise.
     """
 
     scrub: str
     device: str
     step: Step | None = None
-    progress: Progress | None = None
+    progress: EraseProgress | None = None
     joined: bool = False
     finished: ScrubRecord | None = None
     certificate: Certificate | None = None
-    unexplained: str = ""
+    unexplained_residue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +160,13 @@ class ServiceView:
     """What runs here.
 
     Attributes:
-        ledger: ``"ok"`` or the sentence why nothing is handed over.
+        ledger_status: ``"ok"`` or the sentence why nothing is handed over.
         key_id, public_key: of the key that signs certificates; the latter as PEM.
         audit_head: the last row of the audit trail.
-        places: absolute paths, by what is there: ``state``, ``policy``, ``kubelet``, ``pod-resources``, ``pod-logs``,
+        paths: absolute paths, by what is there: ``state``, ``policy``, ``kubelet_status``, ``pod-resources``, ``pod-logs``,
             ``cgroups``.
-        policy_refused: why the policy's file as it stands is not in force; empty otherwise.
-        kubelet: ``"ok"``, or the sentence why its lists are not believed; empty before anybody looked.
+        policy_error: why the policy's file as it stands is not in force; empty otherwise.
+        kubelet_status: ``"ok"``, or the sentence why its lists are not believed; empty before anybody looked.
         admin_group, read_group: whose members may act, and look; empty: nobody's.
     """
 
@@ -174,26 +174,26 @@ class ServiceView:
     backend: str
     identity: NodeIdentity
     policy: Policy
-    ledger: str
+    ledger_status: str
     epoch: str
-    breaker: Breaker = field(default_factory=Breaker)
+    breaker: BreakerState = field(default_factory=BreakerState)
     key_id: str = ""
     public_key: str = ""
-    audit_head: Head = START
-    places: Mapping[str, str] = field(default_factory=dict)
-    policy_refused: str = ""
-    kubelet: str = ""
+    audit_head: AuditHead = CHAIN_START
+    paths: Mapping[str, str] = field(default_factory=dict)
+    policy_error: str = ""
+    kubelet_status: str = ""
     admin_group: str = ""
     read_group: str = ""
 
 
-class Standing(StrEnum):
+class CertificateStatus(StrEnum):
     """What became of a certificate."""
 
     UNUSED = "unused"
     """The next start of its device may rest on it, as far as it is still good then."""
-    USED = "used"
-    VOID = "void"
+    CONSUMED = "used"
+    VOIDED = "void"
     """It was never used, and never will be."""
 
 
@@ -202,18 +202,18 @@ class CertificateView:
     """A certificate that was issued here."""
 
     certificate: Certificate
-    standing: Standing
+    status: CertificateStatus
 
 
 class Actions(Protocol):
     """What operators may order of the devices."""
 
-    def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
+    def scrub(self, device: str, path: PathKind, actor: str) -> AsyncIterator[ScrubUpdate]:
         """Scrub on demand, or join the scrub under way; ends after the update that has ``finished`` set.
 
         Raises:
             InvalidRequest: no such device.
-            Held: it is in use.
+            DeviceBusy: it is in use.
         """
 
     async def reset_plan(self, device: str) -> ResetPlan:
@@ -223,7 +223,7 @@ class Actions(Protocol):
 
         Raises:
             InvalidRequest: no such device.
-            DeviceFault, Away: the device, or whoever is asked about it, did not answer.
+            DeviceFault, Unavailable: the device, or whoever is asked about it, did not answer.
         """
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
@@ -238,28 +238,28 @@ class Actions(Protocol):
             Refused: a time that the policy does not allow, nothing to end, or a device that a person took out.
         """
 
-    def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
+    def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubUpdate]:
         """Reset a device that nobody has, and scrub it; news as of :meth:`scrub`.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            Held: it, or a device that is reset with it, is in use or being scrubbed.
+            DeviceBusy: it, or a device that is reset with it, is in use or being scrubbed.
             Refused: it can never be reset here, or the policy says never.
-            DeviceFault, Away: it cannot be said whether it could be.
+            DeviceFault, Unavailable: it cannot be said whether it could be.
         """
 
     async def accept_baseline(
-        self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
+        self, device: str, reason: str, actor: str, expected_facts: Mapping[str, str] | None = None
     ) -> DeviceView:
         """From now on, what the device is at present is what it should be.
 
         Args:
-            shown: its facts as the person saw them; None or empty when he was shown none.
+            expected_facts: its facts as the person saw them; None or empty when he was shown none.
 
         Raises:
             InvalidRequest: no such device, or no reason.
             Refused: it is something else than what was shown.
-            DeviceFault, Away: it cannot be said what it is.
+            DeviceFault, Unavailable: it cannot be said what it is.
         """
 
 
@@ -276,12 +276,12 @@ class Service(Protocol):
     def view(self) -> NodeView:
         """The present state, without waiting."""
 
-    async def changed(self, since: int) -> NodeView:
+    async def wait_for_change(self, since: int) -> NodeView:
         """The newest state as soon as its version is above ``since``. Consumers that are slow skip versions."""
 
-    def info(self) -> ServiceView: ...
+    def service_view(self) -> ServiceView: ...
 
-    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
+    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
         """What the ids of ``resource`` mean (id → device), in the place of what was announced for it before.
 
         Raises:
@@ -301,7 +301,7 @@ class Service(Protocol):
             Quarantined: one of the devices is out of service. Nothing else is ever refused here.
         """
 
-    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+    async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
         """All devices of ``call`` or none; the gate. Cancelling it stops the waiting, not the scrubs.
 
         Raises:

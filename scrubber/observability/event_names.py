@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from scrubber.domain.errors import InvalidRequest
 
-__all__ = ["BEGINNINGS", "ELSEWHERE", "EVENTS", "asked_for"]
+__all__ = ["AUDIT_EVENTS", "EVENT_PREFIXES", "UNAUDITED_EVENTS", "validate_event_names"]
 
-EVENTS = (
+AUDIT_EVENTS = (
     "baseline.accepted",
     "baseline.taken",
     "breaker.closed",
@@ -57,17 +57,17 @@ EVENTS = (
 )
 """In alphabetical order."""
 
-BEGINNINGS = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in EVENTS))
+EVENT_PREFIXES = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in AUDIT_EVENTS))
 """Each asks for all events that begin with it: ``health.``."""
 
-ELSEWHERE = ("audit.broken", "audit.unread", "handover.refused")
+UNAUDITED_EVENTS = ("audit.broken", "audit.unread", "handover.refused")
 """What the service tells its log and metrics, and not the trail."""
 
-_SHOWN = 60
+_MAX_QUOTED_CHARS = 60
 """Characters of a wrong name that are told back."""
 
 
-def asked_for(names: Iterable[str]) -> tuple[str, ...]:
+def validate_event_names(names: Iterable[str]) -> tuple[str, ...]:
     """``names``, each once: whole names of events, and beginnings that end in a dot.
 
     Raises:
@@ -75,20 +75,20 @@ def asked_for(names: Iterable[str]) -> tuple[str, ...]:
     """
     asked = tuple(dict.fromkeys(names))
     for each in asked:
-        if each not in EVENTS and each not in BEGINNINGS:
-            raise InvalidRequest(_no_such(each))
+        if each not in AUDIT_EVENTS and each not in EVENT_PREFIXES:
+            raise InvalidRequest(_unknown_event_message(each))
     return asked
 
 
-def _no_such(name: str) -> str:
-    if name in ELSEWHERE:
+def _unknown_event_message(name: str) -> str:
+    if name in UNAUDITED_EVENTS:
         return f'"{name}" is in the service\'s log and metrics, and never on the audit trail.'
     beginning = f"{name.partition('.')[0]}."
-    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
-    if beginning in BEGINNINGS:
-        there = ", ".join(each for each in EVENTS if each.startswith(beginning))
+    shown = name if len(name) <= _MAX_QUOTED_CHARS else f"{name[:_MAX_QUOTED_CHARS]}…"
+    if beginning in EVENT_PREFIXES:
+        there = ", ".join(each for each in AUDIT_EVENTS if each.startswith(beginning))
         return f'The audit trail has no event "{shown}"; there are: {there}; "{beginning}" asks for all that begin so.'
     return (
-        f'The audit trail has no event "{shown}"; there are those that begin with {", ".join(BEGINNINGS)} '
+        f'The audit trail has no event "{shown}"; there are those that begin with {", ".join(EVENT_PREFIXES)} '
         "A beginning with its dot asks for all of them."
     )

@@ -1,6 +1,6 @@
 """One event, one log line, one movement of the metrics.
 
-The promise: :meth:`StructlogJournal.tell` never raises. What it is told has already happened, and often is already
+The promise: :meth:`StructlogJournal.record` never raises. What it is told has already happened, and often is already
 durable; a closed pipe at the other end of the log must not undo a hand-over.
 """
 
@@ -16,9 +16,9 @@ from structlog.contextvars import get_contextvars
 from structlog.typing import FilteringBoundLogger
 
 from scrubber.domain.evidence import ScrubRecord
-from scrubber.domain.signal_table import ErrorClass, SignalTable
-from scrubber.observability.log_context import BOUND, without
-from scrubber.observability.metrics.metrics import Metrics
+from scrubber.domain.health.signal_table import ErrorClass, SignalTable
+from scrubber.observability.log_context import CONTEXT_KEYS, call_without_context
+from scrubber.observability.metrics.recorder import MetricsRecorder
 from scrubber.ports.record import Event
 
 __all__ = ["StructlogJournal"]
@@ -57,10 +57,10 @@ _LEVELS: Final[Mapping[str, int]] = {
 _HARMLESS: Final = frozenset({ErrorClass.IGNORE, ErrorClass.APPLICATION})
 """Classes of signals that say nothing about the device."""
 
-_SAID: Final = {"tenant_namespace": "tenant"}
+_LOG_FIELD_NAMES: Final = {"tenant_namespace": "tenant"}
 """Fields that a line has under the name by which every line, of whatever event, is searched."""
 
-_OURS: Final = frozenset(
+_RESERVED_KEYS: Final = frozenset(
     {
         *("actor", "component", "device", "event", "exc_info", "level", "log_level", "scrub_id"),
         *("stack_info", "tenant", "timestamp", "traceback"),
@@ -82,24 +82,24 @@ class StructlogJournal:
     """
 
     def __init__(self, *, registry: CollectorRegistry, logger: FilteringBoundLogger, signals: SignalTable) -> None:
-        self.metrics = Metrics(registry, signals)
+        self.metrics = MetricsRecorder(registry, signals)
         self._logger = logger
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def record(self, events: Sequence[Event]) -> None:
         """Write a line and move the metrics for each event. Never raises; a line that cannot be written is counted."""
         for event in events:
             self.metrics.count(event)
-            without(_of_others(event, get_contextvars()), partial(self._write, event))
+            call_without_context(_unrelated_context_keys(event, get_contextvars()), partial(self._write, event))
 
     def _write(self, event: Event) -> None:
         try:
-            self._logger.log(_level(event), event.name, **_line(event))
+            self._logger.log(_level(event), event.name, **_log_fields(event))
         except (OSError, ValueError):  # the stream is gone or closed
-            self.metrics.service.line_lost()
+            self.metrics.service.count_lost_line()
 
-    def scrubbed(self, record: ScrubRecord) -> None:
+    def record_scrub(self, scrub: ScrubRecord) -> None:
         """Move the metrics for what the steps of a scrub did. Never raises."""
-        self.metrics.scrubbed(record)
+        self.metrics.record_scrub(scrub)
 
 
 def _level(event: Event) -> int:
@@ -108,18 +108,18 @@ def _level(event: Event) -> int:
     return _LEVELS.get(event.name, logging.INFO)
 
 
-def _of_others(event: Event, bound: Mapping[str, object]) -> Collection[str]:
+def _unrelated_context_keys(event: Event, bound: Mapping[str, object]) -> Collection[str]:
     """What is bound and says nothing about ``event``.
 
     Nothing that is bound is about another device, or the node. And a tenant who asks for a device has not done what is
     found out about it meanwhile: only what the hand-over itself comes to is told with who asked.
     """
     if bound.get("device", event.device) != event.device:
-        return BOUND
+        return CONTEXT_KEYS
     return () if "scrub_id" in bound or event.name.startswith("handover.") else ("tenant",)
 
 
-def _line(event: Event) -> dict[str, object]:
+def _log_fields(event: Event) -> dict[str, object]:
     """What the event itself says, which wins over what is bound: its own tenant also where that is nobody."""
     line: dict[str, object] = {"timestamp": event.at}
     if event.device is not None:
@@ -128,5 +128,5 @@ def _line(event: Event) -> dict[str, object]:
         line["scrub_id"] = event.scrub
     line["actor"] = event.actor
     for name, value in event.fields.items():
-        line[_SAID.get(name) or (f"field_{name}" if name in _OURS else name)] = value
+        line[_LOG_FIELD_NAMES.get(name) or (f"field_{name}" if name in _RESERVED_KEYS else name)] = value
     return line

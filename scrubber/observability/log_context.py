@@ -15,31 +15,31 @@ from typing import Final, TypeAlias
 
 from structlog.contextvars import bind_contextvars, get_contextvars, unbind_contextvars
 
-from scrubber.ports.runtime import UNTRACED, Attribute, Span, Tracer
+from scrubber.ports.runtime import NOOP_TRACER, AttributeValue, Span, Tracer
 
-__all__ = ["BOUND", "Binding", "without"]
+__all__ = ["CONTEXT_KEYS", "LogContextTracer", "call_without_context"]
 
-BOUND: Final[tuple[str, ...]] = ("device", "scrub_id", "tenant")
+CONTEXT_KEYS: Final[tuple[str, ...]] = ("device", "scrub_id", "tenant")
 
-_Values: TypeAlias = dict[str, Attribute]
+_Values: TypeAlias = dict[str, AttributeValue]
 
 
-class Binding:
+class LogContextTracer:
     """A :class:`scrubber.ports.runtime.Tracer`: binds what log lines are told apart by, and passes everything on.
 
     Args:
         inner: what else follows the scopes.
     """
 
-    def __init__(self, inner: Tracer = UNTRACED) -> None:
+    def __init__(self, inner: Tracer = NOOP_TRACER) -> None:
         self._inner = inner
         self._open: ContextVar[tuple[_Values, ...]] = ContextVar("open scopes", default=())
 
-    def span(self, name: str, **attributes: Attribute) -> AbstractContextManager[Span]:
-        return _Scope(self._open, self._inner.span(name, **attributes), attributes)
+    def span(self, name: str, **attributes: AttributeValue) -> AbstractContextManager[Span]:
+        return _LogContextSpan(self._open, self._inner.span(name, **attributes), attributes)
 
 
-class _Scope(AbstractContextManager[Span]):
+class _LogContextSpan(AbstractContextManager[Span]):
     """One scope. ``open_`` has what the scopes around it bind, the outermost first, after what was there before any."""
 
     def __init__(
@@ -48,7 +48,7 @@ class _Scope(AbstractContextManager[Span]):
         self._open = open_
         self._inner = inner
         self._span: Span | None = None
-        self._own: _Values = {name: attributes[name] for name in BOUND if name in attributes}
+        self._own: _Values = {name: attributes[name] for name in CONTEXT_KEYS if name in attributes}
 
     def __enter__(self) -> Span:
         self._span = self._inner.__enter__()
@@ -56,12 +56,12 @@ class _Scope(AbstractContextManager[Span]):
             self._bind()
         return self
 
-    def note(self, **attributes: Attribute) -> None:
+    def set_attributes(self, **attributes: AttributeValue) -> None:
         span = self._span
         if span is None:
             return
-        span.note(**attributes)
-        noted: _Values = {name: attributes[name] for name in BOUND if name in attributes}
+        span.set_attributes(**attributes)
+        noted: _Values = {name: attributes[name] for name in CONTEXT_KEYS if name in attributes}
         if noted:
             self._own.update(noted)
             self._bind()
@@ -75,37 +75,37 @@ class _Scope(AbstractContextManager[Span]):
         left = tuple(each for each in scopes if each is not self._own)
         if len(left) < len(scopes):
             self._open.set(left[1:] if len(left) == 1 else left)
-            _show(left)
+            _bind_scopes(left)
         self._inner.__exit__(kind, error, traceback)
 
     def _bind(self) -> None:
         scopes = self._open.get()
         if not scopes:
             there = get_contextvars()
-            scopes = ({name: there[name] for name in BOUND if name in there},)
+            scopes = ({name: there[name] for name in CONTEXT_KEYS if name in there},)
         if not any(each is self._own for each in scopes):
             scopes = (*scopes, self._own)
             self._open.set(scopes)
-        _show(scopes)
+        _bind_scopes(scopes)
 
 
-def _show(scopes: tuple[_Values, ...]) -> None:
+def _bind_scopes(scopes: tuple[_Values, ...]) -> None:
     """Have lines say what ``scopes`` bind, the innermost last; None is nobody's."""
     bound: _Values = {}
     for each in scopes:
         bound.update(each)
-    unbind_contextvars(*(name for name in BOUND if bound.get(name) is None))
+    unbind_contextvars(*(name for name in CONTEXT_KEYS if bound.get(name) is None))
     bind_contextvars(**{name: value for name, value in bound.items() if value is not None})
 
 
-def without(names: Collection[str], tell: Callable[[], None]) -> None:
-    """Call ``tell`` as if none of ``names`` were bound; what is bound here stays."""
+def call_without_context(names: Collection[str], callback: Callable[[], None]) -> None:
+    """Call ``callback`` as if none of ``names`` were bound; what is bound here stays."""
     if names:
-        copy_context().run(_unbound, names, tell)
+        copy_context().run(_call_unbound, names, callback)
     else:
-        tell()
+        callback()
 
 
-def _unbound(names: Collection[str], tell: Callable[[], None]) -> None:
+def _call_unbound(names: Collection[str], callback: Callable[[], None]) -> None:
     unbind_contextvars(*names)
-    tell()
+    callback()

@@ -19,57 +19,57 @@ from typing import Final, Literal, TextIO, TypeAlias, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
-from scrubber.observability.log_sink import Lines, Losses
+from scrubber.observability.log_sink import LineWriter, LostLineCounter
 
-__all__ = ["LIBRARY", "LogFormat", "configure_logging", "line_logger", "timestamp"]
+__all__ = ["LIBRARY_EVENT", "LogFormatName", "configure_logging", "format_timestamp", "make_logger"]
 
-LogFormat: TypeAlias = Literal["json", "console", "auto"]
+LogFormatName: TypeAlias = Literal["json", "console", "auto"]
 
-LIBRARY: Final = "library.said"
+LIBRARY_EVENT: Final = "library.said"
 """The event of a line that a library has written: its own words are the line's ``sentence``."""
 
-_FIRST: Final = ("timestamp", "level", "event", "component")
+_LEADING_KEYS: Final = ("timestamp", "level", "event", "component")
 _TRACEBACK: Final = "traceback"
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
-_LONGEST: Final = 4096
+_MAX_VALUE_CHARS: Final = 4096
 """Characters of one value; journald and container runtimes cut lines that are very long, and half a line is no JSON."""
-_LONGEST_TRACEBACK: Final = 16384
+_MAX_TRACEBACK_CHARS: Final = 16384
 """Characters of a traceback, from its end, which says what went wrong."""
 
 
 def configure_logging(
-    format: LogFormat,
+    format: LogFormatName,
     level: str,
     stream: TextIO | None,
     *,
     component: str,
     now: Callable[[], float] = time.time,
     environ: Mapping[str, str] = os.environ,
-    losses: Losses | None = None,
+    lost_lines: LostLineCounter | None = None,
 ) -> FilteringBoundLogger:
     """Set up logging for this process, libraries included; answers the logger to hand around.
 
-    Called once, by a composition root. Arguments and errors are those of :func:`line_logger`. Libraries are heard from
+    Called once, by a composition root. Arguments and errors are those of :func:`make_logger`. Libraries are heard from
     warnings on, or all of them where ``level`` is ``debug``: what they note of their doings is not for who runs a node.
     """
-    logger = line_logger(format, level, stream, component=component, now=now, environ=environ, losses=losses)
+    logger = make_logger(format, level, stream, component=component, now=now, environ=environ, lost_lines=lost_lines)
     root = logging.getLogger()
-    root.handlers[:] = [_Libraries(logger, losses or Losses())]
-    root.setLevel(logging.DEBUG if level.lower() == "debug" else max(logging.WARNING, _number(level)))
+    root.handlers[:] = [_LibraryLogHandler(logger, lost_lines or LostLineCounter())]
+    root.setLevel(logging.DEBUG if level.lower() == "debug" else max(logging.WARNING, _level_number(level)))
     logging.captureWarnings(capture=True)
     return logger
 
 
-def line_logger(
-    format: LogFormat,
+def make_logger(
+    format: LogFormatName,
     level: str,
     stream: TextIO | None,
     *,
     component: str,
     now: Callable[[], float] = time.time,
     environ: Mapping[str, str] = os.environ,
-    losses: Losses | None = None,
+    lost_lines: LostLineCounter | None = None,
 ) -> FilteringBoundLogger:
     """A logger that writes to ``stream`` and touches nothing else of the process.
 
@@ -81,12 +81,12 @@ def line_logger(
         stream: None where there is none, as in a process that was started with standard error closed.
         component: which daemon writes; on every line.
         now: wall-clock seconds, for lines that do not bring the time of their event as ``timestamp``.
-        losses: told of lines that could not be written.
+        lost_lines: told of lines that could not be written.
 
     Raises:
         ValueError: no such format or level.
     """
-    number = _number(level)
+    number = _level_number(level)
     if format not in ("json", "console", "auto"):
         raise ValueError(f"there is no log format {format!r}; write json, console or auto")
     terminal = _is_terminal(stream)
@@ -95,20 +95,20 @@ def line_logger(
 
     def stamp(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
         at = line.get("timestamp")
-        line["timestamp"] = at if isinstance(at, str) else timestamp(now() if at is None else at)
+        line["timestamp"] = at if isinstance(at, str) else format_timestamp(now() if at is None else at)
         line.setdefault("component", component)
         return line
 
     logger = structlog.wrap_logger(
-        Lines(stream, losses or Losses()),
+        LineWriter(stream, lost_lines or LostLineCounter()),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             stamp,
-            _traced,
-            _sayable,
-            _ordered,
-            _Columns(colors=terminal and not plain) if console else _json,
+            _format_exception,
+            _make_values_json_safe,
+            _order_keys,
+            _ConsoleRenderer(colors=terminal and not plain) if console else _render_json,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         context_class=dict,
@@ -116,7 +116,7 @@ def line_logger(
     return cast(FilteringBoundLogger, logger.bind())
 
 
-def timestamp(at: float) -> str:
+def format_timestamp(at: float) -> str:
     """Wall-clock seconds as ISO 8601 in UTC with milliseconds; a number that no calendar knows stays a number."""
     try:
         return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -124,7 +124,7 @@ def timestamp(at: float) -> str:
         return repr(at)
 
 
-def _number(level: str) -> int:
+def _level_number(level: str) -> int:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ValueError(f"there is no log level {level!r}; write debug, info, warning or error")
@@ -141,73 +141,73 @@ def _is_terminal(stream: TextIO | None) -> bool:
 # -- what libraries say -------------------------------------------------------------------------------------------------
 
 
-class _Libraries(logging.Handler):
+class _LibraryLogHandler(logging.Handler):
     """Writes what libraries log, as our own lines."""
 
-    def __init__(self, logger: FilteringBoundLogger, losses: Losses) -> None:
+    def __init__(self, logger: FilteringBoundLogger, lost_lines: LostLineCounter) -> None:
         super().__init__()
         self._logger = logger
-        self._losses = losses
+        self._lost_lines = lost_lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = max((each for each in map(_number, _LEVELS) if each <= record.levelno), default=logging.DEBUG)
+        level = max((each for each in map(_level_number, _LEVELS) if each <= record.levelno), default=logging.DEBUG)
         about = {"exc_info": record.exc_info} if record.exc_info else {}
         try:
-            self._logger.log(level, LIBRARY, logger=record.name, sentence=record.getMessage(), **about)
+            self._logger.log(level, LIBRARY_EVENT, logger=record.name, sentence=record.getMessage(), **about)
         except Exception:  # noqa: BLE001 - a library's message that cannot be put together is lost, and harms nobody
-            self._losses.one()
+            self._lost_lines.count_line()
 
 
 # -- how they look -----------------------------------------------------------------------------------------------------
 
 
-def _traced(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+def _format_exception(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
     """An exception becomes text, under a name that no event's field has."""
     if line.get("exc_info"):
         formatted = structlog.processors.format_exc_info(_logger, _method, {"exc_info": line["exc_info"]})
         text = str(formatted.get("exception", ""))
-        cut = len(text) - _LONGEST_TRACEBACK
+        cut = len(text) - _MAX_TRACEBACK_CHARS
         line[_TRACEBACK] = text if cut <= 0 else f"({cut} characters before) … {text[cut:]}"
     line.pop("exc_info", None)
     return line
 
 
-def _sayable(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+def _make_values_json_safe(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
     for key, value in line.items():
         if key != _TRACEBACK:
-            line[key] = _said(value)
+            line[key] = _json_safe(value)
     return line
 
 
-def _said(value: object, depth: int = 4) -> object:
+def _json_safe(value: object, depth: int = 4) -> object:
     """``value``, as far as JSON has words for it and there is room, else in words."""
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
+        return value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}… ({len(value)} characters)"
     if value is None or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, int):  # one of thousands of digits cannot even be printed
-        return value if value.bit_length() <= _LONGEST else f"a number of {value.bit_length()} bits"
+        return value if value.bit_length() <= _MAX_VALUE_CHARS else f"a number of {value.bit_length()} bits"
     if isinstance(value, list | tuple) and depth:
-        return [_said(each, depth - 1) for each in value]
+        return [_json_safe(each, depth - 1) for each in value]
     if isinstance(value, dict) and depth:
-        return {_said(str(key)): _said(each, depth - 1) for key, each in value.items()}
-    return _said(str(value))
+        return {_json_safe(str(key)): _json_safe(each, depth - 1) for key, each in value.items()}
+    return _json_safe(str(value))
 
 
-def _ordered(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+def _order_keys(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
     """Time, level and event lead every line; the rest keeps its order, and a traceback ends it."""
-    leading = {key: line[key] for key in _FIRST if key in line}
+    leading = {key: line[key] for key in _LEADING_KEYS if key in line}
     ending = {_TRACEBACK: line[_TRACEBACK]} if _TRACEBACK in line else {}
     between = {key: value for key, value in line.items() if key not in leading and key not in ending}
     return {**leading, **between, **ending}
 
 
-def _json(_logger: WrappedLogger, _method: str, line: EventDict) -> str:
+def _render_json(_logger: WrappedLogger, _method: str, line: EventDict) -> str:
     """In ASCII: neither a terminal nor a parser meets anything else."""
     return json.dumps(line, allow_nan=False)
 
 
-class _Columns:
+class _ConsoleRenderer:
     """For people. Names of processes are written by tenants: no control character of theirs reaches a terminal."""
 
     def __init__(self, *, colors: bool) -> None:

@@ -28,19 +28,29 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import gzip_accepted
 from prometheus_client.registry import Collector
 
-from scrubber.domain.errors import BadConfiguration
-from scrubber.observability.listening import MOST_CONNECTIONS, Listener, listen
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.observability.metrics_port import MAX_CONNECTIONS, MetricsListener, bind_metrics_port
 
-__all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "check", "page", "serve", "serve_on"]
+__all__ = [
+    "MetricsServer",
+    "MetricsServerTimes",
+    "TlsFiles",
+    "WsgiApp",
+    "check_tls_files",
+    "registry_app",
+    "serve_metrics",
+    "serve_metrics_on",
+]
 
-_MOST_CHOSEN = 4
-"""Answers other than the whole page that are made within :attr:`ScrapingTimes.fresh`. The whole page has as many forms."""
+_MAX_FILTERED_RESPONSES = 4
+"""Answers other than the whole page that are made within :attr:`MetricsServerTimes.cache_seconds`. The whole page
+has as many forms."""
 
-App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 """A WSGI application."""
 
 
-class Tls(Protocol):
+class TlsFiles(Protocol):
     """Files in PEM; ``client_ca``: who may scrape must show a certificate that one of these has signed."""
 
     @property
@@ -54,21 +64,21 @@ class Tls(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ScrapingTimes:
+class MetricsServerTimes:
     """Seconds.
 
     Attributes:
-        deadline: of one connection, from its beginning to its end.
-        tell: between two sentences about connections that came to nothing.
-        fresh: for which a page is used again after it was made.
+        connection_timeout: of one connection, from its beginning to its end.
+        report_interval: between two sentences about connections that came to nothing.
+        cache_seconds: for which a page is used again after it was made.
     """
 
-    deadline: float = 10.0
-    tell: float = 60.0
-    fresh: float = 1.0
+    connection_timeout: float = 10.0
+    report_interval: float = 60.0
+    cache_seconds: float = 1.0
 
 
-class Scraping:
+class MetricsServer:
     """A page that is being served; :meth:`close` ends it.
 
     Attributes:
@@ -94,65 +104,65 @@ class Scraping:
         self._thread.join()
 
 
-def page(registry: CollectorRegistry) -> App:
+def registry_app(registry: CollectorRegistry) -> WsgiApp:
     """What the library makes of ``registry``, without the times at which it made each series: nobody asks for them."""
-    return make_wsgi_app(_Untimed(registry))
+    return make_wsgi_app(_WithoutCreationTimes(registry))
 
 
-def check(tls: Tls) -> None:
+def check_tls_files(tls: TlsFiles) -> None:
     """Refuse certificates that cannot be used, before anything is started.
 
     Raises:
-        BadConfiguration: they cannot be used.
+        InvalidConfiguration: they cannot be used.
     """
-    _Keys(tls)
+    _ReloadingTlsContext(tls)
 
 
-def serve(
-    page: App,
+def serve_metrics(
+    app: WsgiApp,
     host: str,
     port: int,
     *,
-    tell: Callable[[str], object],
-    tls: Tls | None = None,
-    times: ScrapingTimes | None = None,
-) -> Scraping:
-    """Answer whoever asks at ``host`` with ``page``, in threads of its own.
+    report: Callable[[str], object],
+    tls: TlsFiles | None = None,
+    timings: MetricsServerTimes | None = None,
+) -> MetricsServer:
+    """Answer whoever asks at ``host`` with ``app``, in threads of its own.
 
     Args:
-        tell: is told, from any thread, why a connection came to nothing; now and then, however many there are.
+        report: is told, from any thread, why a connection came to nothing; now and then, however many there are.
         tls: without it, plain HTTP.
 
     Raises:
-        BadConfiguration: nobody can listen there, or the certificates cannot be used.
+        InvalidConfiguration: nobody can listen there, or the certificates cannot be used.
     """
     if tls is not None:
-        check(tls)
-    return serve_on(listen(host, port), page, tell=tell, tls=tls, times=times)
+        check_tls_files(tls)
+    return serve_metrics_on(bind_metrics_port(host, port), app, report=report, tls=tls, timings=timings)
 
 
-def serve_on(
-    listener: Listener,
-    page: App,
+def serve_metrics_on(
+    listener: MetricsListener,
+    app: WsgiApp,
     *,
-    tell: Callable[[str], object],
-    tls: Tls | None = None,
-    times: ScrapingTimes | None = None,
-) -> Scraping:
-    """:func:`serve` on a port that was taken before; closing what this returns closes the listener too.
+    report: Callable[[str], object],
+    tls: TlsFiles | None = None,
+    timings: MetricsServerTimes | None = None,
+) -> MetricsServer:
+    """:func:`serve_metrics` on a port that was taken before; closing what this returns closes the listener too.
 
     Raises:
-        BadConfiguration: the certificates cannot be used.
+        InvalidConfiguration: the certificates cannot be used.
     """
-    keys = None if tls is None else _Keys(tls)
-    times = times or ScrapingTimes()
-    teller = _Teller(tell, times.tell)
-    kept = _Kept(_reporting(page, teller), times.fresh)
-    server = _Server(listener.socket, kept, keys, teller, times.deadline)
-    return Scraping(server, listener.address)
+    keys = None if tls is None else _ReloadingTlsContext(tls)
+    timings = timings or MetricsServerTimes()
+    teller = _RateLimitedReporter(report, timings.report_interval)
+    kept = _CachingApp(_report_errors(app, teller), timings.cache_seconds)
+    server = _Server(listener.socket, kept, keys, teller, timings.connection_timeout)
+    return MetricsServer(server, listener.address)
 
 
-class _Untimed(Collector):
+class _WithoutCreationTimes(Collector):
     def __init__(self, registry: Any) -> None:
         self._registry = registry
 
@@ -161,61 +171,61 @@ class _Untimed(Collector):
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
 
-    def restricted_registry(self, names: Iterable[str]) -> _Untimed:
+    def restricted_registry(self, names: Iterable[str]) -> _WithoutCreationTimes:
         """For a scrape that names what it wants."""
-        return _Untimed(self._registry.restricted_registry(names))
+        return _WithoutCreationTimes(self._registry.restricted_registry(names))
 
 
-class _Teller:
+class _RateLimitedReporter:
     """One sentence at a time, and not one for each connection: a scanner of ports makes thousands."""
 
-    def __init__(self, tell: Callable[[str], object], every: float) -> None:
-        self._tell = tell
-        self._every = every
-        self._said: float | None = None
+    def __init__(self, report: Callable[[str], object], interval: float) -> None:
+        self._report = report
+        self._interval = interval
+        self._last_report: float | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, sentence: str) -> None:
+    def __call__(self, message: str) -> None:
         with self._lock:
             now = time.monotonic()
-            if self._said is not None and now - self._said < self._every:
+            if self._last_report is not None and now - self._last_report < self._interval:
                 return
-            self._said = now
-        self._tell(sentence)
+            self._last_report = now
+        self._report(message)
 
 
-class _Keys:
+class _ReloadingTlsContext:
     """The certificates as the files have them now.
 
     Raises:
-        BadConfiguration: they cannot be used.
+        InvalidConfiguration: they cannot be used.
     """
 
-    def __init__(self, tls: Tls) -> None:
+    def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
         self._lock = threading.Lock()
-        self._seen = self._look()
+        self._fingerprints = self._read_fingerprints()
         self._context = _context(tls)
 
-    def context(self, tell: Callable[[str], None]) -> ssl.SSLContext:
+    def context(self, report: Callable[[str], None]) -> ssl.SSLContext:
         """For the next connection. Files that cannot be used leave what was in force before, and are tried again."""
         with self._lock:
             try:
-                seen = self._look()
-                if seen != self._seen:
+                seen = self._read_fingerprints()
+                if seen != self._fingerprints:
                     self._context = _context(self._tls)
-                    self._seen = seen
-            except BadConfiguration as error:
-                tell(f"The certificates for metrics are not taken up, and the earlier ones stay: {error}")
+                    self._fingerprints = seen
+            except InvalidConfiguration as error:
+                report(f"The certificates for metrics are not taken up, and the earlier ones stay: {error}")
             return self._context
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _read_fingerprints(self) -> list[tuple[int, int, int] | None]:
         """Which files they are; taken before they are read, so that a change in between is seen the next time."""
         files = (self._tls.certificate, self._tls.key, self._tls.client_ca)
-        return [None if path is None else _identity(path) for path in files]
+        return [None if path is None else _file_fingerprint(path) for path in files]
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
+def _file_fingerprint(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except OSError:  # whoever reads it next says why
@@ -223,103 +233,105 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _context(tls: Tls) -> ssl.SSLContext:
+def _context(tls: TlsFiles) -> ssl.SSLContext:
     """TLS 1.2 or newer.
 
     Raises:
-        BadConfiguration: a file that cannot be read, or holds something else.
+        InvalidConfiguration: a file that cannot be read, or holds something else.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "--metrics-cert", tls.certificate)
-    _readable("--metrics-key", tls.key)
+    _load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "--metrics-cert", tls.certificate)
+    _check_readable("--metrics-key", tls.key)
     try:
         # Without a password OpenSSL would ask for one at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f"--metrics-key {tls.key} is not the key of --metrics-cert {tls.certificate}; give the one that was "
                 "made with it."
             ) from error
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"--metrics-key {tls.key} holds no private key in PEM that can be used without a passphrase."
         ) from error
     if tls.client_ca is not None:
-        _certificates(context, "--metrics-client-ca", tls.client_ca)
+        _load_certificates(context, "--metrics-client-ca", tls.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def _certificates(context: ssl.SSLContext, flag: str, path: Path) -> None:
-    _readable(flag, path)
+def _load_certificates(context: ssl.SSLContext, flag: str, path: Path) -> None:
+    _check_readable(flag, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise BadConfiguration(f"{flag} {path} holds no certificate in PEM.") from error
+        raise InvalidConfiguration(f"{flag} {path} holds no certificate in PEM.") from error
 
 
-def _readable(flag: str, path: Path) -> None:
+def _check_readable(flag: str, path: Path) -> None:
     try:
         with path.open("rb") as file:
             file.read(1)
     except OSError as error:
-        raise BadConfiguration(f"{flag} {path} cannot be read: {error.strerror}.") from error
+        raise InvalidConfiguration(f"{flag} {path} cannot be read: {error.strerror}.") from error
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each connection, in which it shakes hands, too."""
 
     daemon_threads = True
-    request_queue_size = MOST_CONNECTIONS
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(
         self,
-        listening: socket.socket,
-        page: App,
-        keys: _Keys | None,
-        tell: Callable[[str], None],
+        listener: socket.socket,
+        app: WsgiApp,
+        tls_context: _ReloadingTlsContext | None,
+        report: Callable[[str], None],
         deadline: float,
     ) -> None:
-        self.address_family = listening.family
-        self._keys = keys
-        self._tell = tell
+        self.address_family = listener.family
+        self._tls_context = tls_context
+        self._report = report
         self._deadline = deadline
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self._connection_slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()  # the class above makes one that is not bound
-        self.socket = listening
+        self.socket = listener
         host, port = self.server_address[:2]
         self.server_name, self.server_port = str(host), port
         self.setup_environ()
-        self.set_app(page)
+        self.set_app(app)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self._tell(f"A connection from {client_address[0]} was closed: {MOST_CONNECTIONS} are open already.")
+        if not self._connection_slots.acquire(blocking=False):
+            self._report(f"A connection from {client_address[0]} was closed: {MAX_CONNECTIONS} are open already.")
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()
+            self._connection_slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._connection_slots.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        with _ended_after(self._deadline, request):
-            if self._keys is None:
+        with _close_after(self._deadline, request):
+            if self._tls_context is None:
                 super().finish_request(request, client_address)
                 return
             try:
-                secured = self._keys.context(self._tell).wrap_socket(request, server_side=True)
+                secured = self._tls_context.context(self._report).wrap_socket(request, server_side=True)
             except OSError as error:
-                self._tell(f"A scrape from {client_address[0]} was refused: {getattr(error, 'reason', None) or error}.")
+                self._report(
+                    f"A scrape from {client_address[0]} was refused: {getattr(error, 'reason', None) or error}."
+                )
                 return
             try:
                 super().finish_request(secured, client_address)
@@ -331,7 +343,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 @contextmanager
-def _ended_after(seconds: float, connection: socket.socket) -> Iterator[None]:
+def _close_after(seconds: float, connection: socket.socket) -> Iterator[None]:
     """Close the connection to both sides then, whatever it is doing: a timeout of the socket's counts from byte to byte."""
     line = connection.dup()
 
@@ -361,16 +373,16 @@ class _Handler(WSGIRequestHandler):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _CachedResponse:
     """What an application answered, and when it had (monotonic seconds)."""
 
     status: str
     headers: list[tuple[str, str]]
     body: bytes
-    at: float
+    created_at: float
 
 
-_BUSY = _Answer(
+_BUSY = _CachedResponse(
     "503 Service Unavailable",
     [("Content-Type", "text/plain; charset=utf-8"), ("Retry-After", "1")],
     b"Too many different choices of metrics are requested at once; try again in a second, or without name[].\n",
@@ -378,55 +390,61 @@ _BUSY = _Answer(
 )
 
 
-class _Kept:
-    """An application that makes each answer of ``page`` once in ``fresh`` seconds, one at a time.
+class _CachingApp:
+    """An application that makes each answer of ``app`` once in ``cache_seconds`` seconds, one at a time.
 
     Whoever asks meanwhile waits for that answer without taking processor time, and gets the same one.
     """
 
-    def __init__(self, page: App, fresh: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._page = page
-        self._fresh = fresh
+    def __init__(self, app: WsgiApp, cache_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._cache_seconds = cache_seconds
         self._now = now
-        self._answers: dict[_Form, _Answer] = {}
+        self._responses: dict[_CacheKey, _CachedResponse] = {}
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        answer = self._answer(_Form.of(environ), environ)
+        answer = self._response(_CacheKey.from_environ(environ), environ)
         start_response(answer.status, list(answer.headers))
         return [answer.body]
 
-    def _answer(self, form: _Form, environ: dict[str, Any]) -> _Answer:
+    def _response(self, form: _CacheKey, environ: dict[str, Any]) -> _CachedResponse:
         with self._lock:
             now = self._now()
-            self._answers = {each: kept for each, kept in self._answers.items() if now - kept.at < self._fresh}
-            kept = self._answers.get(form)
-            if kept is None and not form.whole and sum(not each.whole for each in self._answers) >= _MOST_CHOSEN:
+            self._responses = {
+                each: kept for each, kept in self._responses.items() if now - kept.created_at < self._cache_seconds
+            }
+            kept = self._responses.get(form)
+            if (
+                kept is None
+                and not form.is_whole_page
+                and sum(not each.is_whole_page for each in self._responses) >= _MAX_FILTERED_RESPONSES
+            ):
                 return _BUSY
             if kept is None:
-                kept = self._answers[form] = self._make({**environ, **form.environ()})
+                kept = self._responses[form] = self._create_response({**environ, **form.environ()})
             return kept
 
-    def _make(self, environ: dict[str, Any]) -> _Answer:
+    def _create_response(self, environ: dict[str, Any]) -> _CachedResponse:
         head: list[Any] = []
-        body = b"".join(self._page(environ, lambda status, headers: head.extend((status, headers))))
+        body = b"".join(self._app(environ, lambda status, headers: head.extend((status, headers))))
         status, headers = head
         # Fresh from now on, not from the beginning: of a page that took long to make, each waiting thread would make another.
-        return _Answer(status, list(headers), body, self._now())
+        return _CachedResponse(status, list(headers), body, self._now())
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _CacheKey:
     """What decides the answer to a request. Headers and parameters that change nothing make no other form."""
 
     method: str
-    icon: bool
+    is_icon: bool
     names: tuple[str, ...]
     openmetrics: bool
     gzip: bool
 
     @classmethod
-    def of(cls, environ: dict[str, Any]) -> _Form:
+    def from_environ(cls, environ: dict[str, Any]) -> _CacheKey:
         return cls(
             environ["REQUEST_METHOD"],
             environ["PATH_INFO"] == "/favicon.ico",
@@ -436,9 +454,9 @@ class _Form:
         )
 
     @property
-    def whole(self) -> bool:
+    def is_whole_page(self) -> bool:
         """Whether it is the whole page, in one of its two formats, compressed or not."""
-        return self.method == "GET" and not self.icon and not self.names
+        return self.method == "GET" and not self.is_icon and not self.names
 
     def environ(self) -> dict[str, str]:
         """A request for just this form."""
@@ -460,14 +478,14 @@ def _prefers_openmetrics(accept: str) -> bool:
     return False
 
 
-def _reporting(page: App, tell: Callable[[str], None]) -> App:
-    """``page``, with a fault of ours told instead of written over the log."""
+def _report_errors(app: WsgiApp, report: Callable[[str], None]) -> WsgiApp:
+    """``app``, with a fault of ours told instead of written over the log."""
 
     def answer(environ: Any, start_response: Any) -> Iterable[bytes]:
         try:
-            return page(environ, start_response)
+            return app(environ, start_response)
         except Exception as error:  # noqa: BLE001 - the scrape fails, and nothing else may
-            tell(f"A scrape failed: {error!r}")
+            report(f"A scrape failed: {error!r}")
             start_response("500 Internal Server Error", [("Content-Type", "text/plain; charset=utf-8")])
             return [b"The metrics could not be collected; the log says why.\n"]
 

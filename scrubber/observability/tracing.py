@@ -1,7 +1,7 @@
 """Traces of what both daemons do, sent to whoever the operator names; off, and not even loaded, unless asked for.
 
 Promise: a trace changes nothing. No call waits for it, nothing that goes wrong with it is raised, what cannot be sent is
-dropped and told of, at most once a minute and at the stop, which waits for it :data:`FLUSH` seconds and a moment. What a
+dropped and told of, at most once a minute and at the stop, which waits for it :data:`FLUSH_SECONDS` seconds and a moment. What a
 caller says about the trace that it belongs to is believed where it is exactly what W3C Trace Context says, and passed over
 elsewhere.
 Of text, only what the engine gives as attributes is sent: no sentence of an error, no pod's name, no command.
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from scrubber.domain.errors import BadConfiguration, ScrubberError
-from scrubber.ports.runtime import Attribute
+from scrubber.domain.errors import InvalidConfiguration, ScrubberError
+from scrubber.ports.runtime import AttributeValue
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,52 +35,52 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import SpanContext
 
-__all__ = ["FLUSH", "Log", "Traces", "otlp"]
+__all__ = ["FLUSH_SECONDS", "OpenTelemetryTracer", "TraceLog", "open_otlp_tracer"]
 
 _HEADER = "traceparent"
-FLUSH = 1.0
+FLUSH_SECONDS = 1.0
 """Seconds that a stop leaves for what has not been sent yet."""
-_LET_GO = 0.5
+_ABORT_SECONDS = 0.5
 """Seconds for the sending to notice that it was called off."""
-_REMIND = 60.0
+_REPORT_INTERVAL = 60.0
 """Seconds between two lines about traces that are lost, at least."""
-_LONGEST = 256
+_MAX_ATTRIBUTE_CHARS = 256
 """Characters of an attribute's text."""
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.{0,200})?", re.ASCII)
 _FOLLOWS = "follows"
-_MISSING = (
+_SDK_MISSING_MESSAGE = (
     "--traces otlp needs OpenTelemetry's SDK, which is not installed here ({}): "
     "pip install '.[otel]' in the sources of gpu-scrubber, or start with --traces off."
 )
-_CORRECT = (
+_BAD_VARIABLE_MESSAGE = (
     '--traces otlp is refused, as a variable cannot work and nothing goes on with a default here. OpenTelemetry says: "{}" '
     "Correct the OTEL_ variables."
 )
-_UNSENT = "They were not sent before the stop, or did not fit into the queue."
+_UNSENT_MESSAGE = "They were not sent before the stop, or did not fit into the queue."
 
-_here: ContextVar[Context | None] = ContextVar("trace", default=None)
+_current_context: ContextVar[Context | None] = ContextVar("trace", default=None)
 """What is being done in this task, as OpenTelemetry's context. Their own would be found by looking for plugins."""
 
 
-class Log(Protocol):
+class TraceLog(Protocol):
     """Where it is said that traces are lost; called from another thread, too."""
 
     def info(self, event: str, **facts: Any) -> Any: ...
     def warning(self, event: str, **facts: Any) -> Any: ...
 
 
-class Traces:
+class OpenTelemetryTracer:
     """A :class:`scrubber.ports.Tracer` that tells OpenTelemetry.
 
-    An attribute ``follows`` with the text of :meth:`here` becomes a link to that span. Log lines inside carry
+    An attribute ``follows`` with the text of :meth:`traceparent` becomes a link to that span. Log lines inside carry
     ``trace_id``, where the log takes what is bound with structlog.
 
     Args:
         processor: gets every span that ended.
         resource: who tells: OpenTelemetry's names of it → their values.
-        hang_up: called by :meth:`close` when the processor does not come to its end; makes it.
-        last_words: called last of all with how many spans were to be sent.
+        abort_export: called by :meth:`close` when the processor does not come to its end; makes it.
+        report_unsent: called last of all with how many spans were to be sent.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Traces:
         processor: SpanProcessor,
         resource: Mapping[str, str],
         *,
-        hang_up: Callable[[], None] = lambda: None,
-        last_words: Callable[[int], None] = lambda _: None,
+        abort_export: Callable[[], None] = lambda: None,
+        report_unsent: Callable[[int], None] = lambda _: None,
     ) -> None:
         from opentelemetry import trace
         from opentelemetry.context import Context
@@ -99,80 +99,86 @@ class Traces:
         # What the operator says of it in the standard variables wins; nothing else is found out by itself.
         told = {**resource, **OTELResourceDetector().detect().attributes}
         self._provider = TracerProvider(
-            resource=Resource({name: _clean(value) for name, value in told.items()}),
+            resource=Resource({name: _utf8_value(value) for name, value in told.items()}),
             shutdown_on_exit=False,
-            span_limits=SpanLimits(max_span_attributes=32, max_attribute_length=_LONGEST, max_events=0, max_links=4),
+            span_limits=SpanLimits(
+                max_span_attributes=32, max_attribute_length=_MAX_ATTRIBUTE_CHARS, max_events=0, max_links=4
+            ),
         )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("scrubber")
         self._api = trace
-        self._nowhere = Context()
-        self._hang_up = hang_up
-        self._last_words = last_words
-        self._ended = 0
+        self._empty_context = Context()
+        self._abort_export = abort_export
+        self._report_unsent = report_unsent
+        self._sampled_spans = 0
 
-    def span(self, name: str, **attributes: Attribute) -> _Span:
+    def span(self, name: str, **attributes: AttributeValue) -> _Span:
         return _Span(self, name, attributes)
 
-    def here(self) -> str:
+    def traceparent(self) -> str:
         """What is being done in this task, as a ``traceparent``; empty where nothing is."""
         return (
-            "" if (around := _here.get()) is None else _written(self._api.get_current_span(around).get_span_context())
+            ""
+            if (around := _current_context.get()) is None
+            else _format_traceparent(self._api.get_current_span(around).get_span_context())
         )
 
-    def carried(self) -> tuple[tuple[str, str], ...]:
+    def outgoing_metadata(self) -> tuple[tuple[str, str], ...]:
         """The same as metadata of a call."""
-        return ((_HEADER, here),) if (here := self.here()) else ()
+        return ((_HEADER, here),) if (here := self.traceparent()) else ()
 
-    def join(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+    def join_trace(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """What this task does from now on belongs to the trace that its caller's ``metadata`` names, if it names one."""
         said = [value for name, value in metadata or () if name == _HEADER]
-        context = self._read(said[0]) if len(said) == 1 else None
+        context = self._parse_traceparent(said[0]) if len(said) == 1 else None
         if context is not None:
-            _here.set(self.inside(self._api.NonRecordingSpan(context)))
+            _current_context.set(self.context_of(self._api.NonRecordingSpan(context)))
 
     def close(self) -> None:
-        """Send what is left, for at most :data:`FLUSH` seconds; what ends afterwards is told to nobody."""
-        ended = self._ended
+        """Send what is left, for at most :data:`FLUSH_SECONDS` seconds; what ends afterwards is told to nobody."""
+        ended = self._sampled_spans
         ending = Thread(target=self._provider.shutdown, name="last traces", daemon=True)
         ending.start()
-        ending.join(FLUSH)
+        ending.join(FLUSH_SECONDS)
         if ending.is_alive():
-            self._hang_up()
-            ending.join(_LET_GO)
-        self._last_words(ended)
+            self._abort_export()
+            ending.join(_ABORT_SECONDS)
+        self._report_unsent(ended)
 
     # -- for its spans ----------------------------------------------------------------------------------------------
 
-    def begin(self, name: str, around: Context | None) -> tuple[OtelSpan, bool]:
-        """A span inside ``around``, and whether it is the first one of its trace in this process."""
+    def start_span(self, name: str, parent_context: Context | None) -> tuple[OtelSpan, bool]:
+        """A span inside ``parent_context``, and whether it is the first one of its trace in this process."""
         kinds = self._api.SpanKind
-        parent = None if around is None else self._api.get_current_span(around).get_span_context()
+        parent = None if parent_context is None else self._api.get_current_span(parent_context).get_span_context()
         kind = kinds.SERVER if parent is not None and parent.is_remote else kinds.INTERNAL
-        span = self._tracer.start_span(name, context=self._nowhere if around is None else around, kind=kind)
+        span = self._tracer.start_span(
+            name, context=self._empty_context if parent_context is None else parent_context, kind=kind
+        )
         return span, parent is None or parent.is_remote
 
-    def inside(self, span: OtelSpan) -> Context:
-        return self._api.set_span_in_context(span, self._nowhere)
+    def context_of(self, span: OtelSpan) -> Context:
+        return self._api.set_span_in_context(span, self._empty_context)
 
-    def end(self, span: OtelSpan, attributes: dict[str, Attribute], error: BaseException | None) -> None:
+    def end_span(self, span: OtelSpan, attributes: dict[str, AttributeValue], error: BaseException | None) -> None:
         if span.is_recording():
             follows = attributes.pop(_FOLLOWS, None)
-            if isinstance(follows, str) and (context := self._read(follows)) is not None:
+            if isinstance(follows, str) and (context := self._parse_traceparent(follows)) is not None:
                 span.add_link(context)
-            told = {f"scrubber.{name}": _clean(value) for name, value in attributes.items() if value is not None}
+            told = {f"scrubber.{name}": _utf8_value(value) for name, value in attributes.items() if value is not None}
             if failure := _failure(attributes, error):
                 told["error.type"] = failure
                 span.set_status(self._api.StatusCode.ERROR, failure)
             if isinstance(error, asyncio.CancelledError):
                 told["scrubber.cancelled"] = True
             span.set_attributes(told)
-            self._ended += span.get_span_context().trace_flags.sampled
+            self._sampled_spans += span.get_span_context().trace_flags.sampled
         span.end()
 
-    def _read(self, said: str | bytes) -> SpanContext | None:
+    def _parse_traceparent(self, header: str | bytes) -> SpanContext | None:
         """A ``traceparent`` from outside; None unless it is one."""
-        found = _TRACEPARENT.fullmatch(said) if isinstance(said, str) else None
+        found = _TRACEPARENT.fullmatch(header) if isinstance(header, str) else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None
         known = self._api.TraceFlags.SAMPLED | self._api.TraceFlags.RANDOM_TRACE_ID
@@ -186,7 +192,7 @@ class _Span:
 
     __slots__ = ("_attributes", "_bound", "_name", "_span", "_token", "_traces")
 
-    def __init__(self, traces: Traces, name: str, attributes: dict[str, Attribute]) -> None:
+    def __init__(self, traces: OpenTelemetryTracer, name: str, attributes: dict[str, AttributeValue]) -> None:
         self._traces = traces
         self._name = name
         self._attributes = attributes
@@ -194,14 +200,14 @@ class _Span:
         self._token: Token[Context | None] | None = None
         self._bound: Mapping[str, Token[Any]] = {}
 
-    def note(self, **attributes: Attribute) -> None:
+    def set_attributes(self, **attributes: AttributeValue) -> None:
         self._attributes.update(attributes)
 
     def __enter__(self) -> Self:
         with suppress(Exception):
-            around = _here.get()
-            self._span, first = self._traces.begin(self._name, around)
-            self._token = _here.set(self._traces.inside(self._span))
+            around = _current_context.get()
+            self._span, first = self._traces.start_span(self._name, around)
+            self._token = _current_context.set(self._traces.context_of(self._span))
             if first and self._span.is_recording():
                 trace = f"{self._span.get_span_context().trace_id:032x}"
                 self._bound = structlog.contextvars.bind_contextvars(trace_id=trace)
@@ -216,37 +222,39 @@ class _Span:
                 structlog.contextvars.reset_contextvars(**self._bound)
         with suppress(Exception):
             if self._token is not None:
-                _here.reset(self._token)
+                _current_context.reset(self._token)
         with suppress(Exception):
             if self._span is not None:
-                self._traces.end(self._span, self._attributes, error)
+                self._traces.end_span(self._span, self._attributes, error)
 
 
-_NO_FAILURE = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+_CANCELLATIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
-def _failure(attributes: Mapping[str, Attribute], error: BaseException | None) -> str:
+def _failure(attributes: Mapping[str, AttributeValue], error: BaseException | None) -> str:
     """What went wrong, in a word; empty where nothing did: a call that was given up is no failure."""
-    if isinstance(error, _NO_FAILURE):
+    if isinstance(error, _CANCELLATIONS):
         return ""
     if error is not None:
         return error.code if isinstance(error, ScrubberError) else type(error).__name__
     return "failed" if "failed" in (attributes.get("verdict"), attributes.get("outcome")) else ""
 
 
-def _clean(value: Any) -> Any:
+def _utf8_value(value: Any) -> Any:
     """Text as a message can carry it: one that is no UTF-8 would cost all that is sent with it."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _written(context: SpanContext) -> str:
+def _format_traceparent(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}" if context.is_valid else ""
 
 
 # -- to a collector ----------------------------------------------------------------------------------------------------
 
 
-def otlp(service: str, version: str, node: str, log: Log, environment: Mapping[str, str] = os.environ) -> Traces:
+def open_otlp_tracer(
+    service: str, version: str, node: str, log: TraceLog, environment: Mapping[str, str] = os.environ
+) -> OpenTelemetryTracer:
     """Traces that go by OTLP over gRPC to where ``OTEL_EXPORTER_OTLP_ENDPOINT`` says. Nobody needs to be there yet.
 
     Args:
@@ -255,19 +263,19 @@ def otlp(service: str, version: str, node: str, log: Log, environment: Mapping[s
         environment: where the standard variables are read; the library reads those of the process.
 
     Raises:
-        BadConfiguration: OpenTelemetry is not installed, no address is given, or a variable cannot work.
+        InvalidConfiguration: OpenTelemetry is not installed, no address is given, or a variable cannot work.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.version import __version__
     except ImportError as missing:
-        raise BadConfiguration(_MISSING.format(missing)) from missing
+        raise InvalidConfiguration(_SDK_MISSING_MESSAGE.format(missing)) from missing
     except Exception as error:  # it reads some of its variables as it is loaded
-        raise BadConfiguration(_CORRECT.format(error)) from error
+        raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(error)) from error
     where, encrypted = _endpoint(environment)
-    said = Said()
-    said.listen()
+    said = OpenTelemetryLogHandler()
+    said.install()
     resource = {
         "service.name": service,
         "service.version": version,
@@ -277,24 +285,28 @@ def otlp(service: str, version: str, node: str, log: Log, environment: Mapping[s
         **({"k8s.node.name": node} if node else {}),
     }
     try:
-        exporter = Sending(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, said)
+        exporter = ReportingSpanExporter(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, said)
         processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # by its methods, which is all that it goes by
-        traces = Traces(processor, resource, hang_up=exporter.shutdown, last_words=exporter.last_words)
+        traces = OpenTelemetryTracer(
+            processor, resource, abort_export=exporter.shutdown, report_unsent=exporter.report_unsent
+        )
     except Exception as error:
-        raise BadConfiguration(_CORRECT.format(_without_secrets(said.last or str(error)))) from error
-    if said.last:  # the library would go on with a default
+        raise InvalidConfiguration(
+            _BAD_VARIABLE_MESSAGE.format(_without_secrets(said.last_message or str(error)))
+        ) from error
+    if said.last_message:  # the library would go on with a default
         traces.close()
-        raise BadConfiguration(_CORRECT.format(_without_secrets(said.last)))
+        raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(_without_secrets(said.last_message)))
     sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
     log.info("traces.exporting", endpoint=urlsplit(where).netloc, encrypted=encrypted, sampler=sampler)
     return traces
 
 
-def _without_secrets(said: str) -> str:
+def _without_secrets(message: str) -> str:
     """What the library said; of headers, which it quotes, in words of ours."""
-    if "header" in said.lower():
+    if "header" in message.lower():
         return "OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE with values as in a URL."
-    return said
+    return message
 
 
 def _variable(environment: Mapping[str, str], name: str) -> str:
@@ -306,16 +318,16 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
     """Where traces go, and whether encrypted.
 
     Raises:
-        BadConfiguration: nobody said, it is no such address, or a file of TLS is not there.
+        InvalidConfiguration: nobody said, it is no such address, or a file of TLS is not there.
     """
     protocol = _variable(environment, "PROTOCOL")
     if protocol not in ("", "grpc"):
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f'OTEL_EXPORTER_OTLP_PROTOCOL is "{protocol}"; traces are sent by grpc, which collectors take on port 4317.'
         )
     where = _variable(environment, "ENDPOINT")
     if not where:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             "--traces otlp sends nothing to an address that nobody named: set OTEL_EXPORTER_OTLP_ENDPOINT, such as "
             "https://collector.example:4317, or http://127.0.0.1:4317 without encryption."
         )
@@ -325,43 +337,43 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
     except ValueError:
         known = False
     if "@" in where:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             "OTEL_EXPORTER_OTLP_ENDPOINT names a user, and would be in the log with the password: say who you are in "
             "OTEL_EXPORTER_OTLP_HEADERS, or by a client certificate."
         )
     if not known or any(each.isspace() for each in where):
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f'OTEL_EXPORTER_OTLP_ENDPOINT is "{where}": write https://HOST:PORT, or http://HOST:PORT to send without '
             "encryption."
         )
     for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
         # The library would go on without it, and trust whom the system trusts.
         if (file := _variable(environment, name)) and not os.access(file, os.R_OK):
-            raise BadConfiguration(f"OTEL_EXPORTER_OTLP_{name}: {file} is not there, or cannot be read.")
+            raise InvalidConfiguration(f"OTEL_EXPORTER_OTLP_{name}: {file} is not there, or cannot be read.")
     if bool(_variable(environment, "CLIENT_KEY")) != bool(_variable(environment, "CLIENT_CERTIFICATE")):
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             "OTEL_EXPORTER_OTLP_CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE come together, or not at all."
         )
-    if (timeout := _variable(environment, "TIMEOUT")) and not _is_a_time(timeout):
-        raise BadConfiguration(f'OTEL_EXPORTER_OTLP_TIMEOUT is "{timeout}": write seconds, more than 0.')
+    if (timeout := _variable(environment, "TIMEOUT")) and not _is_positive_number(timeout):
+        raise InvalidConfiguration(f'OTEL_EXPORTER_OTLP_TIMEOUT is "{timeout}": write seconds, more than 0.')
     return where, urlsplit(where).scheme == "https"
 
 
-def _is_a_time(text: str) -> bool:
+def _is_positive_number(text: str) -> bool:
     try:
         return 0 < float(text) < float("inf")
     except ValueError:
         return False
 
 
-class Said(logging.Handler):
+class OpenTelemetryLogHandler(logging.Handler):
     """The last thing that OpenTelemetry said. It says a line for each attempt; nothing of that reaches the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = ""
+        self.last_message = ""
 
-    def listen(self) -> None:
+    def install(self) -> None:
         """Its loggers belong to the process, and so does this; a second time is the first one's end."""
         library = logging.getLogger("opentelemetry")
         library.propagate = False
@@ -369,24 +381,28 @@ class Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith("opentelemetry.sdk._shared_internal"):  # that the queue is full, and not why
-            self.last = record.getMessage()
+            self.last_message = record.getMessage()
 
 
-class Sending:
+class ReportingSpanExporter:
     """Hands batches on, and says it when they are lost, seldom. Runs in the thread that sends."""
 
     def __init__(
-        self, exporter: SpanExporter, log: Log, said: Said, clock: Callable[[], float] = time.monotonic
+        self,
+        exporter: SpanExporter,
+        log: TraceLog,
+        library_log: OpenTelemetryLogHandler,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._exporter = exporter
         self._log = log
-        self._said = said
+        self._library_log = library_log
         self._clock = clock
         self._sent = 0
         self._lost = 0
-        self._said_lost = 0
-        self._told: float | None = None
-        self._over = False
+        self._reported_lost = 0
+        self._last_report: float | None = None
+        self._is_shut_down = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -394,27 +410,27 @@ class Sending:
         try:
             result = self._exporter.export(spans)
         except Exception as error:  # noqa: BLE001 - a batch is lost, and the next one may be better
-            self._said.last, result = f"{type(error).__name__}: {error}", SpanExportResult.FAILURE
+            self._library_log.last_message, result = f"{type(error).__name__}: {error}", SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
             self._sent += len(spans)
-            self._said.last = ""
+            self._library_log.last_message = ""
         else:
             self._lost += len(spans)
             now = self._clock()
-            if not self._over and (self._told is None or now - self._told >= _REMIND):
-                self._log.warning("traces.lost", spans=self._lost, sentence=self._said.last)
-                self._told, self._said_lost, self._lost = now, self._said_lost + self._lost, 0
+            if not self._is_shut_down and (self._last_report is None or now - self._last_report >= _REPORT_INTERVAL):
+                self._log.warning("traces.lost", spans=self._lost, sentence=self._library_log.last_message)
+                self._last_report, self._reported_lost, self._lost = now, self._reported_lost + self._lost, 0
         return result
 
-    def last_words(self, spans: int) -> None:
+    def report_unsent(self, spans: int) -> None:
         """Say how many of the ``spans`` that there were in all were not sent, but for those that it was said of."""
-        if (lost := spans - self._sent - self._said_lost) > 0:
-            self._log.warning("traces.lost", spans=lost, sentence=self._said.last or _UNSENT)
+        if (lost := spans - self._sent - self._reported_lost) > 0:
+            self._log.warning("traces.lost", spans=lost, sentence=self._library_log.last_message or _UNSENT_MESSAGE)
 
     def shutdown(self) -> None:
         """Give up what is under way; may be called from another thread, and again."""
-        if not self._over:
-            self._over = True
+        if not self._is_shut_down:
+            self._is_shut_down = True
             self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 0) -> bool:

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
+from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
 
 __all__ = [
     "ChildCounts",
     "DeviceBackend",
     "Diagnostics",
+    "EraseProgress",
     "EraseReport",
     "EraseRequest",
     "Eraser",
     "Holders",
     "InfrastructureLookup",
     "Inventory",
-    "OnChip",
-    "Progress",
+    "OnChipReport",
     "Resetter",
     "Settings",
     "Telemetry",
@@ -37,14 +37,14 @@ class Inventory(Protocol):
         """All devices that can be handed out, ordered by index. The parent of instances is not one of them.
 
         Raises:
-            Away: the driver is not there or did not answer.
+            Unavailable: the driver is not there or did not answer.
         """
 
     async def identity(self) -> NodeIdentity:
         """Node name, boot id and driver version, as certificates carry them.
 
         Raises:
-            Away: the driver is not there or did not answer.
+            Unavailable: the driver is not there or did not answer.
         """
 
 
@@ -54,10 +54,10 @@ class Telemetry(Protocol):
 
         Raises:
             Stuck: no answer in time; the child that was asked is killed and replaced, and no other device waits.
-            Lost: the device fell off the bus.
+            DeviceLost: the device fell off the bus.
             Unreadable: the answer makes no sense.
-            Away: nobody can be asked now (no child can be started); says nothing about the device.
-            BeingReset: nobody is asked until the reset that is under way is over.
+            Unavailable: nobody can be asked now (no child can be started); says nothing about the device.
+            ResetInProgress: nobody is asked until the reset that is under way is over.
         """
 
     def signals(self) -> AsyncIterator[Signal]:
@@ -67,51 +67,53 @@ class Telemetry(Protocol):
 class Holders(Protocol):
     """Whoever cannot answer raises as :meth:`scrubber.ports.Telemetry.snapshot` does."""
 
-    async def held(self, device: Device) -> bool:
+    async def is_held(self, device: Device) -> bool:
         """Whether anybody but named infrastructure holds ``device``, as far as that can be told without a walk over
         ``/proc``: the fast path's question.
 
         Our own processes count too: do not ask while an eraser is at work.
         """
 
-    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
+    async def list_holders(
+        self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
+    ) -> HolderReport:
         """All processes that hold ``device``; may walk ``/proc``. Our own children are not among them.
 
-        Infrastructure that the policy names is in the report, as such. When :meth:`held` says yes and nobody is found
+        Infrastructure that the policy names is in the report, as such. When :meth:`is_held` says yes and nobody is found
         or left unfinished, the report holds one ``GHOST``. What was left unfinished goes on with the next call
         for the same scrub.
 
         Args:
-            had: UIDs of pods that have, or had, the device: their processes are looked at before those of other pods,
+            pod_uids: UIDs of pods that have, or had, the device: their processes are looked at before those of other pods,
                 which share what time is left, each pod within a budget.
             scrub: the id of the scrub that asks; None: nothing that an earlier call has looked at counts.
 
         Raises:
-            Away: the walk gave no answer, which is no fault of the device: it may be asked again.
+            Unavailable: the walk gave no answer, which is no fault of the device: it may be asked again.
         """
 
-    async def users(self, device: Device) -> tuple[Holder, ...]:
+    async def list_users(self, device: Device) -> tuple[Holder, ...]:
         """Who is seen to use ``device`` at this moment: cheap enough to be asked every second while it is granted.
 
         Infrastructure that the policy names is among them, as such; our own children are not. Whoever uses it without
-        being seen on this way (:meth:`not_asked`), or has no process, is missing. Precondition: no eraser is at work.
+        being seen on this way (:meth:`not_covered`), or has no process, is missing. Precondition: no eraser is at work.
 
         Raises:
-            Away: as :meth:`holders`.
+            Unavailable: as :meth:`list_holders`.
         """
 
-    def not_asked(self, device: Device) -> tuple[str, ...]:
-        """Who may hold ``device`` unseen by :meth:`held` and :meth:`users`: sentences for a certificate's "not covered",
+    def not_covered(self, device: Device) -> tuple[str, ...]:
+        """Who may hold ``device`` unseen by :meth:`is_held` and :meth:`list_users`: sentences for a certificate's "not covered",
         where no walk was made. Asks nobody.
         """
 
 
 class Settings(Protocol):
-    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        """Write ``wanted`` and read it back; answers the values read. Names that do not apply are left out.
+    async def restore(self, device: Device, expected: Mapping[str, str]) -> Mapping[str, str]:
+        """Write ``expected`` and read it back; answers the values read. Names that do not apply are left out.
 
         Raises:
-            Stuck, Lost, Unreadable: as :meth:`Telemetry.snapshot`.
+            Stuck, DeviceLost, Unreadable: as :meth:`Telemetry.snapshot`.
         """
 
 
@@ -131,7 +133,7 @@ class EraseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class EraseProgress:
     """How far a pass is: ``audit``, ``pattern``, ``clear``, ``verify`` or ``on-chip``."""
 
     phase: str
@@ -140,18 +142,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class OnChip:
+class OnChipReport:
     """What the pass over a device's processors measured.
 
     Attributes:
-        units, units_seen: processors (SMs) that the device has, and those that proved that they ran.
+        units, units_cleared: processors (SMs) that the device has, and those that proved that they ran.
         shared_bytes, register_bytes: cleared on each of them.
         residue_bytes: non-zero bytes found before, on all of them together.
         failed_bytes: bytes that did not read back as zeros.
     """
 
     units: int
-    units_seen: int
+    units_cleared: int
     shared_bytes: int
     register_bytes: int
     residue_bytes: int
@@ -169,12 +171,12 @@ class EraseReport:
         residue_bytes: non-zero bytes found by the audit; None when it did not run.
         failed_bytes: bytes that did not read back as they were written.
         fence_broken: the fence did not hold: somebody tried to open the device, or took the fence down.
-        mended: the device's size was changed by a tenant and was put right.
+        size_restored: the device's size was changed by a tenant and was put right.
         seconds_by_phase: duration of each pass.
         not_covered_bytes: bytes that no pass could reach; named in ``not_covered``.
         reserved_bytes: the part of those that the driver keeps for itself, and no program can ever reach.
         residue_map: where the residue was: bytes of it in each of equal parts of the memory, in order (64 at most).
-        unsettled_bytes: memory still in use above the idle level when the eraser was gone and had been waited for.
+        unreleased_bytes: memory still in use above the idle level when the eraser was gone and had been waited for.
         on_chip: None when it was not asked for, or the device has none.
     """
 
@@ -184,52 +186,54 @@ class EraseReport:
     residue_bytes: int | None
     failed_bytes: int
     fence_broken: bool = False
-    mended: str | None = None
+    size_restored: str | None = None
     seconds_by_phase: tuple[tuple[str, float], ...] = ()
     not_covered: tuple[str, ...] = ()
     not_covered_bytes: int = 0
     reserved_bytes: int = 0
     residue_map: tuple[int, ...] = ()
-    unsettled_bytes: int = 0
-    on_chip: OnChip | None = None
+    unreleased_bytes: int = 0
+    on_chip: OnChipReport | None = None
 
 
 class Eraser(Protocol):
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
+    async def erase(
+        self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
+    ) -> EraseReport:
         """Clear ``device`` in a child of its own. Precondition: nobody holds it and every earlier pod is over.
 
         When cancelled, the child is killed and waited for; one that cannot be killed is abandoned, and
-        :meth:`orphan` sees it.
+        :meth:`find_orphan` sees it.
 
         Raises:
-            Held: the child could not fence the device, somebody has it.
+            DeviceBusy: the child could not fence the device, somebody has it.
             Stuck: the deadline is over; the child was killed or, if it does not die, abandoned.
             Unreadable: the child died or reported something that makes no sense.
-            Away: no child can be had, or it was ended with what it came from; it is not the device's fault.
+            Unavailable: no child can be had, or it was ended with what it came from; it is not the device's fault.
         """
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         """PID of an eraser that still works on ``device`` (of an earlier service, or abandoned); None when free.
 
         A lock that somebody holds without saying who is PID 0.
         """
 
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
-        """Wait for, then end, the eraser that :meth:`orphan` names; True once the device's lock is free."""
+    async def terminate_orphan(self, device: Device, deadline: float) -> bool:
+        """Wait for, then end, the eraser that :meth:`find_orphan` names; True once the device's lock is free."""
 
 
 class Diagnostics(Protocol):
-    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
+    async def diagnose(self, device: Device, level: DiagnosticLevel, deadline: float) -> tuple[DiagnosticCheck, ...]:
         """Run what fits into ``level.seconds``, in a child of its own that is killed ``deadline`` seconds after its order.
 
         Precondition: nobody holds the device. It overwrites memory: what ran before must have been cleared, and what
         it leaves behind is cleared by itself.
 
         Raises:
-            Held: somebody has the device.
+            DeviceBusy: somebody has the device.
             Stuck: the deadline is over; the child was killed or, if it does not die, abandoned.
             Unreadable: the child died or reported something that makes no sense.
-            Away: no child can be started; the device was not touched.
+            Unavailable: no child can be started; the device was not touched.
         """
 
 
@@ -238,7 +242,7 @@ class Resetter(Protocol):
         """What a reset of ``device`` would do and what blocks it; changes nothing.
 
         Raises:
-            Stuck, Lost, Unreadable, Away: as :meth:`Telemetry.snapshot`.
+            Stuck, DeviceLost, Unreadable, Unavailable: as :meth:`Telemetry.snapshot`.
         """
 
     async def reset(self, device: Device, deadline: float) -> None:
@@ -248,7 +252,7 @@ class Resetter(Protocol):
         happens.
 
         Raises:
-            Held: somebody has the device after all, or a blocker of its plan stands; nothing was done to it, and it is
+            DeviceBusy: somebody has the device after all, or a blocker of its plan stands; nothing was done to it, and it is
                 not at fault.
             Unreadable: the reset failed; the message says how.
             Stuck: it did not end in time.

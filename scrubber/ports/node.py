@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from scrubber.domain.assignment import Pod, Process, Reading
+from scrubber.domain.assignment import KubeletReading, Pod, Process
 
 __all__ = ["Assignments", "Containers"]
 
 
 class Assignments(Protocol):
-    async def read(self) -> Reading:
+    async def read(self) -> KubeletReading:
         """A fresh reading of PodResources, corroborated by the checkpoint and the pod log directories.
 
         Never raises for a kubelet that is away or talks nonsense: the reading is then ``UNREADABLE`` and says why.
         """
 
-    def starts(self, pod: Pod) -> Mapping[str, int] | None:
+    def container_starts(self, pod: Pod) -> Mapping[str, int] | None:
         """How often each container of ``pod`` was started, init containers included, by the logs that a runtime opens
         at each start. None where that cannot be told; empty where no container of the pod was ever started.
         """
@@ -39,11 +39,11 @@ class Containers(Protocol):
         """UID of the pod that ``pid`` belongs to; None when it belongs to no pod or is gone.
 
         Raises:
-            Away: the node is short of descriptors or memory.
+            Unavailable: the node is short of descriptors or memory.
             Unreadable: it is there, and which pod it is in cannot be told.
         """
 
-    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+    def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
         """Return a future of the name of the first container that a runtime creates in ``pod`` from now on.
 
         The name is that of :attr:`~scrubber.domain.assignment.Process.container`. The future waits for as long as none is
@@ -51,13 +51,13 @@ class Containers(Protocol):
         known.
         """
 
-    async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
+    async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         """End ``leftovers``, and whatever they fork meanwhile; answers those alive ``deadline`` seconds after the signal.
 
         A process is signalled only while it is still the one that was named (start time) and still in ``pod``.
         """
 
-    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+    async def kill_cgroups(self, pod: Pod, deadline: float) -> bool:
         """End everything in the pod's own cgroups without having listed it; whether the kernel says that nobody is left.
 
         Precondition: ``pod`` is proved gone and beyond its grace. Nobody is asked here which of its processes are

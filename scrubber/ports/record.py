@@ -11,18 +11,18 @@ from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
 
 __all__ = [
-    "HAND_OVERS",
-    "START",
+    "CHAIN_START",
+    "HAND_OVER_EVENTS",
+    "AuditHead",
     "AuditRow",
     "AuditTrail",
     "Certificates",
-    "Change",
     "Event",
-    "Head",
     "HistoryEntry",
     "HistoryQuery",
     "Journal",
     "Ledger",
+    "LedgerChange",
     "LedgerState",
     "Signer",
     "TrailPage",
@@ -49,10 +49,10 @@ class Event:
 
 
 class Journal(Protocol):
-    def tell(self, events: Sequence[Event]) -> None:
+    def record(self, events: Sequence[Event]) -> None:
         """Write log lines and move metrics for events that are already durable (or need not be). Never raises."""
 
-    def scrubbed(self, record: ScrubRecord) -> None:
+    def record_scrub(self, scrub: ScrubRecord) -> None:
         """Move metrics for what the steps of a scrub did, once it is durable; its event is told apart. Never raises.
 
         The check of a hand-over that was granted is told here too, and has no event of its own.
@@ -60,7 +60,7 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AuditHead:
     """A place in the chain: the sequence of a row and its hash; 0 and empty before the first row."""
 
     sequence: int = 0
@@ -71,7 +71,7 @@ class Head:
         return f"{self.sequence}:{self.hash}"
 
 
-START = Head()
+CHAIN_START = AuditHead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class AuditRow:
     hash: str
 
     @property
-    def head(self) -> Head:
-        return Head(self.sequence, self.hash)
+    def head(self) -> AuditHead:
+        return AuditHead(self.sequence, self.hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +98,23 @@ class TrailPage:
     """A part of the trail; every page of one reading has the same two ends.
 
     Attributes:
-        pruned: what the first row of the first page follows: the last row that was given up to keep the trail bounded,
+        preceding_head: what the first row of the first page follows: the last row that was given up to keep the trail bounded,
             or the last one that the reader did not want.
         head: the last row as recorded when the reading began.
         rows: oldest first; together with those of the other pages, everything between the two ends.
     """
 
-    pruned: Head
-    head: Head
+    preceding_head: AuditHead
+    head: AuditHead
     rows: tuple[AuditRow, ...] = ()
 
 
-HAND_OVERS: Mapping[str, str] = MappingProxyType({"granted": "handover.granted", "refused": "handover.refused"})
+HAND_OVER_EVENTS: Mapping[str, str] = MappingProxyType({"granted": "handover.granted", "refused": "handover.refused"})
 """Outcomes that are an event of their own, by the word that a query uses for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LedgerChange:
     """Everything that one decision changes; stored whole or not at all.
 
     Attributes:
@@ -131,9 +131,9 @@ class Change:
     scrubs: tuple[ScrubRecord, ...] = ()
     events: tuple[Event, ...] = ()
 
-    def __or__(self, other: Change) -> Change:
+    def __or__(self, other: LedgerChange) -> LedgerChange:
         """Both, in one transaction."""
-        return Change(
+        return LedgerChange(
             self.records + other.records,
             self.grants + other.grants,
             self.certificates + other.certificates,
@@ -147,7 +147,7 @@ class LedgerState:
     """What a start finds: the record of each device, scrubs that never ended, and the head of the audit chain."""
 
     records: Mapping[str, DeviceRecord] = field(default_factory=dict)
-    unfinished: tuple[ScrubRecord, ...] = ()
+    unfinished_scrubs: tuple[ScrubRecord, ...] = ()
     head_sequence: int = 0
     head_hash: str = ""
 
@@ -159,7 +159,7 @@ class HistoryQuery:
     Attributes:
         since: wall-clock seconds; nothing older.
         tenant: the namespace that an event names as its tenant's (``tenant_namespace``).
-        outcome: what an event has as its ``outcome``, or one of :data:`HAND_OVERS`.
+        outcome: what an event has as its ``outcome``, or one of :data:`HAND_OVER_EVENTS`.
         events: names, of which an event has any; one that ends in a dot is the beginning of names. Empty: no such wish.
         before: a sequence; nothing of it, and nothing newer.
     """
@@ -172,7 +172,7 @@ class HistoryQuery:
     events: tuple[str, ...] = ()
     before: int | None = None
 
-    def names(self, event: str) -> bool:
+    def matches_event(self, event: str) -> bool:
         """Whether ``event`` is called as ``events`` asks for."""
         return not self.events or any(
             event.startswith(each) if each.endswith(".") else event == each for each in self.events
@@ -198,7 +198,7 @@ class Ledger(Protocol):
             LedgerFailure: corrupt, truncated, newer than this program, or its audit chain is broken.
         """
 
-    async def commit(self, change: Change) -> None:
+    async def commit(self, change: LedgerChange) -> None:
         """Store ``change`` durably (it survives a power cut once this returns), or raise and store nothing of it.
 
         A cancelled commit may or may not have happened: callers shield it.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:  # the plugin needs the tracer only, and is to be registered soon after its start
     from scrubber.domain.policy import Policy
 
-__all__ = ["UNTRACED", "Attribute", "Clock", "Policies", "Span", "Tracer"]
+__all__ = ["NOOP_TRACER", "AttributeValue", "Clock", "PolicyProvider", "Span", "Tracer"]
 
 
 class Clock(Protocol):
@@ -25,7 +25,7 @@ class Clock(Protocol):
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         """Cancel the body after ``seconds`` and raise :class:`TimeoutError` from the ``async with``."""
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
+    def stall_tolerant_timeout(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         """As :meth:`timeout`; a standstill of this process for more than a tenth of ``seconds`` is given again, up to as much
         in all.
 
@@ -33,16 +33,16 @@ class Clock(Protocol):
         """
 
 
-Attribute: TypeAlias = str | int | float | bool | None
+AttributeValue: TypeAlias = str | int | float | bool | None
 
 
 class Span(Protocol):
-    def note(self, **attributes: Attribute) -> None:
+    def set_attributes(self, **attributes: AttributeValue) -> None:
         """What became known meanwhile; None for what is not so any more. Never raises, never waits."""
 
 
 class Tracer(Protocol):
-    def span(self, name: str, **attributes: Attribute) -> AbstractContextManager[Span]:
+    def span(self, name: str, **attributes: AttributeValue) -> AbstractContextManager[Span]:
         """One thing that is done, from entering to leaving, in the task that enters; never raises, never waits.
 
         What is begun inside, a task too, belongs to it. An exception that leaves it is how it ended, and goes on.
@@ -53,31 +53,31 @@ class Tracer(Protocol):
         """
 
 
-class _Untraced:
+class _NoopTracer:
     """Tells nobody."""
 
     @contextmanager
-    def span(self, name: str, **attributes: Attribute) -> Iterator[Span]:
+    def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         yield self
 
-    def note(self, **attributes: Attribute) -> None: ...
+    def set_attributes(self, **attributes: AttributeValue) -> None: ...
 
 
-UNTRACED: Tracer = _Untraced()
+NOOP_TRACER: Tracer = _NoopTracer()
 
 
-class Policies(Protocol):
+class PolicyProvider(Protocol):
     @property
     def policy(self) -> Policy:
         """The one in force."""
 
     @property
-    def touched(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether what it comes from is another thing, or in another state, than when it was last read."""
 
     def reload(self) -> bool:
         """Read it again and put it in force; whether anything is another policy's now. May block for a moment.
 
         Raises:
-            BadConfiguration: it cannot be read, or cannot be in force; the old one stays.
+            InvalidConfiguration: it cannot be read, or cannot be in force; the old one stays.
         """

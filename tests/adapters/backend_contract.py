@@ -14,9 +14,9 @@ from typing import Protocol
 import pytest
 
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
+from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.telemetry import HolderKind, Signal
-from scrubber.ports.device import Eraser, EraseRequest, Holders, Inventory, Progress, Resetter, Settings, Telemetry
+from scrubber.ports.device import EraseProgress, Eraser, EraseRequest, Holders, Inventory, Resetter, Settings, Telemetry
 
 __all__ = ["Backend", "BackendContract", "Rig", "request"]
 
@@ -85,7 +85,7 @@ async def error(rig: Rig, device: Device, code: int) -> None:
             continue
 
 
-def unheard(_: Progress) -> None:
+def unheard(_: EraseProgress) -> None:
     """A caller that does not care how far it is."""
 
 
@@ -94,77 +94,77 @@ class BackendContract:
 
     # --- inventory
 
-    async def test_devices_are_told_apart_and_in_order(self, rig: Rig) -> None:
+    async def test_devices_have_distinct_ids_and_are_listed_in_index_order(self, rig: Rig) -> None:
         devices = await rig.backend.inventory.devices()
         assert len({device.id for device in devices}) == len(devices) >= 2
         assert [device.index for device in devices] == sorted(device.index for device in devices)
         assert all(device.memory_bytes > 0 and device.model and device.access for device in devices)
         assert devices == await rig.backend.inventory.devices()
 
-    async def test_the_identity_names_node_boot_and_driver(self, rig: Rig) -> None:
+    async def test_identity_names_node_boot_and_driver(self, rig: Rig) -> None:
         identity = await rig.backend.inventory.identity()
         assert identity.node
         assert identity.boot
         assert identity.driver
 
-    async def test_a_driver_that_is_gone_is_away_and_its_devices_unreadable(self, rig: Rig) -> None:
+    async def test_missing_driver_makes_inventory_unavailable_and_devices_unreadable(self, rig: Rig) -> None:
         device, _ = await two(rig)
         rig.remove_driver()
-        with pytest.raises(Away):
+        with pytest.raises(Unavailable):
             await rig.backend.inventory.devices()
-        with pytest.raises(Away):
+        with pytest.raises(Unavailable):
             await rig.backend.inventory.identity()
         with pytest.raises(Unreadable):
             await rig.backend.telemetry.snapshot(device)
 
     # --- holders
 
-    async def test_a_free_device_has_no_holders(self, rig: Rig) -> None:
+    async def test_free_device_has_no_holders(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        assert not await rig.backend.holders.held(device)
-        assert (await rig.backend.holders.holders(device)).holders == ()
+        assert not await rig.backend.holders.is_held(device)
+        assert (await rig.backend.holders.list_holders(device)).holders == ()
 
-    async def test_a_holder_is_found_by_pid_and_start_time_on_its_device_alone(self, rig: Rig) -> None:
+    async def test_holder_is_found_by_pid_and_start_time_on_its_device_alone(self, rig: Rig) -> None:
         device, other = await two(rig)
         with rig.hold(device) as pid:
-            assert await rig.backend.holders.held(device)
-            assert not await rig.backend.holders.held(other)
-            (holder,) = (await rig.backend.holders.holders(device)).holders
+            assert await rig.backend.holders.is_held(device)
+            assert not await rig.backend.holders.is_held(other)
+            (holder,) = (await rig.backend.holders.list_holders(device)).holders
             assert (holder.pid, holder.kind) == (pid, HolderKind.PROCESS)
             assert holder.started > 0
-        assert not await rig.backend.holders.held(device)
+        assert not await rig.backend.holders.is_held(device)
 
-    async def test_nobody_uses_a_free_device_and_whoever_uses_one_is_among_its_users(self, rig: Rig) -> None:
+    async def test_free_device_has_no_users_and_every_user_is_a_holder(self, rig: Rig) -> None:
         device, other = await two(rig)
-        assert await rig.backend.holders.users(device) == ()
+        assert await rig.backend.holders.list_users(device) == ()
         with rig.hold(device) as pid:
-            (user,) = await rig.backend.holders.users(device)
+            (user,) = await rig.backend.holders.list_users(device)
             assert (user.pid, user.kind) == (pid, HolderKind.PROCESS)
-            assert user.identity in {each.identity for each in (await rig.backend.holders.holders(device)).holders}
-            assert await rig.backend.holders.users(other) == ()
-        assert await rig.backend.holders.users(device) == ()
+            assert user.identity in {each.identity for each in (await rig.backend.holders.list_holders(device)).holders}
+            assert await rig.backend.holders.list_users(other) == ()
+        assert await rig.backend.holders.list_users(device) == ()
 
-    async def test_who_was_looked_through_leaves_nothing_unfinished(self, rig: Rig) -> None:
+    async def test_inspected_holder_is_not_reported_as_uninspected(self, rig: Rig) -> None:
         device, _ = await two(rig)
         with rig.hold(device) as pid:
-            assert pid not in {each.pid for each in (await rig.backend.holders.holders(device)).unfinished}
+            assert pid not in {each.pid for each in (await rig.backend.holders.list_holders(device)).uninspected}
 
-    async def test_what_the_quick_questions_do_not_see_is_told_in_sentences_about_holders(self, rig: Rig) -> None:
+    async def test_gaps_in_holder_coverage_are_reported_under_holders(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        assert all(sentence.startswith("holders: ") for sentence in rig.backend.holders.not_asked(device))
+        assert all(sentence.startswith("holders: ") for sentence in rig.backend.holders.not_covered(device))
 
     # --- telemetry
 
-    async def test_a_healthy_snapshot_has_nothing_to_report(self, rig: Rig) -> None:
+    async def test_healthy_snapshot_reports_no_conditions(self, rig: Rig) -> None:
         device, _ = await two(rig)
         snapshot = await rig.backend.telemetry.snapshot(device)
         assert snapshot.device == device.id
         assert snapshot.errors == {}
         assert not snapshot.ecc_uncorrected
-        assert snapshot.recovery in (None, "none")
+        assert snapshot.recovery_action in (None, "none")
         assert set(snapshot.defaults) == set(snapshot.settings)
 
-    async def test_an_error_is_a_signal_and_a_condition_of_its_device_alone(self, rig: Rig) -> None:
+    async def test_device_error_is_a_signal_and_a_condition_of_its_device_alone(self, rig: Rig) -> None:
         device, other = await two(rig)
         signals = rig.backend.telemetry.signals()
         rig.raise_error(device, 95)
@@ -173,7 +173,7 @@ class BackendContract:
         assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
         assert (await rig.backend.telemetry.snapshot(other)).errors == {}
 
-    async def test_an_error_is_counted_each_time_it_comes(self, rig: Rig) -> None:
+    async def test_device_error_is_counted_each_time_it_occurs(self, rig: Rig) -> None:
         device, other = await two(rig)
         for code in (31, 13, 31):
             await error(rig, device, code)
@@ -182,25 +182,25 @@ class BackendContract:
         assert (await rig.backend.telemetry.snapshot(device)).errors == {13: 1, 31: 3}
         assert (await rig.backend.telemetry.snapshot(other)).errors == {}
 
-    async def test_a_lost_device_is_lost_and_the_others_answer(self, rig: Rig) -> None:
+    async def test_lost_device_is_reported_lost_while_other_devices_answer(self, rig: Rig) -> None:
         device, other = await two(rig)
         rig.lose(device)
-        with pytest.raises(Lost):
+        with pytest.raises(DeviceLost):
             await rig.backend.telemetry.snapshot(device)
         assert (await rig.backend.telemetry.snapshot(other)).device == other.id
 
-    async def test_a_stuck_device_is_stuck_and_the_others_answer(self, rig: Rig) -> None:
+    async def test_stuck_device_is_reported_stuck_while_other_devices_answer(self, rig: Rig) -> None:
         device, other = await two(rig)
         rig.hang(device)
         stuck = asyncio.create_task(rig.backend.telemetry.snapshot(device))
         assert (await rig.backend.telemetry.snapshot(other)).device == other.id
-        with pytest.raises(Stuck):
+        with pytest.raises(DriverTimeout):
             await stuck
         assert (await rig.backend.telemetry.snapshot(other)).device == other.id
 
     # --- settings
 
-    async def test_a_changed_setting_is_seen_and_brought_back(self, rig: Rig) -> None:
+    async def test_changed_setting_is_detected_and_restored(self, rig: Rig) -> None:
         device, other = await two(rig)
         wanted: Mapping[str, str] = (await rig.backend.telemetry.snapshot(device)).defaults
         name, tampered = rig.tamper(device)
@@ -210,27 +210,27 @@ class BackendContract:
         for each in (device, other):
             assert (await rig.backend.telemetry.snapshot(each)).settings == wanted
 
-    async def test_a_setting_that_does_not_apply_is_left_out(self, rig: Rig) -> None:
+    async def test_setting_that_does_not_apply_is_omitted(self, rig: Rig) -> None:
         device, _ = await two(rig)
         assert await rig.backend.settings.restore(device, {"no_such_setting": "1"}) == {}
 
     # --- resets
 
-    async def test_a_reset_lifts_the_conditions_and_clears_no_memory(self, rig: Rig) -> None:
+    async def test_reset_lifts_conditions_and_does_not_clear_memory(self, rig: Rig) -> None:
         device, _ = await two(rig)
         rig.fill(device, "secret")
         await error(rig, device, 95)
         rig.add_ecc_errors(device, 2)
         assert (await rig.backend.telemetry.snapshot(device)).ecc_uncorrected == 2
         plan = await rig.backend.resetter.plan(device)
-        assert (plan.device, plan.unavailable, plan.blockers, plan.together) == (device.id, None, (), ())
-        assert plan.acts
+        assert (plan.device, plan.unavailable, plan.blockers, plan.also_reset) == (device.id, None, (), ())
+        assert plan.actions
         await rig.backend.resetter.reset(device, 30.0)
         after = await rig.backend.telemetry.snapshot(device)
         assert (after.errors, after.ecc_uncorrected) == ({}, 0)
         assert b"secret" in rig.content(device)
 
-    async def test_an_error_that_comes_again_after_a_reset_is_counted_anew(self, rig: Rig) -> None:
+    async def test_error_that_recurs_after_a_reset_is_counted_from_one(self, rig: Rig) -> None:
         device, _ = await two(rig)
         for _ in range(3):
             await error(rig, device, 95)
@@ -238,7 +238,7 @@ class BackendContract:
         await error(rig, device, 95)
         assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
 
-    async def test_a_reset_that_fails_says_so_and_the_condition_stands(self, rig: Rig) -> None:
+    async def test_failed_reset_raises_an_error_and_keeps_the_condition(self, rig: Rig) -> None:
         device, _ = await two(rig)
         await error(rig, device, 95)
         rig.fail_resets(device)
@@ -246,35 +246,40 @@ class BackendContract:
             await rig.backend.resetter.reset(device, 30.0)
         assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
 
-    async def test_a_device_that_somebody_holds_is_not_reset_and_not_blamed(self, rig: Rig) -> None:
+    async def test_held_device_is_not_reset_and_not_reported_faulty(self, rig: Rig) -> None:
         device, _ = await two(rig)
         await error(rig, device, 95)
         with rig.hold(device):
             assert (await rig.backend.resetter.plan(device)).blockers
-            with pytest.raises(Held):
+            with pytest.raises(DeviceBusy):
                 await rig.backend.resetter.reset(device, 30.0)
         assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
         await rig.backend.resetter.reset(device, 30.0)
         assert (await rig.backend.telemetry.snapshot(device)).errors == {}
 
-    async def test_a_reset_of_a_stuck_device_ends_at_its_deadline(self, rig: Rig) -> None:
+    async def test_reset_of_a_stuck_device_ends_at_its_deadline(self, rig: Rig) -> None:
         device, _ = await two(rig)
         rig.hang(device)
-        with pytest.raises(Stuck):
+        with pytest.raises(DriverTimeout):
             await rig.backend.resetter.reset(device, 0.2)
 
     # --- clearing
 
-    async def test_what_a_tenant_left_is_counted_cleared_and_verified(self, rig: Rig) -> None:
+    async def test_residue_of_a_tenant_is_counted_cleared_and_verified(self, rig: Rig) -> None:
         device, other = await two(rig)
         rig.fill(device, "secret")
         rig.fill(other, "somebody else's")
-        seen: list[Progress] = []
+        seen: list[EraseProgress] = []
         report = await rig.backend.eraser.erase(device, request(), seen.append)
         assert report.total_bytes == device.memory_bytes
         assert report.cleared_bytes == report.verified_bytes == report.total_bytes - report.not_covered_bytes
         assert report.residue_bytes == report.cleared_bytes > 0
-        assert (report.failed_bytes, report.fence_broken, report.mended, report.unsettled_bytes) == (0, False, None, 0)
+        assert (report.failed_bytes, report.fence_broken, report.size_restored, report.unreleased_bytes) == (
+            0,
+            False,
+            None,
+            0,
+        )
         left = len(rig.content(device)) - rig.content(device).count(0)
         assert left <= report.not_covered_bytes - report.reserved_bytes <= device.memory_bytes // 8
         assert bool(report.not_covered) is (report.not_covered_bytes > 0)
@@ -285,13 +290,13 @@ class BackendContract:
         assert all(0 <= each.done_bytes <= each.total_bytes <= device.memory_bytes for each in seen)
         assert seen[-1].done_bytes == seen[-1].total_bytes
 
-    async def test_a_clean_device_has_no_residue_and_an_audit_that_did_not_run_says_nothing(self, rig: Rig) -> None:
+    async def test_clean_device_has_no_residue_and_a_skipped_audit_reports_none(self, rig: Rig) -> None:
         device, _ = await two(rig)
         await rig.backend.eraser.erase(device, request(), unheard)
         assert (await rig.backend.eraser.erase(device, request(), unheard)).residue_bytes == 0
         assert (await rig.backend.eraser.erase(device, request(audit=False), unheard)).residue_bytes is None
 
-    async def test_the_pattern_pass_leaves_nothing_behind(self, rig: Rig) -> None:
+    async def test_pattern_pass_leaves_no_residue(self, rig: Rig) -> None:
         device, _ = await two(rig)
         report = await rig.backend.eraser.erase(device, request(pattern=True), unheard)
         assert report.failed_bytes == 0
@@ -299,16 +304,16 @@ class BackendContract:
         left = len(rig.content(device)) - rig.content(device).count(0)
         assert left <= report.not_covered_bytes - report.reserved_bytes
 
-    async def test_a_device_that_somebody_holds_is_not_touched(self, rig: Rig) -> None:
+    async def test_held_device_is_not_scrubbed(self, rig: Rig) -> None:
         device, _ = await two(rig)
         rig.fill(device, "secret")
-        with rig.hold(device), pytest.raises(Held):
+        with rig.hold(device), pytest.raises(DeviceBusy):
             await rig.backend.eraser.erase(device, request(), unheard)
         assert rig.content(device).startswith(b"secret")
 
-    async def test_nobody_holds_a_device_once_its_eraser_has_reported(self, rig: Rig) -> None:
+    async def test_device_has_no_holder_after_its_eraser_reported(self, rig: Rig) -> None:
         device, _ = await two(rig)
         await rig.backend.eraser.erase(device, request(), unheard)
-        assert not await rig.backend.holders.held(device)
-        assert await rig.backend.eraser.orphan(device) is None
-        assert await rig.backend.eraser.end_orphan(device, 1.0)
+        assert not await rig.backend.holders.is_held(device)
+        assert await rig.backend.eraser.find_orphan(device) is None
+        assert await rig.backend.eraser.terminate_orphan(device, 1.0)

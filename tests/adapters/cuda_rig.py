@@ -12,10 +12,10 @@ from pathlib import Path
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.programs import ERASER, Programs
-from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.cuda.gpu_jobs import GpuJobRunner
+from scrubber.adapters.cuda.programs import ERASER_MODULE, ProgramLauncher
 from scrubber.domain.device import Device
-from scrubber.ports.device import EraseReport, EraseRequest, Progress
+from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest
 from tests.nvidia.hostgpu import lives
 from tests.nvidia.world import Instance, World
 from tests.plugin_collaborators import PATIENCE
@@ -87,7 +87,7 @@ class WorldGpu:
         used = sum(int(each.read_text("ascii").split()[0]) for each in records)
         return subject.number("total"), subject.number("reserved"), subject.number("used") + used
 
-    async def settled(self, device: Device, deadline: float) -> int:
+    async def wait_until_idle(self, device: Device, deadline: float) -> int:
         return self.unsettled
 
     def _set(self, device: Device, mode: str) -> None:
@@ -101,15 +101,17 @@ class WorldGpu:
 class CudaRig:
     """An eraser over a world, and what tests do to both."""
 
-    def __init__(self, world: World, state: Path, children: Children, *, modules: Sequence[str] = (ERASER,)) -> None:
+    def __init__(
+        self, world: World, state: Path, children: Children, *, modules: Sequence[str] = (ERASER_MODULE,)
+    ) -> None:
         self.world = world
         self.state = state
         self.locks = state / "locks"
         self.locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.gpu = WorldGpu(world)
         self.children = children
-        self.programs = Programs(children, state, environment=environment(world), modules=modules)
-        self.workplace = Workplace(self.programs, self.gpu, self.locks)
+        self.programs = ProgramLauncher(children, state, environment=environment(world), modules=modules)
+        self.workplace = GpuJobRunner(self.programs, self.gpu, self.locks)
         self.eraser = CudaEraser(self.workplace)
 
     def device(self, number: int = 0) -> Device:
@@ -165,15 +167,15 @@ class UnderWay:
         self.task = asyncio.create_task(rig.eraser.erase(device, request(deadline=deadline), self._heard))
         self.task.add_done_callback(lambda _: self.reached.set())
 
-    def _heard(self, progress: Progress) -> None:
+    def _heard(self, progress: EraseProgress) -> None:
         if progress.phase == "clear":
             self.reached.set()
 
 
 @asynccontextmanager
-async def cuda_rig(root: Path, *, gpus: int = 2, modules: Sequence[str] = (ERASER,)) -> AsyncIterator[CudaRig]:
+async def cuda_rig(root: Path, *, gpus: int = 2, modules: Sequence[str] = (ERASER_MODULE,)) -> AsyncIterator[CudaRig]:
     """GPUs of 16 MiB, of which the driver keeps 2 and a context takes 2."""
-    children = Children(kill_limit=PATIENCE)
+    children = Children(kill_timeout=PATIENCE)
     with World.create(root / "world", gpus=gpus) as world:
         rig = CudaRig(world, root / "state", children, modules=modules)
         try:

@@ -15,8 +15,8 @@ from typing import Protocol
 import pytest
 
 from scrubber.domain.device import Device
-from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import Away, Held, Stuck, Unreadable
+from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
+from scrubber.domain.errors import DeviceBusy, DriverTimeout, Unavailable, Unreadable
 from scrubber.ports.device import Diagnostics
 
 __all__ = ["DiagnosticsContract", "DiagnosticsRig", "cancelled", "under_way", "untouched"]
@@ -54,8 +54,8 @@ class DiagnosticsRig(Protocol):
 class DiagnosticsContract:
     """Derive from it and provide ``rig``."""
 
-    async def test_a_device_that_works_passes_every_check_with_a_rate(self, rig: DiagnosticsRig) -> None:
-        checks = await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+    async def test_working_device_passes_every_check_with_a_rate(self, rig: DiagnosticsRig) -> None:
+        checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
         assert [check.name for check in checks] == CHECKS
         assert [check.errors for check in checks] == [0, 0, 0, 0]
         for check in checks:
@@ -63,49 +63,49 @@ class DiagnosticsContract:
             assert set(check.measured) == {unit, f"{unit}_per_second", "seconds"}
             assert all(value > 0 for value in check.measured.values())
 
-    async def test_no_level_means_that_nothing_is_done(self, rig: DiagnosticsRig) -> None:
+    async def test_diagnostic_level_none_runs_no_checks(self, rig: DiagnosticsRig) -> None:
         rig.fill(rig.device, "secret")
-        assert await rig.diagnostics.diagnose(rig.device, Level.NONE, PATIENCE) == ()
+        assert await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.NONE, PATIENCE) == ()
         assert untouched(rig)
 
-    async def test_a_clear_device_is_left_clear_and_no_other_is_touched(self, rig: DiagnosticsRig) -> None:
+    async def test_diagnosis_leaves_its_device_clear_and_touches_no_other_device(self, rig: DiagnosticsRig) -> None:
         rig.fill(rig.other, "somebody else's")
-        await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
         assert rig.content(rig.device).strip(b"\0") == b""
         assert rig.content(rig.other).startswith(b"somebody else's")
 
-    async def test_memory_that_does_not_keep_what_is_written_shows(self, rig: DiagnosticsRig) -> None:
+    async def test_memory_that_loses_writes_fails_the_pattern_check(self, rig: DiagnosticsRig) -> None:
         rig.spoil(rig.device)
-        pattern, product, *_ = await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        pattern, product, *_ = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
         assert pattern.errors > 0
         assert product.errors == 0
 
-    async def test_a_device_that_somebody_holds_is_not_touched_and_not_blamed(self, rig: DiagnosticsRig) -> None:
+    async def test_held_device_is_not_diagnosed_and_not_reported_faulty(self, rig: DiagnosticsRig) -> None:
         rig.fill(rig.device, "secret")
-        with rig.hold(rig.device), pytest.raises(Held):
-            await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        with rig.hold(rig.device), pytest.raises(DeviceBusy):
+            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
         assert untouched(rig)
 
-    async def test_two_never_work_on_one_device(self, rig: DiagnosticsRig) -> None:
+    async def test_two_diagnoses_never_run_on_one_device(self, rig: DiagnosticsRig) -> None:
         first = await under_way(rig)
-        with pytest.raises((Held, Away)):
-            await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        with pytest.raises((DeviceBusy, Unavailable)):
+            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
         assert not first.done()
         await cancelled(first)
 
-    async def test_a_deadline_ends_it(self, rig: DiagnosticsRig) -> None:
+    async def test_diagnosis_ends_at_its_deadline(self, rig: DiagnosticsRig) -> None:
         task = await under_way(rig, deadline=3.0)
-        with pytest.raises(Stuck):
+        with pytest.raises(DriverTimeout):
             await task
         assert await rig.at_work(rig.device) is None
 
-    async def test_a_caller_that_leaves_leaves_nothing_running(self, rig: DiagnosticsRig) -> None:
+    async def test_cancelled_diagnosis_leaves_no_process_running(self, rig: DiagnosticsRig) -> None:
         await cancelled(await under_way(rig))
         assert await rig.at_work(rig.device) is None
-        checks = await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
         assert [check.errors for check in checks] == [0, 0, 0, 0]
 
-    async def test_a_child_that_is_killed_is_no_result(self, rig: DiagnosticsRig) -> None:
+    async def test_killed_diagnostic_child_yields_no_result(self, rig: DiagnosticsRig) -> None:
         task = await under_way(rig)
         pid = await rig.at_work(rig.device)
         assert pid
@@ -115,9 +115,9 @@ class DiagnosticsContract:
         assert await rig.at_work(rig.device) is None
 
 
-async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Task[tuple[Check, ...]]:
+async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Task[tuple[DiagnosticCheck, ...]]:
     """A diagnosis that takes a minute, and has its device."""
-    task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, Level.EXTENDED, deadline))
+    task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, DiagnosticLevel.EXTENDED, deadline))
     async with asyncio.timeout(PATIENCE):
         while not await rig.at_work(rig.device):
             assert not task.done(), task.exception()
@@ -130,7 +130,7 @@ def untouched(rig: DiagnosticsRig) -> bool:
     return b"secret" in rig.content(rig.device)[-64:]
 
 
-async def cancelled(task: asyncio.Task[tuple[Check, ...]]) -> None:
+async def cancelled(task: asyncio.Task[tuple[DiagnosticCheck, ...]]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.ports.record import AuditTrail, Certificates, Head, Ledger, LedgerState
+from scrubber.ports.record import AuditHead, AuditTrail, Certificates, Ledger, LedgerState
 
 __all__ = ["KINDS", "AnyLedger", "Bench", "bench_of"]
 
@@ -17,7 +17,7 @@ class AnyLedger(Ledger, AuditTrail, Certificates, Protocol):
 
     def health(self) -> str: ...
 
-    def head(self) -> Head: ...
+    def head(self) -> AuditHead: ...
 
 
 class Bench(Protocol):

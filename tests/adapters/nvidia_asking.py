@@ -8,10 +8,10 @@ from pathlib import Path
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, device_request, driver_arguments, gpu_uuid
 from scrubber.adapters.nvidia.holders import NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of
 from scrubber.adapters.nvidia.settings import NvidiaSettings
 from scrubber.adapters.nvidia.telemetry import NvidiaTelemetry
 from scrubber.domain.device import Device
@@ -32,7 +32,7 @@ class Told:
     def xids(self, device: str) -> Mapping[int, int]:
         return self.seen.get(device, {})
 
-    def unheard(self, device: str) -> str | None:
+    def event_stream_error(self, device: str) -> str | None:
         return self.deaf.get(device)
 
     def inforom_corrupt(self, device: str) -> bool:
@@ -51,7 +51,7 @@ class Asking:
         self.children = Children()
         places = world.places
         self.inventory = NvidiaInventory(places, self.children, node="node-1", deadline=deadline)
-        self.questions = QuestionPool(
+        self.questions = RequestPool(
             self.children,
             DRIVER_MODULE,
             arguments=driver_arguments(places),
@@ -79,7 +79,7 @@ class Asking:
         return await self.telemetry.snapshot(self.devices()[number])
 
     async def ask(self, device: Device, ask: str, **more: object) -> Message:
-        return await self.questions.ask(gpu_of(device), about(device, ask, **more))
+        return await self.questions.request(gpu_uuid(device), device_request(device, ask, **more))
 
     def gpu(self, device: Device) -> Gpu:
         return self.world.find(device.id)[0]

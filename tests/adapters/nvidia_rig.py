@@ -98,7 +98,7 @@ async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncI
         world.places,
         state,
         node="node-1",
-        question=question,
+        driver_call_timeout=question,
         infrastructure=_nobody,
         children=children,
         environment=standin_environment(world),

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scrubber.adapters.proc import parse_stat
+from scrubber.adapters.kernel_text import parse_stat
 from scrubber.adapters.sim import control, shape
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.adapters.sim.layout import SimDevice, load, write_json
+from scrubber.adapters.sim.layout import SimDevice, load_node, write_json
 from scrubber.domain.device import Device
 
 __all__ = ["Sim", "Tenant", "make"]
@@ -42,7 +42,7 @@ class Tenant:
         """Return once its first thread has ended, while others go on; the test's own deadline is the limit."""
         while True:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
-                if parse_stat(file.read()).dead:
+                if parse_stat(file.read()).is_dead:
                     return self
             os.sched_yield()
 
@@ -70,7 +70,7 @@ class Sim:
         self._tenants: list[Tenant] = []
 
     def files(self, device: Device) -> SimDevice:
-        return self.backend.inventory.find(device)
+        return self.backend.inventory.find_sim_device(device)
 
     def start(self, device: Device, *options: str) -> Tenant:
         """A tenant of ``device``, not waited for."""
@@ -104,19 +104,19 @@ class Sim:
             tenant.end()
 
     def raise_error(self, device: Device, code: int) -> None:
-        control.fault(self.directory, device.id, xid=code)
+        control.add_faults(self.directory, device.id, xid=code)
 
     def add_ecc_errors(self, device: Device, errors: int) -> None:
-        control.fault(self.directory, device.id, ecc=errors)
+        control.add_faults(self.directory, device.id, ecc=errors)
 
     def lose(self, device: Device) -> None:
-        control.fault(self.directory, device.id, lost=True)
+        control.add_faults(self.directory, device.id, lost=True)
 
     def hang(self, device: Device) -> None:
-        control.fault(self.directory, device.id, stuck=True)
+        control.add_faults(self.directory, device.id, stuck=True)
 
     def fail_resets(self, device: Device) -> None:
-        control.fault(self.directory, device.id, reset="fail")
+        control.add_faults(self.directory, device.id, reset="fail")
 
     def tamper(self, device: Device) -> tuple[str, str]:
         name = min(self.files(device).defaults)
@@ -128,11 +128,11 @@ class Sim:
         write_json(found.directory / "settings.json", {**found.defaults, name: value})
 
     def remove_driver(self) -> None:
-        control.fault(self.directory, driver_absent=True)
+        control.add_faults(self.directory, driver_absent=True)
 
 
 def make(directory: Path, *, devices: int = 2, mebibytes: int = 2) -> Path:
     """A node in ``directory``."""
     shape.create(directory, devices=devices, memory=mebibytes * shape.MIB, node_name="node-1")
-    assert not load(directory).broken
+    assert not load_node(directory).broken_devices
     return directory

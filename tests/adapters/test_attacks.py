@@ -64,7 +64,7 @@ CLEAR = """
 """
 
 
-def test_a_secret_left_on_chip_by_a_killed_process_is_found_until_it_is_cleared(
+def test_on_chip_secret_of_a_killed_process_is_found_until_the_scrub_kernels_ran(
     world: World, programs: Programs
 ) -> None:
     gpu = world.gpus[0]
@@ -81,13 +81,13 @@ def test_a_secret_left_on_chip_by_a_killed_process_is_found_until_it_is_cleared(
     assert programs.start(ATTACK, FIND, on=gpu).told() == {"registers": 0, "shared": 0}
 
 
-def test_an_sm_that_is_dead_is_never_seen(world: World, programs: Programs) -> None:
+def test_attack_program_does_not_reach_a_dead_sm(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     gpu.set("sm_dead", "2")
     assert programs.start(ATTACK, CLEAR, on=gpu).told()["seen"] == 2 ** gpu.number("multiprocessors") - 1 - (1 << 2)
 
 
-def test_a_secret_in_memory_is_found_word_by_word(world: World, programs: Programs) -> None:
+def test_secret_in_memory_is_found_word_by_word(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     program = programs.start(
         """

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger.chain import append
-from scrubber.adapters.ledger.examination import ChainVerdict
-from scrubber.adapters.ledger.kept import KeptHead
-from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, row_data, trail_data
-from scrubber.cli.output import document
-from scrubber.ports.record import START, Head, TrailPage
+from scrubber.adapters.ledger.chain import chain_events
+from scrubber.adapters.ledger.saved_heads import SavedHead
+from scrubber.adapters.ledger.verification import ChainVerdict
+from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, row_data, trail_data
+from scrubber.cli.render.output import document
+from scrubber.ports.record import CHAIN_START, AuditHead, TrailPage
 from tests.ledger_samples import event
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
@@ -27,11 +27,11 @@ TOLD = [
     event("handover.granted", at=1_795_000_000.25, tenant_namespace='"red\\'),
     event("scrub.finished", at=100.0, outcome="passed"),
 ]
-ROWS = append(START, TOLD)
+ROWS = chain_events(CHAIN_START, TOLD)
 HEAD = ROWS[-1].head
 
 
-def exported(start: Head = START) -> list[str]:
+def exported(start: AuditHead = CHAIN_START) -> list[str]:
     documents = [document(trail_data(TrailPage(start, HEAD)), TRAIL_KIND)]
     documents += [document(row_data(row), ROW_KIND) for row in ROWS[start.sequence :]]
     return [json.dumps(each, separators=(",", ":")) + "\n" for each in documents]
@@ -52,13 +52,13 @@ def check(directory: Path, lines: Sequence[str], *heads: str) -> tuple[int, str]
     return ended.returncode, ended.stdout + ended.stderr
 
 
-def test_its_program_finds_a_whole_export_intact(tmp_path: Path) -> None:
+def test_documented_program_reports_a_complete_export_as_intact(tmp_path: Path) -> None:
     heads = [str(ROWS[1].head), str(ROWS[2].head), str(HEAD)]
     assert check(tmp_path, exported(), *heads) == (0, f"intact: 4 rows, up to {HEAD}\n")
 
 
 @pytest.mark.parametrize("start", [ROWS[1].head, HEAD])
-def test_its_program_checks_a_part_from_where_it_begins(tmp_path: Path, start: Head) -> None:
+def test_documented_program_verifies_a_partial_export_from_its_first_row(tmp_path: Path, start: AuditHead) -> None:
     said = f"intact: {len(ROWS) - start.sequence} rows, up to {HEAD}\n"
     assert check(tmp_path, exported(start), str(start)) == (0, said)
     assert check(tmp_path, exported(start), str(ROWS[0].head)) == (1, "not in this export: rows 1\n")
@@ -78,7 +78,7 @@ def edited(lines: list[str]) -> Sequence[str]:
         (lambda lines: [*lines, lines[-1]], "does not follow the row before it"),
     ],
 )
-def test_its_program_says_what_was_done_to_one(
+def test_documented_program_names_the_modification_of_an_export(
     tmp_path: Path, edit: Callable[[list[str]], Sequence[str]], said: str
 ) -> None:
     code, told = check(tmp_path, edit(exported()))
@@ -87,7 +87,7 @@ def test_its_program_says_what_was_done_to_one(
 
 
 @pytest.mark.parametrize(("head", "said"), [(f"2:{'0' * 64}", "row 2 is not the one"), (f"9:{'0' * 64}", "rows 9")])
-def test_its_program_notices_a_head_that_does_not_agree(tmp_path: Path, head: str, said: str) -> None:
+def test_documented_program_reports_a_saved_head_that_does_not_match(tmp_path: Path, head: str, said: str) -> None:
     code, told = check(tmp_path, exported(), head)
     assert code == 1
     assert said in told
@@ -102,12 +102,12 @@ def turned(*parts: str) -> str:
     ("part", "digits"),
     [("592167578", "234bc29a"), ("4.294967295e+09", "ffffffff"), ("255", "000000ff"), ("0", "0" * 8)],
 )
-def test_what_turns_the_metrics_into_a_head_does(part: str, digits: str) -> None:
+def test_documented_recipe_converts_metrics_to_an_audit_head(part: str, digits: str) -> None:
     head = turned(*["0"] * 7, part)
     assert head == f"1024:{'0' * 56}{digits}"
-    assert KeptHead.read(head).sequence == 1024
+    assert SavedHead.parse(head).sequence == 1024
 
 
-def test_it_names_every_verdict_and_the_head_that_its_recipe_makes() -> None:
+def test_audit_page_lists_every_verdict_and_the_head_of_its_own_recipe() -> None:
     assert set(re.findall(r"^\| \d \| `([a-z-]+)` \|", PAGE, re.MULTILINE)) == {each.value for each in ChainVerdict}
     assert f"`{turned()}`" in PAGE

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.adapters.containers.hierarchy import Hierarchy, beside, hierarchy_of
-from scrubber.adapters.containers.paths import (
+from scrubber.adapters.cgroups.hierarchy import Hierarchy, hierarchy_of, sibling_hierarchies
+from scrubber.adapters.cgroups.paths import (
+    is_valid_uid,
     kubepods_below,
-    names_pod,
+    mentions_pod,
     pod_directories,
     pod_uid_of_path,
     stray_directories,
-    usable_uid,
 )
-from scrubber.adapters.containers.procfs import Proc
-from scrubber.adapters.containers.tree import Tree
-from scrubber.adapters.proc import parse_stat
-from scrubber.domain.errors import BadConfiguration, Unreadable
+from scrubber.adapters.cgroups.procfs import ProcFs
+from scrubber.adapters.cgroups.tree import CgroupTree
+from scrubber.adapters.kernel_text import parse_stat
+from scrubber.domain.errors import InvalidConfiguration, Unreadable
 from tests.pods import only_with
 
 UID = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11"
@@ -92,7 +92,7 @@ BASES = ("kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice", "
 """Where kubelets keep their pods; no node has them all."""
 
 
-def test_the_pod_of_a_recorded_process_is_known_in_every_hierarchy_that_has_it() -> None:
+def test_pod_of_a_recorded_process_is_identified_in_every_hierarchy() -> None:
     for name, text in RECORDED.items():
         found = {line.split(":")[1]: pod_uid_of_path(line.split(":", 2)[2], BASES) for line in text.splitlines()}
         elsewhere = {"net_cls,net_prio"} if "net_cls" in text else set()
@@ -101,12 +101,12 @@ def test_the_pod_of_a_recorded_process_is_known_in_every_hierarchy_that_has_it()
 
 
 @pytest.mark.parametrize("name", NO_POD)
-def test_a_process_of_no_pod_has_no_uid(name: str) -> None:
+def test_process_outside_pods_has_no_pod_uid(name: str) -> None:
     for line in NO_POD[name].splitlines():
         assert pod_uid_of_path(line.rpartition(":")[2], BASES) is None
 
 
-def test_a_static_pods_uid_has_no_dashes() -> None:
+def test_static_pod_uid_has_no_dashes() -> None:
     slices = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice"
     assert pod_uid_of_path(slices, BASES) == STATIC_UID
     assert pod_uid_of_path(f"/kubepods/burstable/pod{STATIC_UID}/{ID}", BASES) == STATIC_UID
@@ -144,12 +144,12 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_name_counts_only_where_the_kubelet_puts_names(name: str) -> None:
+def test_pod_name_counts_only_where_the_kubelet_creates_pod_cgroups(name: str) -> None:
     path, uid = FORGED[name]
     assert pod_uid_of_path(path, ("kubepods.slice", "kubepods")) == uid
 
 
-def test_where_the_kubelet_has_no_cgroups_no_name_counts() -> None:
+def test_no_pod_name_counts_where_the_kubelet_has_no_cgroups() -> None:
     assert pod_uid_of_path(f"/{SLICES}/x", ()) is None
     assert pod_uid_of_path(f"/kubepods/pod{UID}/{ID}", ("kubelet/kubepods",)) is None
 
@@ -165,20 +165,20 @@ def test_where_the_kubelet_has_no_cgroups_no_name_counts() -> None:
         f"/../kubepods-burstable-pod{SYSTEMD_UID}.slice/x.scope/kubepods-pod{SYSTEMD_OTHER}.slice",
     ],
 )
-def test_a_service_in_a_cgroup_namespace_of_its_own_still_knows_pods(path: str) -> None:
+def test_service_in_its_own_cgroup_namespace_identifies_pods(path: str) -> None:
     assert pod_uid_of_path(path, BASES) == UID
     assert pod_uid_of_path(f"/..{path}", BASES) == UID
 
 
-def test_a_container_of_the_services_own_pod_cannot_name_another_from_deeper_down() -> None:
+def test_nested_cgroup_of_the_services_own_pod_cannot_name_another_pod() -> None:
     assert pod_uid_of_path(f"/../{ID}/kubepods/pod{OTHER}/{ID}", BASES) is None
 
 
-def tree(version: int = 2, below: str = "/", root: Path = Path("/"), *, names: tuple[str, ...] = ()) -> Tree:
-    return Tree(Hierarchy(root, version, frozenset(names), below), Proc())
+def tree(version: int = 2, below: str = "/", root: Path = Path("/"), *, names: tuple[str, ...] = ()) -> CgroupTree:
+    return CgroupTree(Hierarchy(root, version, frozenset(names), below), ProcFs())
 
 
-def test_a_node_that_is_itself_a_pod_counts_from_its_own_root(tmp_path: Path) -> None:
+def test_node_that_is_itself_a_pod_resolves_pods_from_its_own_root(tmp_path: Path) -> None:
     (tmp_path / "kubepods").mkdir()
     outer = f"/kubepods/pod{OTHER}/{ID}"
     node = tree(below=outer, root=tmp_path)
@@ -188,7 +188,7 @@ def test_a_node_that_is_itself_a_pod_counts_from_its_own_root(tmp_path: Path) ->
     assert tree(root=tmp_path).pod_uid_in({"": f"{outer}/kubepods/pod{UID}/{ID}"}) == OTHER
 
 
-def test_each_hierarchy_reads_its_own_line(tmp_path: Path) -> None:
+def test_each_hierarchy_reads_its_own_line_of_proc_cgroup(tmp_path: Path) -> None:
     (tmp_path / "kubepods").mkdir()
     text = {"pids": f"/kubepods/pod{UID}/{ID}", "cpu,cpuacct": f"/kubepods/pod{OTHER}/{ID}", "": "/"}
     assert tree(1, root=tmp_path, names=("pids",)).pod_uid_in(text) == UID
@@ -197,17 +197,17 @@ def test_each_hierarchy_reads_its_own_line(tmp_path: Path) -> None:
     assert tree(1, root=tmp_path, names=("freezer",)).pod_uid_in(text) is None
 
 
-def test_a_pod_is_named_anywhere_when_a_wrong_root_is_to_be_noticed() -> None:
+def test_pod_is_found_anywhere_in_the_text_when_checking_for_a_wrong_root() -> None:
     for name, text in RECORDED.items():
-        assert names_pod(text.encode(), UID), name
-        assert not names_pod(text.encode(), OTHER), name
+        assert mentions_pod(text.encode(), UID), name
+        assert not mentions_pod(text.encode(), OTHER), name
 
 
 # --- directories ---
 
 
 @given(st.uuids(), st.sampled_from(BASES))
-def test_every_directory_that_is_looked_for_names_its_pod(uid: object, base: str) -> None:
+def test_every_candidate_pod_directory_resolves_to_its_pod_uid(uid: object, base: str) -> None:
     for directory in pod_directories(Path("/", base), str(uid)):
         assert pod_uid_of_path(f"{directory}/{ID}", BASES) == str(uid)
 
@@ -222,14 +222,14 @@ def test_every_directory_that_is_looked_for_names_its_pod(uid: object, base: str
         "a.slice/a-b.slice/a-b-kubepods.slice",
     ],
 )
-def test_the_kubelets_cgroups_are_found_at_the_top_or_below_a_root_of_its_own(tmp_path: Path, kubepods: str) -> None:
+def test_kubelet_cgroups_are_found_at_the_top_or_below_a_configured_root(tmp_path: Path, kubepods: str) -> None:
     (tmp_path / "system.slice" / "containerd.service").mkdir(parents=True)
     (tmp_path / kubepods).mkdir(parents=True)
     assert kubepods_below(tmp_path) == (tmp_path / kubepods,)
     assert kubepods_below((tmp_path / kubepods).parent) == (tmp_path / kubepods,), "also when that root is named"
 
 
-def test_both_drivers_cgroups_count_while_a_node_changes_over(tmp_path: Path) -> None:
+def test_cgroups_of_both_drivers_count_while_a_node_migrates(tmp_path: Path) -> None:
     for name in ("kubepods.slice", "kubepods"):
         (tmp_path / name).mkdir()
     assert set(kubepods_below(tmp_path)) == {tmp_path / "kubepods.slice", tmp_path / "kubepods"}
@@ -244,13 +244,13 @@ def test_both_drivers_cgroups_count_while_a_node_changes_over(tmp_path: Path) ->
         "a/b/kubepods",
     ],
 )
-def test_a_unit_or_a_deeper_cgroup_is_no_root_of_a_kubelet(tmp_path: Path, forged: str) -> None:
+def test_unit_or_deeper_cgroup_is_not_a_kubelet_root(tmp_path: Path, forged: str) -> None:
     (tmp_path / forged).mkdir(parents=True)
     assert kubepods_below(tmp_path) == ()
 
 
 @only_with(os.geteuid() == 0)
-def test_a_cgroup_that_was_given_to_a_user_is_no_root_of_a_kubelet_and_no_runtimes(tmp_path: Path) -> None:
+def test_cgroup_delegated_to_a_user_is_no_kubelet_root_and_no_runtime_cgroup(tmp_path: Path) -> None:
     (tmp_path / "given" / "kubepods").mkdir(parents=True)
     service = tmp_path / "system.slice" / "x.service"
     stray = service / f"kubepods-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}"
@@ -265,14 +265,14 @@ def test_a_cgroup_that_was_given_to_a_user_is_no_root_of_a_kubelet_and_no_runtim
 
 
 @given(st.text())
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_arbitrary_text_never_breaks_the_cgroup_path_parser(text: str) -> None:
     found = pod_uid_of_path(text, BASES)
     assert found is None or "/" not in found
 
 
 @given(st.text())
-def test_a_usable_uid_cannot_lead_out_of_its_directory(text: str) -> None:
-    if usable_uid(text):
+def test_usable_pod_uid_cannot_escape_its_directory(text: str) -> None:
+    if is_valid_uid(text):
         assert Path("/base", f"pod{text}").resolve().parent == Path("/base")
 
 
@@ -288,18 +288,18 @@ MOUNTS = rb"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
 """
 
 
-def test_a_v2_root_is_known_by_its_mount() -> None:
+def test_cgroup_v2_root_is_identified_by_its_mount() -> None:
     found = hierarchy_of(Path("/sys/fs/cgroup/unified/part"), MOUNTS)
-    assert (found.version, found.controllers, found.below) == (2, frozenset(), "/part")
+    assert (found.version, found.controllers, found.path) == (2, frozenset(), "/part")
 
 
-def test_a_v1_root_inside_another_container_starts_where_its_mount_does() -> None:
+def test_cgroup_v1_root_inside_another_container_starts_at_its_mount() -> None:
     found = hierarchy_of(Path("/sys/fs/cgroup/pids/part"), MOUNTS)
     assert (found.version, found.controllers) == (1, frozenset({"pids"}))
-    assert found.below == "/kubepods/podOUTER/node/part"
+    assert found.path == "/kubepods/podOUTER/node/part"
 
 
-def test_the_other_hierarchies_that_hold_pods_are_found_by_the_mount_table(tmp_path: Path) -> None:
+def test_other_hierarchies_with_pods_are_found_in_the_mount_table(tmp_path: Path) -> None:
     names = ("unified", "pids", "systemd", "cpuset", "freezer")
     lines = [f"41 30 0:26 / {tmp_path} rw - tmpfs tmpfs rw"]
     for number, name in enumerate(names):
@@ -310,27 +310,27 @@ def test_the_other_hierarchies_that_hold_pods_are_found_by_the_mount_table(tmp_p
     (tmp_path / "freezer" / "part").rmdir()
     mounts = "\n".join(lines).encode()
     first = hierarchy_of(tmp_path / "pids" / "part", mounts)
-    others = beside(first, mounts)
-    assert [(each.root.parent.name, each.version, each.below) for each in others] == [
+    others = sibling_hierarchies(first, mounts)
+    assert [(each.root.parent.name, each.version, each.path) for each in others] == [
         ("unified", 2, "/part"),
         ("systemd", 1, "/part"),
     ]
 
 
-def test_a_named_hierarchy_is_asked_for_by_its_name() -> None:
+def test_named_hierarchy_is_requested_by_its_name() -> None:
     assert hierarchy_of(Path("/sys/fs/cgroup/with space"), MOUNTS).controllers == frozenset({"name=systemd"})
 
 
 @pytest.mark.parametrize("root", ["/", "/proc", "/sys/fs/cgroup", "/srv"])
-def test_a_root_outside_every_hierarchy_is_refused(root: str) -> None:
-    with pytest.raises(BadConfiguration, match="not in a cgroup hierarchy"):
+def test_root_outside_every_cgroup_hierarchy_is_refused(root: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="not in a cgroup hierarchy"):
         hierarchy_of(Path(root), MOUNTS)
 
 
 # --- processes ---
 
 
-def test_a_command_name_cannot_forge_a_start_time() -> None:
+def test_command_name_cannot_forge_a_start_time() -> None:
     name = b"x) Z 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 99 ("
     rest = b") S 7 8 8 0 -1 4194304" + b" 0" * 12 + b" 4242" + b" 0" * 27 + b" 5000 6000" + b" 0\n"
     stat = parse_stat(b"1234 (" + name + rest)
@@ -339,14 +339,14 @@ def test_a_command_name_cannot_forge_a_start_time() -> None:
     assert not stat.kernel_thread
 
 
-def test_the_kernels_own_description_of_this_process_is_read() -> None:
+def test_proc_stat_of_this_process_is_parsed() -> None:
     stat = parse_stat(Path("/proc/self/stat").read_bytes())
     assert stat.state == "R"
     assert stat.started > 0
-    assert 0 < stat.environment[0] < stat.environment[1]
+    assert 0 < stat.environment_range[0] < stat.environment_range[1]
 
 
 @pytest.mark.parametrize("data", [b"1", b"", b"1 (sh) S 1", b"x (sh) S" + b" 1" * 50])
-def test_a_description_that_makes_no_sense_is_unreadable(data: bytes) -> None:
+def test_malformed_proc_stat_is_unreadable(data: bytes) -> None:
     with pytest.raises(Unreadable):
         parse_stat(data)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.children.message import LIMIT, Garbled, Message, body_length, pack, unpack
-from scrubber.adapters.children.process import Child, ChildDied, Children, NotStarted
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.domain.errors import Away, Held, Lost, ScrubberError, Stuck, Unreadable
+from scrubber.adapters.children.message import MAX_BODY_SIZE, MalformedMessage, Message, body_length, pack, unpack
+from scrubber.adapters.children.process import Child, ChildDied, ChildNotStarted, Children
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, ScrubberError, Unavailable, Unreadable
 from tests.adapters.shortage import descriptors_left
 from tests.ahead import advance, advance_until
 
@@ -27,7 +27,7 @@ LONG = 30.0
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    made = Children(kill_limit=LONG)
+    made = Children(kill_timeout=LONG)
     yield made
     await made.close()
     assert made.pids() == frozenset()
@@ -58,17 +58,17 @@ async def facts(children: Children, **start: int) -> Message:
     return answer
 
 
-def test_a_message_that_is_too_long_or_no_object_is_refused() -> None:
-    with pytest.raises(Garbled):
-        pack({"text": "x" * LIMIT})
-    with pytest.raises(Garbled):
+def test_oversized_or_non_object_message_is_refused() -> None:
+    with pytest.raises(MalformedMessage):
+        pack({"text": "x" * MAX_BODY_SIZE})
+    with pytest.raises(MalformedMessage):
         body_length(b"\xff\xff\xff\xff")
     for body in (b"[]", b"{", b"\xff", b"[" * 100_000):
-        with pytest.raises(Garbled):
+        with pytest.raises(MalformedMessage):
             unpack(body)
 
 
-async def test_a_child_is_a_fresh_interpreter_in_a_session_and_environment_of_its_own(
+async def test_child_is_a_fresh_interpreter_with_its_own_session_and_environment(
     children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_SERVICE", "x")
@@ -78,25 +78,25 @@ async def test_a_child_is_a_fresh_interpreter_in_a_session_and_environment_of_it
     assert children.pids() == {told["pid"]}
 
 
-async def test_a_child_runs_with_the_nice_value_that_was_asked_for(children: Children) -> None:
+async def test_child_runs_with_the_requested_nice_value(children: Children) -> None:
     assert (await facts(children, nice=19))["nice"] == 19
 
 
-async def test_a_child_that_cannot_start_is_an_error_not_a_wait(children: Children) -> None:
-    with pytest.raises(NotStarted, match="cannot be started"):
+async def test_child_that_cannot_start_raises_an_error_without_waiting(children: Children) -> None:
+    with pytest.raises(ChildNotStarted, match="cannot be started"):
         await children.start(MODULE, interpreter="/nonexistent/python")
-    with pytest.raises(NotStarted, match="before it was ready"):
+    with pytest.raises(ChildNotStarted, match="before it was ready"):
         await children.start("scrubber.no_such_module")
     assert children.pids() == frozenset()
 
 
-async def test_a_node_short_of_descriptors_is_told_so_wherever_they_run_out(children: Children) -> None:
+async def test_child_not_started_for_lack_of_descriptors_reports_the_shortage(children: Children) -> None:
     refusals: list[str] = []
     for spare in range(12):
         try:
             with descriptors_left(spare):
                 child = await children.start(MODULE)
-        except NotStarted as pressure:
+        except ChildNotStarted as pressure:
             refusals.append(str(pressure))
         else:
             assert await child.kill()
@@ -105,20 +105,20 @@ async def test_a_node_short_of_descriptors_is_told_so_wherever_they_run_out(chil
     assert children.pids() == frozenset()
 
 
-async def test_a_hung_child_misses_its_deadline_and_dies(children: Children) -> None:
+async def test_hung_child_misses_its_deadline_and_is_killed(children: Children) -> None:
     child = await children.start(MODULE)
     with pytest.raises(TimeoutError):
         await child.call({"do": "hang"}, 0.05)
     assert await child.kill()
 
 
-async def test_a_stopped_child_can_be_killed(children: Children) -> None:
+async def test_stopped_child_can_be_killed(children: Children) -> None:
     child = await children.start(MODULE)
     os.kill(child.pid, signal.SIGSTOP)
     assert await child.kill()
 
 
-async def test_killing_twice_and_killing_the_dead_is_harmless(children: Children) -> None:
+async def test_killing_a_child_twice_or_after_its_death_is_harmless(children: Children) -> None:
     child = await children.start(MODULE)
     assert all(await asyncio.gather(child.kill(), child.kill()))
     assert await child.kill()
@@ -126,14 +126,14 @@ async def test_killing_twice_and_killing_the_dead_is_harmless(children: Children
         await child.call({"do": "tell"}, LONG)
 
 
-async def test_a_child_that_dies_over_a_question_is_reported_at_once(children: Children) -> None:
+async def test_child_death_during_a_request_is_reported_at_once(children: Children) -> None:
     child = await children.start(MODULE)
     with pytest.raises(ChildDied):
         await child.call({"do": "die"}, LONG)
     await child.kill()
 
 
-async def test_whoever_talks_to_a_child_that_is_killed_is_told(children: Children, fifo: Path) -> None:
+async def test_killing_a_child_fails_its_pending_request_with_child_died(children: Children, fifo: Path) -> None:
     child = await children.start(MODULE)
     asking = asyncio.create_task(child.call({"do": "hang", "fifo": str(fifo)}, LONG))
     await it_hangs(fifo)
@@ -142,24 +142,24 @@ async def test_whoever_talks_to_a_child_that_is_killed_is_told(children: Childre
         await asking
 
 
-async def test_a_babbling_child_is_not_believed(children: Children) -> None:
+async def test_child_that_writes_garbage_is_treated_as_dead(children: Children) -> None:
     child = await children.start(MODULE, "babble")
     with pytest.raises(ChildDied, match="makes no sense"):
         await child.call({"do": "tell"}, LONG)
     assert await child.kill()
 
 
-async def test_a_child_that_survives_sigkill_is_abandoned_and_counted() -> None:
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+async def test_child_that_survives_sigkill_is_abandoned_and_counted() -> None:
+    deaf = Children(kill_timeout=0.05, send_signal=lambda pidfd, number: None)
     child = await deaf.start(MODULE, device="GPU-7")
     os.kill(child.pid, signal.SIGSTOP)
     assert not await child.kill()
-    assert (child.abandoned, deaf.abandoned_total) == (True, 1)
+    assert (child.is_abandoned, deaf.abandoned_total) == (True, 1)
     assert [(each.pid, each.device) for each in deaf.abandoned] == [(child.pid, "GPU-7")]
     assert deaf.pids() == {child.pid}
     os.kill(child.pid, signal.SIGKILL)
     assert await child.wait(LONG)
-    assert (child.abandoned, deaf.abandoned, deaf.abandoned_total) == (False, (), 1)
+    assert (child.is_abandoned, deaf.abandoned, deaf.abandoned_total) == (False, (), 1)
 
 
 # --- a loop that stands still --------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Overheard(Children):
         )
         theirs.close()
         child = Child(self, process.pid, os.pidfd_open(process.pid), process.wait(), self.link, module, None)
-        await self.ready(child)
+        await self.wait_until_ready(child)
         return child
 
 
@@ -205,12 +205,12 @@ async def turns(number: int) -> None:
 
 @pytest.fixture
 async def overheard() -> AsyncIterator[Overheard]:
-    made = Overheard(kill_limit=LONG)
+    made = Overheard(kill_timeout=LONG)
     yield made
     await made.close()
 
 
-async def test_an_answer_that_lies_ready_is_in_time_however_long_the_loop_stood_still(overheard: Overheard) -> None:
+async def test_answer_already_received_is_in_time_however_long_the_event_loop_stalled(overheard: Overheard) -> None:
     child = await overheard.start(MODULE)
     for echo in range(3):
         stop(child.pid)
@@ -223,22 +223,22 @@ async def test_an_answer_that_lies_ready_is_in_time_however_long_the_loop_stood_
         assert answer["echo"] == echo
 
 
-async def test_a_loop_that_stood_still_blames_no_child_and_takes_no_device_out(overheard: Overheard) -> None:
-    pool = QuestionPool(overheard, MODULE, deadline=LONG)
-    before = await pool.ask("GPU-0", {"do": "tell"})
+async def test_event_loop_stall_marks_no_child_hung_and_no_device_stuck(overheard: Overheard) -> None:
+    pool = RequestPool(overheard, MODULE, deadline=LONG)
+    before = await pool.request("GPU-0", {"do": "tell"})
     [child] = overheard.pids()
     stop(child)
-    asking = asyncio.create_task(pool.ask("GPU-0", {"do": "tell", "echo": 1}, deadline=0.02))
+    asking = asyncio.create_task(pool.request("GPU-0", {"do": "tell", "echo": 1}, deadline=0.02))
     await turns(3)
     os.kill(child, signal.SIGCONT)
     stand_still(time.monotonic() + 0.05, overheard.link.fileno())
     answer = await asking
     assert (answer["echo"], answer["pid"]) == (1, before["pid"])
-    assert pool.stuck == frozenset()
+    assert pool.stuck_devices == frozenset()
     await pool.close()
 
 
-async def test_a_child_that_hangs_is_known_although_the_loop_stood_still(overheard: Overheard) -> None:
+async def test_hung_child_is_detected_despite_an_event_loop_stall(overheard: Overheard) -> None:
     child = await overheard.start(MODULE)
     asking = asyncio.create_task(child.call({"do": "hang"}, 0.02))
     await turns(1)
@@ -248,29 +248,29 @@ async def test_a_child_that_hangs_is_known_although_the_loop_stood_still(overhea
     assert await child.kill()
 
 
-async def test_a_child_that_sends_half_an_answer_hangs(overheard: Overheard) -> None:
+async def test_child_that_sends_half_an_answer_counts_as_hung(overheard: Overheard) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.send(pack({"ready": True}) + pack({"ok": {}})[:-1])
         child = Child(overheard, os.getpid(), None, asyncio.sleep(0), ours, MODULE, None)
-        await overheard.ready(child)
+        await overheard.wait_until_ready(child)
         with pytest.raises(TimeoutError):
             await child.call({"do": "tell"}, 0.02)
         await child.kill()
 
 
-async def test_a_death_that_the_loop_was_too_late_to_notice_leaves_no_abandoned_child() -> None:
-    strict = Children(kill_limit=LONG)
+async def test_late_noticed_child_death_leaves_no_abandoned_child() -> None:
+    strict = Children(kill_timeout=LONG)
     child = await strict.start(MODULE)
     pidfd = os.pidfd_open(child.pid)
-    killing = child.discard()
+    killing = child.start_kill()
     await turns(2)
     stand_still(time.monotonic(), pidfd)
     os.close(pidfd)
     advance(LONG + 1)
     assert await killing
     assert await child.wait(LONG)  # until the loop has been told, too
-    assert (child.abandoned, strict.abandoned_total, strict.pids()) == (False, 0, frozenset())
+    assert (child.is_abandoned, strict.abandoned_total, strict.pids()) == (False, 0, frozenset())
 
 
 PARENT = f"""
@@ -284,7 +284,7 @@ asyncio.run(main())
 """
 
 
-def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
+def test_child_does_not_outlive_a_killed_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pidfd = os.pidfd_open(int(parent.stdout.readline()))
@@ -305,7 +305,7 @@ def test_end_of_file_ends_a_child_while_its_parent_lives() -> None:
         ours.close()
 
 
-def test_a_child_whose_parent_is_gone_already_ends() -> None:
+def test_child_whose_parent_is_already_gone_ends() -> None:
     ours, theirs = socket.socketpair()
     stranger = str(os.getppid())
     with subprocess.Popen(
@@ -318,7 +318,7 @@ def test_a_child_whose_parent_is_gone_already_ends() -> None:
 
 
 @pytest.mark.parametrize("module", ["scrubber.adapters.sim.driver", "scrubber.adapters.sim.eraser"])
-def test_what_runs_in_a_child_loads_nothing_heavy(module: str) -> None:
+def test_child_modules_import_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog"} & set(loaded)
@@ -328,53 +328,53 @@ def test_what_runs_in_a_child_loads_nothing_heavy(module: str) -> None:
 
 
 @pytest.fixture
-async def pool(children: Children) -> AsyncIterator[QuestionPool]:
-    made = QuestionPool(children, MODULE, deadline=LONG)
+async def pool(children: Children) -> AsyncIterator[RequestPool]:
+    made = RequestPool(children, MODULE, deadline=LONG)
     yield made
     await made.close()
 
 
-async def test_one_child_answers_for_all_devices(pool: QuestionPool, children: Children) -> None:
-    answers = await asyncio.gather(*(pool.ask(f"GPU-{each}", {"do": "tell", "echo": each}) for each in range(8)))
+async def test_one_child_serves_requests_for_all_devices(pool: RequestPool, children: Children) -> None:
+    answers = await asyncio.gather(*(pool.request(f"GPU-{each}", {"do": "tell", "echo": each}) for each in range(8)))
     assert [answer["echo"] for answer in answers] == list(range(8))
     assert {answer["pid"] for answer in answers} == children.pids()
 
 
-async def test_a_stuck_device_never_costs_the_others_their_answer(pool: QuestionPool) -> None:
-    sick = asyncio.create_task(pool.ask("sick", {"do": "hang"}, deadline=0.2))
-    more_sick = asyncio.create_task(pool.ask("sick", {"do": "hang"}, deadline=0.2))
-    well = [asyncio.create_task(pool.ask(f"well-{each}", {"do": "tell", "echo": each})) for each in range(4)]
+async def test_stuck_device_does_not_fail_requests_for_other_devices(pool: RequestPool) -> None:
+    sick = asyncio.create_task(pool.request("sick", {"do": "hang"}, deadline=0.2))
+    more_sick = asyncio.create_task(pool.request("sick", {"do": "hang"}, deadline=0.2))
+    well = [asyncio.create_task(pool.request(f"well-{each}", {"do": "tell", "echo": each})) for each in range(4)]
     answers = await asyncio.gather(*well)
     assert [answer["echo"] for answer in answers] == [0, 1, 2, 3]
     for hung in (sick, more_sick):
-        with pytest.raises(Stuck, match="sick"):
+        with pytest.raises(DriverTimeout, match="sick"):
             await hung
-    assert pool.stuck == {"sick"}
+    assert pool.stuck_devices == {"sick"}
 
 
-async def test_a_device_that_is_known_to_be_stuck_hangs_a_child_of_its_own(pool: QuestionPool, fifo: Path) -> None:
-    with pytest.raises(Stuck):
-        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
-    before = await pool.ask("well", {"do": "tell"})
-    hung = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}))
+async def test_request_to_a_stuck_device_hangs_only_its_own_child(pool: RequestPool, fifo: Path) -> None:
+    with pytest.raises(DriverTimeout):
+        await pool.request("sick", {"do": "hang"}, deadline=0.05)
+    before = await pool.request("well", {"do": "tell"})
+    hung = asyncio.create_task(pool.request("sick", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
-    during = await pool.ask("well", {"do": "tell"})
+    during = await pool.request("well", {"do": "tell"})
     await advance_until(hung.done)
-    with pytest.raises(Stuck):
+    with pytest.raises(DriverTimeout):
         await hung
-    after = await pool.ask("well", {"do": "tell"})
+    after = await pool.request("well", {"do": "tell"})
     assert before["pid"] == during["pid"] == after["pid"]
 
 
-async def test_a_device_costs_one_undying_child_however_often_it_is_asked() -> None:
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
-    pool = QuestionPool(deaf, MODULE, deadline=LONG)
-    with pytest.raises(Stuck, match="did not answer"):
-        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
+async def test_stuck_device_costs_at_most_one_unkillable_child() -> None:
+    deaf = Children(kill_timeout=0.05, send_signal=lambda pidfd, number: None)
+    pool = RequestPool(deaf, MODULE, deadline=LONG)
+    with pytest.raises(DriverTimeout, match="did not answer"):
+        await pool.request("sick", {"do": "hang"}, deadline=0.05)
     for _ in range(10):
-        with pytest.raises(Stuck, match="cannot be ended"):
-            await pool.ask("sick", {"do": "tell"}, deadline=0.2)
-    well = await pool.ask("well", {"do": "tell"})
+        with pytest.raises(DriverTimeout, match="cannot be ended"):
+            await pool.request("sick", {"do": "tell"}, deadline=0.2)
+    well = await pool.request("well", {"do": "tell"})
     (undying,) = deaf.abandoned
     assert undying.device == "sick"
     assert deaf.pids() == {undying.pid, well["pid"]}
@@ -382,101 +382,106 @@ async def test_a_device_costs_one_undying_child_however_often_it_is_asked() -> N
     again: dict[str, object] = {}
     async with asyncio.timeout(LONG):
         while not again:  # until its end is noticed
-            with suppress(Stuck):
-                again = await pool.ask("sick", {"do": "tell", "echo": 1})
+            with suppress(DriverTimeout):
+                again = await pool.request("sick", {"do": "tell", "echo": 1})
     assert again["echo"] == 1
-    deaf.kill_limit = LONG  # they end at the end of their file, which may take a loaded machine a while
+    deaf.kill_timeout = LONG  # they end at the end of their file, which may take a loaded machine a while
     await pool.close()
     await deaf.close()
 
 
-async def test_a_question_for_which_no_child_can_be_started_blames_no_device(pool: QuestionPool) -> None:
-    with descriptors_left(0), pytest.raises(NotStarted) as refusal:
-        await pool.ask("GPU-0", {"do": "tell"})
-    assert isinstance(refusal.value, Away)
-    assert pool.stuck == frozenset()
-    assert (await pool.ask("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
+async def test_request_for_which_no_child_can_start_marks_no_device_stuck(pool: RequestPool) -> None:
+    with descriptors_left(0), pytest.raises(ChildNotStarted) as refusal:
+        await pool.request("GPU-0", {"do": "tell"})
+    assert isinstance(refusal.value, Unavailable)
+    assert pool.stuck_devices == frozenset()
+    assert (await pool.request("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
 
 
-async def test_a_device_that_answers_what_it_hung_over_is_asked_with_the_others(
-    pool: QuestionPool, tmp_path: Path
-) -> None:
+async def test_device_that_answers_again_returns_to_the_shared_child(pool: RequestPool, tmp_path: Path) -> None:
     cure = tmp_path / "cure"
     question: Message = {"do": "hang-without", "file": str(cure)}
-    with pytest.raises(Stuck):
-        await pool.ask("sick", question, deadline=0.05)
+    with pytest.raises(DriverTimeout):
+        await pool.request("sick", question, deadline=0.05)
     cure.touch()
-    probe = await pool.ask("sick", question)
-    assert pool.stuck == frozenset()
-    shared = await pool.ask("well", {"do": "tell"})
-    again = await pool.ask("sick", {"do": "tell"})
+    probe = await pool.request("sick", question)
+    assert pool.stuck_devices == frozenset()
+    shared = await pool.request("well", {"do": "tell"})
+    again = await pool.request("sick", {"do": "tell"})
     assert again["pid"] == shared["pid"] != probe["pid"]
 
 
-async def test_a_device_of_which_some_questions_hang_costs_the_others_one_deadline_and_no_more(
-    pool: QuestionPool,
+async def test_device_with_some_hanging_requests_delays_others_by_one_deadline_at_most(
+    pool: RequestPool,
 ) -> None:
-    with pytest.raises(Stuck):
-        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
-    before = await pool.ask("well", {"do": "tell"})
+    with pytest.raises(DriverTimeout):
+        await pool.request("sick", {"do": "hang"}, deadline=0.05)
+    before = await pool.request("well", {"do": "tell"})
     questions: list[Message] = [{"do": "hang"}, {"do": "hang", "otherwise": True}]
     for _ in range(2):
-        assert (await pool.ask("sick", {"do": "tell", "echo": 1}))["echo"] == 1
+        assert (await pool.request("sick", {"do": "tell", "echo": 1}))["echo"] == 1
         for hangs in questions:
-            with pytest.raises(Stuck):
-                await pool.ask("sick", hangs, deadline=0.05)
-    assert (await pool.ask("well", {"do": "tell"}))["pid"] == before["pid"]
+            with pytest.raises(DriverTimeout):
+                await pool.request("sick", hangs, deadline=0.05)
+    assert (await pool.request("well", {"do": "tell"}))["pid"] == before["pid"]
 
 
-async def test_a_question_whose_caller_left_is_not_blamed_on_the_next_device(pool: QuestionPool, fifo: Path) -> None:
-    leaving = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}))
+async def test_hang_of_a_cancelled_request_is_not_attributed_to_the_next_device(pool: RequestPool, fifo: Path) -> None:
+    leaving = asyncio.create_task(pool.request("sick", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
     leaving.cancel()
-    await advance_until(lambda: bool(pool.stuck))
-    assert (await pool.ask("well", {"do": "tell", "echo": 1}))["echo"] == 1
-    assert pool.stuck == {"sick"}
+    await advance_until(lambda: bool(pool.stuck_devices))
+    assert (await pool.request("well", {"do": "tell", "echo": 1}))["echo"] == 1
+    assert pool.stuck_devices == {"sick"}
 
 
-async def test_a_child_that_dies_by_itself_is_replaced_and_asked_once_more(pool: QuestionPool, tmp_path: Path) -> None:
+async def test_child_that_dies_is_replaced_and_its_request_retried_once(pool: RequestPool, tmp_path: Path) -> None:
     marker = tmp_path / "died"
-    answer = await pool.ask("GPU-0", {"do": "die-once", "marker": str(marker), "echo": 7})
+    answer = await pool.request("GPU-0", {"do": "die-once", "marker": str(marker), "echo": 7})
     assert answer["echo"] == 7
     assert marker.exists()
 
 
-async def test_a_question_that_kills_two_children_is_unreadable_and_kills_no_third(pool: QuestionPool) -> None:
+async def test_request_that_kills_two_children_is_unreadable_and_is_not_retried(pool: RequestPool) -> None:
     with pytest.raises(Unreadable, match="Two children"):
-        await pool.ask("GPU-0", {"do": "die"})
-    assert (await pool.ask("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
+        await pool.request("GPU-0", {"do": "die"})
+    assert (await pool.request("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
 
 
-async def test_a_question_that_cannot_be_sent_spares_the_child(pool: QuestionPool) -> None:
-    before = await pool.ask("GPU-0", {"do": "tell"})
+async def test_request_too_large_to_send_does_not_cost_the_child(pool: RequestPool) -> None:
+    before = await pool.request("GPU-0", {"do": "tell"})
     with pytest.raises(Unreadable, match="cannot be asked"):
-        await pool.ask("GPU-0", {"do": "tell", "echo": "x" * LIMIT})
-    assert (await pool.ask("GPU-0", {"do": "tell"}))["pid"] == before["pid"]
+        await pool.request("GPU-0", {"do": "tell", "echo": "x" * MAX_BODY_SIZE})
+    assert (await pool.request("GPU-0", {"do": "tell"}))["pid"] == before["pid"]
 
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [("away", Away), ("held", Held), ("lost", Lost), ("stuck", Stuck), ("unreadable", Unreadable), ("?", Unreadable)],
+    [
+        ("away", Unavailable),
+        ("held", DeviceBusy),
+        ("lost", DeviceLost),
+        ("stuck", DriverTimeout),
+        ("unreadable", Unreadable),
+        ("?", Unreadable),
+    ],
 )
-async def test_every_fault_that_a_child_can_answer_is_an_error_of_the_house(
-    pool: QuestionPool, code: str, error: type[ScrubberError]
+async def test_every_fault_code_of_a_child_maps_to_a_scrubber_error(
+    pool: RequestPool, code: str, error: type[ScrubberError]
 ) -> None:
     with pytest.raises(error, match="No\\."):
-        await pool.ask("GPU-0", {"do": "refuse", "code": code})
+        await pool.request("GPU-0", {"do": "refuse", "code": code})
 
 
-async def test_closing_ends_every_child_and_every_wait(children: Children, fifo: Path) -> None:
-    pool = QuestionPool(children, MODULE, deadline=LONG)
+async def test_closing_the_pool_ends_every_child_and_every_wait(children: Children, fifo: Path) -> None:
+    pool = RequestPool(children, MODULE, deadline=LONG)
     hang: Message = {"do": "hang", "fifo": str(fifo)}
-    asking = [asyncio.create_task(pool.ask(f"GPU-{each}", hang)) for each in range(3)]
+    asking = [asyncio.create_task(pool.request(f"GPU-{each}", hang)) for each in range(3)]
     await it_hangs(fifo)
     await pool.close()
     for each in asking:
-        with pytest.raises(Away):
+        with pytest.raises(Unavailable):
             await each
-    with pytest.raises(Away):
-        await pool.ask("GPU-0", {"do": "tell"})
+    with pytest.raises(Unavailable):
+        await pool.request("GPU-0", {"do": "tell"})
     assert children.pids() == frozenset()

@@ -12,8 +12,8 @@ import pytest
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.domain.errors import Away, Stuck
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.domain.errors import DriverTimeout, Unavailable
 from tests.ahead import advance_until
 
 MODULE = "tests.adapters.wayward_child"
@@ -22,15 +22,15 @@ LONG = 30.0
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    made = Children(kill_limit=LONG)
+    made = Children(kill_timeout=LONG)
     yield made
     await made.close()
     assert made.pids() == frozenset()
 
 
 @pytest.fixture
-async def pool(children: Children) -> AsyncIterator[QuestionPool]:
-    made = QuestionPool(children, MODULE, deadline=LONG)
+async def pool(children: Children) -> AsyncIterator[RequestPool]:
+    made = RequestPool(children, MODULE, deadline=LONG)
     yield made
     await made.close()
 
@@ -38,17 +38,17 @@ async def pool(children: Children) -> AsyncIterator[QuestionPool]:
 @pytest.fixture
 async def deaf() -> AsyncIterator[Children]:
     """Children that no signal of ours ends; the end of their file does, unless something keeps them."""
-    made = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    made = Children(kill_timeout=0.05, send_signal=lambda pidfd, number: None)
     yield made
-    made.kill_limit = LONG  # a loaded machine may take a while for that
+    made.kill_timeout = LONG  # a loaded machine may take a while for that
     await made.close()
 
 
 @pytest.fixture
-async def deaf_pool(deaf: Children) -> AsyncIterator[QuestionPool]:
-    made = QuestionPool(deaf, MODULE, deadline=LONG)
+async def deaf_pool(deaf: Children) -> AsyncIterator[RequestPool]:
+    made = RequestPool(deaf, MODULE, deadline=LONG)
     yield made
-    deaf.kill_limit = LONG
+    deaf.kill_timeout = LONG
     await made.close()
 
 
@@ -63,60 +63,60 @@ async def it_hangs(fifo: Path) -> None:
     assert await asyncio.to_thread(fifo.read_text, "ascii") == "It hangs."
 
 
-async def test_no_child_that_asked_about_a_device_lives_while_it_is_held(
-    pool: QuestionPool, children: Children
+async def test_no_child_that_queried_a_device_lives_while_the_device_is_suspended(
+    pool: RequestPool, children: Children
 ) -> None:
-    await pool.ask("held", {"do": "tell"})
-    async with pool.hold(["held"]):
+    await pool.request("held", {"do": "tell"})
+    async with pool.suspend(["held"]):
         assert children.pids() == frozenset()
 
 
-async def test_a_held_device_is_asked_nothing_and_the_others_go_on_with_a_fresh_child(pool: QuestionPool) -> None:
-    before = await pool.ask("other", {"do": "tell"})
-    async with pool.hold(["held", "0000:01:00.0"]):
+async def test_suspended_device_gets_no_requests_while_others_use_a_fresh_child(pool: RequestPool) -> None:
+    before = await pool.request("other", {"do": "tell"})
+    async with pool.suspend(["held", "0000:01:00.0"]):
         for name in ("held", "0000:01:00.0"):
-            with pytest.raises(Away, match="is being reset"):
-                await pool.ask(name, {"do": "tell"})
-        during = await pool.ask("other", {"do": "tell", "echo": 1})
+            with pytest.raises(Unavailable, match="is being reset"):
+                await pool.request(name, {"do": "tell"})
+        during = await pool.request("other", {"do": "tell", "echo": 1})
         assert (during["echo"], during["pid"] != before["pid"]) == (1, True)
-    assert (await pool.ask("held", {"do": "tell"}))["pid"] == during["pid"]
+    assert (await pool.request("held", {"do": "tell"}))["pid"] == during["pid"]
 
 
-async def test_a_question_at_its_turn_is_answered_first_and_those_behind_it_are_told(
-    pool: QuestionPool,
+async def test_request_in_progress_completes_before_suspension_and_queued_ones_are_refused(
+    pool: RequestPool,
 ) -> None:
     names = ("other", "held", "held", "other")
-    queue = [asyncio.create_task(pool.ask(name, {"do": "tell", "echo": name})) for name in names]
+    queue = [asyncio.create_task(pool.request(name, {"do": "tell", "echo": name})) for name in names]
     await asyncio.sleep(0)  # each stands in line now
-    async with pool.hold(["held"]):
+    async with pool.suspend(["held"]):
         for refused in queue[1:3]:
-            with pytest.raises(Away, match="held"):
+            with pytest.raises(Unavailable, match="held"):
                 await refused
         assert [(await answered)["echo"] for answered in (queue[0], queue[3])] == ["other", "other"]
 
 
-async def test_a_stuck_device_can_be_held_because_whoever_hung_over_it_was_ended(
-    pool: QuestionPool, children: Children
+async def test_stuck_device_can_be_suspended_because_its_hung_child_was_killed(
+    pool: RequestPool, children: Children
 ) -> None:
-    with pytest.raises(Stuck):
-        await pool.ask("held", {"do": "hang"}, deadline=0.05)
-    async with pool.hold(["held"]):
-        assert all([await pool.ask("other", {"do": "tell"})])
+    with pytest.raises(DriverTimeout):
+        await pool.request("held", {"do": "hang"}, deadline=0.05)
+    async with pool.suspend(["held"]):
+        assert all([await pool.request("other", {"do": "tell"})])
         assert len(children.pids()) == 1
-    assert (await pool.ask("held", {"do": "tell", "echo": 1}))["echo"] == 1
+    assert (await pool.request("held", {"do": "tell", "echo": 1}))["echo"] == 1
 
 
-async def test_a_probe_that_is_at_its_question_is_ended_before_its_device_is_held(
-    pool: QuestionPool, children: Children, fifo: Path
+async def test_running_probe_is_killed_before_its_device_is_suspended(
+    pool: RequestPool, children: Children, fifo: Path
 ) -> None:
-    with pytest.raises(Stuck):
-        await pool.ask("held", {"do": "hang"}, deadline=0.05)
-    await pool.ask("held", {"do": "tell"})  # whoever hung is over by now, and the probe is ready
-    probing = asyncio.create_task(pool.ask("held", {"do": "hang", "fifo": str(fifo)}))
+    with pytest.raises(DriverTimeout):
+        await pool.request("held", {"do": "hang"}, deadline=0.05)
+    await pool.request("held", {"do": "tell"})  # whoever hung is over by now, and the probe is ready
+    probing = asyncio.create_task(pool.request("held", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
 
     async def hold() -> frozenset[int]:
-        async with pool.hold(["held"]):
+        async with pool.suspend(["held"]):
             return children.pids()
 
     holding = asyncio.create_task(hold())
@@ -125,113 +125,115 @@ async def test_a_probe_that_is_at_its_question_is_ended_before_its_device_is_hel
             await asyncio.to_thread(os.sched_yield)
     await advance_until(probing.done)
     assert await holding == frozenset()
-    with pytest.raises(Stuck):
+    with pytest.raises(DriverTimeout):
         await probing
 
 
 @pytest.mark.parametrize("held", ["sick", "well"])
-async def test_a_device_is_not_held_while_a_child_that_asked_about_it_cannot_be_ended(
-    deaf: Children, deaf_pool: QuestionPool, held: str
+async def test_device_is_not_suspended_while_a_child_that_queried_the_device_cannot_be_killed(
+    deaf: Children, deaf_pool: RequestPool, held: str
 ) -> None:
-    await deaf_pool.ask("well", {"do": "tell"})
-    with pytest.raises(Stuck):
-        await deaf_pool.ask("sick", {"do": "hang"}, deadline=0.05)
-    with pytest.raises(Stuck, match=rf"{held}.*cannot be ended"):
-        async with deaf_pool.hold([held]):
+    await deaf_pool.request("well", {"do": "tell"})
+    with pytest.raises(DriverTimeout):
+        await deaf_pool.request("sick", {"do": "hang"}, deadline=0.05)
+    with pytest.raises(DriverTimeout, match=rf"{held}.*cannot be ended"):
+        async with deaf_pool.suspend([held]):
             raise AssertionError("it was held")
     # The child that was asked last ends at the end of its file, and may take longer for that than the limit.
     (undying,) = (each for each in deaf.abandoned if each.device == "sick")
     os.kill(undying.pid, signal.SIGKILL)
     async with asyncio.timeout(LONG):
         while True:  # until its end is noticed
-            with suppress(Stuck):
-                async with deaf_pool.hold([held]):
+            with suppress(DriverTimeout):
+                async with deaf_pool.suspend([held]):
                     break
-    assert (await deaf_pool.ask(held, {"do": "tell", "echo": 1}))["echo"] == 1
+    assert (await deaf_pool.request(held, {"do": "tell", "echo": 1}))["echo"] == 1
 
 
-async def test_a_child_that_cannot_be_ended_keeps_every_later_hold_from_its_devices_too(
-    deaf: Children, deaf_pool: QuestionPool
+async def test_unkillable_child_blocks_every_later_suspension_of_its_devices(
+    deaf: Children, deaf_pool: RequestPool
 ) -> None:
-    await deaf_pool.ask("held", {"do": "tell"})
+    await deaf_pool.request("held", {"do": "tell"})
     (undying,) = deaf.pids()
     os.kill(undying, signal.SIGSTOP)
     assert await _undying(deaf_pool, "held") == undying
     await _end_by_hand(undying, deaf_pool, "held")
 
 
-async def test_a_child_that_only_its_socket_left_keeps_its_device_from_being_held(
-    deaf: Children, deaf_pool: QuestionPool, tmp_path: Path
+async def test_lingering_child_with_a_closed_socket_blocks_suspension_of_its_device(
+    deaf: Children, deaf_pool: RequestPool, tmp_path: Path
 ) -> None:
-    await deaf_pool.ask("held", {"do": "tell"})
+    await deaf_pool.request("held", {"do": "tell"})
     (lingering,) = deaf.pids()
-    fresh = await deaf_pool.ask("held", {"do": "leave-once", "marker": str(tmp_path / "left")})
+    fresh = await deaf_pool.request("held", {"do": "leave-once", "marker": str(tmp_path / "left")})
     assert await _undying(deaf_pool, "held") == lingering
-    assert (await deaf_pool.ask("held", {"do": "tell"}))["pid"] == fresh["pid"], "nobody pays for what cannot be ended"
+    assert (await deaf_pool.request("held", {"do": "tell"}))["pid"] == fresh["pid"], (
+        "nobody pays for what cannot be ended"
+    )
     await _end_by_hand(lingering, deaf_pool, "held")
 
 
-async def test_a_probe_that_has_answered_and_cannot_be_ended_keeps_its_device_from_being_held(
-    deaf: Children, deaf_pool: QuestionPool, tmp_path: Path
+async def test_unkillable_probe_that_has_answered_blocks_suspension_of_its_device(
+    deaf: Children, deaf_pool: RequestPool, tmp_path: Path
 ) -> None:
     cure = tmp_path / "cure"
     question: Message = {"do": "hang-without", "file": str(cure), "then": "linger"}
-    await deaf_pool.ask("well", {"do": "tell"})
+    await deaf_pool.request("well", {"do": "tell"})
     (hung,) = deaf.pids()
-    with pytest.raises(Stuck):
-        await deaf_pool.ask("held", question, deadline=0.05)
+    with pytest.raises(DriverTimeout):
+        await deaf_pool.request("held", question, deadline=0.05)
     os.kill(hung, signal.SIGKILL)
     cure.touch()
     async with asyncio.timeout(LONG):
         while True:  # until the end of whoever hung is noticed
-            with suppress(Stuck):
-                probe = await deaf_pool.ask("held", question)
+            with suppress(DriverTimeout):
+                probe = await deaf_pool.request("held", question)
                 break
     assert await _undying(deaf_pool, "held") == probe["pid"]
-    deaf.kill_limit = LONG  # the shared child ends at the end of its file, which may take a loaded machine a while
-    async with deaf_pool.hold(["well"]):
+    deaf.kill_timeout = LONG  # the shared child ends at the end of its file, which may take a loaded machine a while
+    async with deaf_pool.suspend(["well"]):
         pass  # the probe has never asked about this one
     await _end_by_hand(int(str(probe["pid"])), deaf_pool, "held")
 
 
-async def _undying(pool: QuestionPool, device: str) -> int:
+async def _undying(pool: RequestPool, device: str) -> int:
     """The process that keeps ``device`` from being held, as often as somebody tries."""
     named = set[int]()
     for _ in range(2):
-        with pytest.raises(Stuck, match="cannot be ended") as refusal:
-            async with pool.hold([device]):
+        with pytest.raises(DriverTimeout, match="cannot be ended") as refusal:
+            async with pool.suspend([device]):
                 raise AssertionError("it was held")
         named |= {int(each) for each in re.findall(r"process (\d+)", str(refusal.value))}
     (pid,) = named
     return pid
 
 
-async def _end_by_hand(pid: int, pool: QuestionPool, device: str) -> None:
+async def _end_by_hand(pid: int, pool: RequestPool, device: str) -> None:
     """Return once the pool has noticed, and the device can be held."""
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(LONG):
         while True:
-            with suppress(Stuck):
-                async with pool.hold([device]):
+            with suppress(DriverTimeout):
+                async with pool.suspend([device]):
                     return
 
 
-async def test_a_device_that_two_hold_is_held_until_both_let_go(pool: QuestionPool) -> None:
-    async with pool.hold(["held"]):
-        async with pool.hold(["held", "other"]):
+async def test_device_suspended_twice_stays_suspended_until_both_suspensions_end(pool: RequestPool) -> None:
+    async with pool.suspend(["held"]):
+        async with pool.suspend(["held", "other"]):
             pass
-        with pytest.raises(Away):
-            await pool.ask("held", {"do": "tell"})
-        assert (await pool.ask("other", {"do": "tell", "echo": 1}))["echo"] == 1
-    assert (await pool.ask("held", {"do": "tell", "echo": 2}))["echo"] == 2
+        with pytest.raises(Unavailable):
+            await pool.request("held", {"do": "tell"})
+        assert (await pool.request("other", {"do": "tell", "echo": 1}))["echo"] == 1
+    assert (await pool.request("held", {"do": "tell", "echo": 2}))["echo"] == 2
 
 
-async def test_a_hold_that_is_given_up_lets_the_device_go(pool: QuestionPool, fifo: Path) -> None:
-    hung = asyncio.create_task(pool.ask("other", {"do": "hang", "fifo": str(fifo)}))
+async def test_cancelled_suspension_releases_the_device(pool: RequestPool, fifo: Path) -> None:
+    hung = asyncio.create_task(pool.request("other", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
 
     async def hold() -> None:
-        async with pool.hold(["held"]):
+        async with pool.suspend(["held"]):
             raise AssertionError("the child that hangs was not waited for")
 
     holding = asyncio.create_task(hold())
@@ -240,6 +242,6 @@ async def test_a_hold_that_is_given_up_lets_the_device_go(pool: QuestionPool, fi
     with pytest.raises(asyncio.CancelledError):
         await holding
     await advance_until(hung.done)
-    assert (await pool.ask("held", {"do": "tell", "echo": 1}))["echo"] == 1
-    with pytest.raises(Stuck):
+    assert (await pool.request("held", {"do": "tell", "echo": 1}))["echo"] == 1
+    with pytest.raises(DriverTimeout):
         await hung

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.containers import CgroupContainers, discover_root
-from scrubber.adapters.containers.ending import Proof
+from scrubber.adapters.cgroups import CgroupContainers, discover_root
+from scrubber.adapters.cgroups.terminate import LeftoverProof
 from scrubber.domain.assignment import Pod, Process
-from scrubber.domain.errors import BadConfiguration, Unreadable
+from scrubber.domain.errors import InvalidConfiguration, Unreadable
 from tests.pods import (
     CGROUP1,
     CGROUP2,
@@ -85,7 +85,7 @@ def ground(node: Node) -> CgroupGround:
 
 @only_with(CGROUP2)
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_a_pod_is_found_in_every_layout_of_kubelet_and_runtime(layout: str) -> None:
+async def test_pod_is_found_in_every_cgroup_layout_of_kubelet_and_runtime(layout: str) -> None:
     assert CGROUP2 is not None
     kubepods, directory = LAYOUTS[layout]
     made = CgroupGround((CGROUP2,), kubepods=kubepods, pod_directory=directory)
@@ -97,27 +97,27 @@ async def test_a_pod_is_found_in_every_layout_of_kubelet_and_runtime(layout: str
         assert await containers.pod_uid_of(main.pid) == pod.uid
 
 
-async def test_a_process_in_a_nested_cgroup_counts_for_its_container(node: Node) -> None:
+async def test_process_in_a_nested_cgroup_counts_for_its_container(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     inner = await node.start(pod, "main/inner/most")
     [process] = await containers.processes(pod)
     assert (process.pid, process.container) == (inner.pid, "main")
-    assert await containers.end(pod, [process], PATIENCE) == ()
+    assert await containers.terminate(pod, [process], PATIENCE) == ()
     await inner.ended()
 
 
-async def test_a_leftover_that_moved_to_another_pods_cgroup_is_not_signalled_and_is_reported_alive(node: Node) -> None:
+async def test_leftover_moved_to_another_pods_cgroup_is_not_killed_and_is_reported_alive(node: Node) -> None:
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     await node.start(other, "main")
     moved = await node.start(pod, "main")
     leftovers = await containers.processes(pod)
     for cgroup in ground(node).cgroups(other, "main"):
         (cgroup / "cgroup.procs").write_text(str(moved.pid))
-    assert await containers.end(pod, leftovers, PATIENCE) == leftovers
+    assert await containers.terminate(pod, leftovers, PATIENCE) == leftovers
     assert moved.runs
 
 
-async def test_a_process_outside_its_container_in_a_cgroup_made_for_it_is_still_the_pods(node: Node) -> None:
+async def test_process_in_a_new_cgroup_beside_its_container_still_belongs_to_its_pod(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     moved = await node.start(pod, "main")
     for beside, container in (("hidden", "hidden"), ("hidden/kubepods/pod0", "hidden"), ("", "")):
@@ -126,11 +126,11 @@ async def test_a_process_outside_its_container_in_a_cgroup_made_for_it_is_still_
         found = await containers.processes(pod)
         assert [(process.pid, process.container) for process in found] == [(moved.pid, container)]
         assert await containers.pod_uid_of(moved.pid) == pod.uid
-    assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+    assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
     await moved.ended()
 
 
-async def test_a_process_that_moves_about_below_its_container_is_never_overlooked(node: Node) -> None:
+async def test_process_that_moves_between_nested_cgroups_is_never_missed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     await node.start(pod, "sandbox")
     places = [cgroup for each in ("main/a", "main/b") for cgroup in ground(node).cgroups(pod, each)]
@@ -140,11 +140,11 @@ async def test_a_process_that_moves_about_below_its_container_is_never_overlooke
     for _ in range(300):
         assert restless.pid in {process.pid for process in await containers.processes(pod)}
     leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
-    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
     await restless.ended()
 
 
-async def test_a_tenant_that_makes_thousands_of_cgroups_hides_nobody_and_outlives_nothing(node: Node) -> None:
+async def test_process_hidden_among_thousands_of_cgroups_is_found_and_killed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     hiding = await node.start(pod, "main")
     for container in ground(node).cgroups(pod, "main"):
@@ -153,11 +153,11 @@ async def test_a_tenant_that_makes_thousands_of_cgroups_hides_nobody_and_outlive
         move(hiding, container / "1049")
     found = await containers.processes(pod)
     assert [(process.pid, process.container) for process in found] == [(hiding.pid, "main")]
-    assert await containers.end(pod, found, PATIENCE) == ()
+    assert await containers.terminate(pod, found, PATIENCE) == ()
     await hiding.ended()
 
 
-async def test_a_leftover_that_froze_itself_is_ended(node: Node) -> None:
+async def test_leftover_that_froze_itself_is_killed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     frozen = await node.start(pod, "main/self")
     leftovers = await containers.processes(pod)
@@ -165,11 +165,11 @@ async def test_a_leftover_that_froze_itself_is_ended(node: Node) -> None:
         for name, state in (("cgroup.freeze", "1"), ("freezer.state", "FROZEN")):
             if (cgroup / name).exists():
                 (cgroup / name).write_text(state)
-    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
     assert await frozen.ended() == -9
 
 
-async def test_a_user_of_the_node_cannot_pass_for_a_pod(node: Node) -> None:
+async def test_local_user_cannot_impersonate_a_pod(node: Node) -> None:
     victim, containers = new_pod("victim"), node.ground.containers()
     await node.start(victim, "main")
     forger = await node.start(new_pod("forger"), "main")
@@ -179,7 +179,7 @@ async def test_a_user_of_the_node_cannot_pass_for_a_pod(node: Node) -> None:
     assert forger.pid not in {process.pid for process in await containers.processes(victim)}
 
 
-async def test_a_leftover_that_forks_and_exits_without_end_is_caught(node: Node) -> None:
+async def test_leftover_that_forks_and_exits_endlessly_is_killed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     await node.start(pod, "sandbox")
     await node.start(pod, "main", RUNNER)
@@ -187,28 +187,28 @@ async def test_a_leftover_that_forks_and_exits_without_end_is_caught(node: Node)
     for _ in range(300):
         leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
         assert leftovers, "nobody was seen in a container where somebody always is"
-    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
     assert [process.container for process in await containers.processes(pod)] == ["sandbox"]
 
 
-async def test_a_container_is_not_ended_whole_when_a_stranger_joined_it_at_the_last_moment(node: Node) -> None:
+async def test_container_joined_by_an_unproved_process_is_not_killed_whole(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     assert isinstance(containers, CgroupContainers)
     await node.start(pod, "main")
     [leftover] = await containers.processes(pod)
     stranger = await node.start(pod, "main", CHILD_ON_REQUEST)
-    assert not containers.end_whole(pod, "main", Proof([leftover], None, lambda _: None))
+    assert not containers.kill_container(pod, "main", LeftoverProof([leftover], None, lambda _: None))
     assert await lives(stranger)
 
 
-async def test_a_forged_pod_name_inside_a_container_does_not_make_a_process_somebody_elses(node: Node) -> None:
+async def test_forged_pod_name_inside_a_container_does_not_change_a_processes_pod(node: Node) -> None:
     pod, victim, containers = new_pod(), new_pod("victim"), node.ground.containers()
     forger = await node.start(pod, f"main/kubepods/pod{victim.uid}")
     assert await containers.pod_uid_of(forger.pid) == pod.uid
     assert await containers.processes(victim) == ()
 
 
-async def test_a_root_that_went_away_is_unreadable_not_empty(node: Node) -> None:
+async def test_vanished_cgroup_root_is_unreadable_not_empty(node: Node) -> None:
     containers = node.ground.containers()
     ground(node).clear()
     with pytest.raises(Unreadable, match="cannot be read"):
@@ -217,7 +217,7 @@ async def test_a_root_that_went_away_is_unreadable_not_empty(node: Node) -> None
         root.mkdir()
 
 
-async def test_a_root_without_any_pod_is_refused_when_the_pod_lives_elsewhere(node: Node) -> None:
+async def test_cgroup_root_without_pods_is_refused_when_the_pod_lives_elsewhere(node: Node) -> None:
     pod = new_pod()
     main = await node.start(pod, "main")
     empty = ground(node).root / "empty"
@@ -228,7 +228,7 @@ async def test_a_root_without_any_pod_is_refused_when_the_pod_lives_elsewhere(no
     assert main.runs
 
 
-async def test_a_process_that_the_service_may_not_look_at_is_not_taken_for_gone(node: Node, tmp_path: Path) -> None:
+async def test_process_that_the_service_may_not_inspect_is_not_treated_as_gone(node: Node, tmp_path: Path) -> None:
     pod = new_pod()
     await node.start(pod, "main")
     (tmp_path / "self").mkdir()
@@ -238,22 +238,22 @@ async def test_a_process_that_the_service_may_not_look_at_is_not_taken_for_gone(
 
 
 @pytest.mark.parametrize("uid", ["../../../etc", "", "a/b", "x" * 200])
-async def test_a_uid_that_leads_out_of_the_hierarchy_is_refused(node: Node, uid: str) -> None:
+async def test_pod_uid_that_leads_out_of_the_hierarchy_is_refused(node: Node, uid: str) -> None:
     with pytest.raises(Unreadable, match="UID"):
         await node.ground.containers().processes(Pod("team-a", "train", uid))
 
 
-def test_a_root_outside_the_cgroups_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match="not in a cgroup hierarchy"):
+def test_root_outside_the_cgroups_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="not in a cgroup hierarchy"):
         CgroupContainers(tmp_path)
 
 
-def test_cgroups_leave_nothing_uncovered(node: Node) -> None:
+def test_cgroup_containers_report_no_coverage_gaps(node: Node) -> None:
     assert node.ground.containers().not_covered() == ()
 
 
 @only_with(CGROUP1)
-async def test_leftovers_that_do_not_die_are_answered_at_the_deadline() -> None:
+async def test_leftovers_that_do_not_die_are_returned_at_the_deadline() -> None:
     assert CGROUP1 is not None
     made = CgroupGround(CGROUP1)
     async with node_of(made) as node:
@@ -262,27 +262,27 @@ async def test_leftovers_that_do_not_die_are_answered_at_the_deadline() -> None:
         leftovers = await containers.processes(pod)
         freezer = made.roots[1] / "kubepods"
         (freezer / "freezer.state").write_text("FROZEN")
-        assert await containers.end(pod, leftovers, 0.1) == leftovers
+        assert await containers.terminate(pod, leftovers, 0.1) == leftovers
         assert await containers.processes(pod) == leftovers
         (freezer / "freezer.state").write_text("THAWED")
         assert await stuck.ended() == -9
-        assert await containers.end(pod, leftovers, PATIENCE) == ()
+        assert await containers.terminate(pod, leftovers, PATIENCE) == ()
 
 
 @only_with(CGROUP1)
-async def test_what_was_frozen_to_be_ended_is_thawed() -> None:
+async def test_frozen_cgroup_is_thawed_after_its_processes_were_killed() -> None:
     assert CGROUP1 is not None
     made = CgroupGround(CGROUP1)
     async with node_of(made) as node:
         pod, containers = new_pod(), made.containers()
         main = await node.start(pod, "main")
-        assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+        assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
         await main.ended()
         assert (made.roots[1] / "kubepods" / f"pod{pod.uid}" / "main" / "freezer.state").read_text() == "THAWED\n"
 
 
 @only_with(CGROUP2)
-async def test_the_processes_of_a_container_with_threaded_cgroups_are_seen() -> None:
+async def test_processes_of_a_container_with_threaded_cgroups_are_found() -> None:
     assert CGROUP2 is not None
     made = CgroupGround((CGROUP2,))
     async with node_of(made) as node:
@@ -296,7 +296,7 @@ async def test_the_processes_of_a_container_with_threaded_cgroups_are_seen() -> 
 
 
 @only_with(CGROUP2)
-async def test_the_processes_of_a_container_that_is_threaded_itself_are_seen_and_ended() -> None:
+async def test_processes_of_a_threaded_container_are_found_and_killed() -> None:
     assert CGROUP2 is not None
     made = CgroupGround((CGROUP2,))
     async with node_of(made) as node:
@@ -310,13 +310,13 @@ async def test_the_processes_of_a_container_that_is_threaded_itself_are_seen_and
             (container / "cgroup.procs").read_text()
         leftovers = await containers.processes(pod)
         assert [process.pid for process in leftovers] == [main.pid]
-        assert await containers.end(pod, leftovers, PATIENCE) == ()
+        assert await containers.terminate(pod, leftovers, PATIENCE) == ()
         await main.ended()
         assert await containers.processes(pod) == ()
 
 
 @only_with(CGROUP2)
-async def test_a_runtime_that_puts_containers_beside_their_pod_does_not_hide_them() -> None:
+async def test_containers_beside_their_pod_cgroup_are_found() -> None:
     assert CGROUP2 is not None
     made = CgroupGround((CGROUP2,), kubepods="kubepods.slice", pod_directory="kubepods-pod{escaped}.slice")
     async with node_of(made) as node:
@@ -333,13 +333,13 @@ async def test_a_runtime_that_puts_containers_beside_their_pod_does_not_hide_the
             assert [(process.pid, process.container) for process in found] == [(main.pid, stray)]
             assert await containers.pod_uid_of(main.pid) == pod.uid
             assert await containers.processes(other) == ()
-        assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+        assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
         await main.ended()
         assert await containers.processes(pod) == ()
 
 
 @only_with(CGROUP2)
-async def test_a_pod_that_runs_on_while_the_kubelets_driver_is_changed_is_still_found() -> None:
+async def test_pod_that_runs_through_a_cgroup_driver_change_is_still_found() -> None:
     assert CGROUP2 is not None
     made = CgroupGround((CGROUP2,))
     async with node_of(made) as node:
@@ -349,13 +349,13 @@ async def test_a_pod_that_runs_on_while_the_kubelets_driver_is_changed_is_still_
         slices.mkdir(parents=True)
         main = await node.start(pod, "main")
         assert [process.pid for process in await containers.processes(pod)] == [main.pid]
-        assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+        assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
         await main.ended()
 
 
 @only_with(CGROUP1 and CGROUP2)
 @pytest.mark.parametrize("runtime", ["all", "v1 only"])
-async def test_with_v1_and_v2_side_by_side_a_pod_is_not_empty_because_one_of_them_is(runtime: str) -> None:
+async def test_pod_in_one_of_two_mounted_hierarchies_is_not_reported_empty(runtime: str) -> None:
     assert CGROUP1 is not None
     assert CGROUP2 is not None
     both = CgroupGround((CGROUP2, *CGROUP1))
@@ -367,12 +367,12 @@ async def test_with_v1_and_v2_side_by_side_a_pod_is_not_empty_because_one_of_the
         [process] = await containers.processes(pod)
         assert (process.pid, process.container) == (main.pid, "main")
         assert await containers.pod_uid_of(main.pid) == pod.uid
-        assert await containers.end(pod, [process], PATIENCE) == ()
+        assert await containers.terminate(pod, [process], PATIENCE) == ()
         await main.ended()
 
 
 @only_with(CGROUP1)
-async def test_a_process_that_two_hierarchies_put_into_two_pods_is_both_ones_and_is_not_signalled() -> None:
+async def test_process_in_two_pods_by_two_hierarchies_counts_for_both_and_is_not_signalled() -> None:
     assert CGROUP1 is not None
     made = CgroupGround(CGROUP1)
     async with node_of(made) as node:
@@ -382,12 +382,12 @@ async def test_a_process_that_two_hierarchies_put_into_two_pods_is_both_ones_and
         for each in (pod, other):
             leftovers = await containers.processes(each)
             assert [process.pid for process in leftovers] == [astride.pid], "neither pod is over"
-            assert await containers.end(each, leftovers, 0.1) == leftovers
+            assert await containers.terminate(each, leftovers, 0.1) == leftovers
         assert await containers.pod_uid_of(astride.pid) is None, "and it is nobody's for certain"
         assert await lives(astride)
 
 
-def test_the_hierarchy_that_holds_pods_is_discovered_before_one_that_holds_none(tmp_path: Path) -> None:
+def test_hierarchy_with_pods_is_preferred_during_discovery(tmp_path: Path) -> None:
     assert discover_root(tmp_path) is None
     for name in ("unified", "pids", "systemd"):
         (tmp_path / name).mkdir()
@@ -400,12 +400,12 @@ def test_the_hierarchy_that_holds_pods_is_discovered_before_one_that_holds_none(
     assert discover_root(tmp_path) == tmp_path
 
 
-async def test_no_descriptor_is_left_open(node: Node) -> None:
+async def test_cgroup_reads_leave_no_descriptor_open(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     main = await node.start(pod, "main")
     leftovers = await containers.processes(pod)
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.suppress(Unreadable):
-        await containers.end(pod, leftovers, PATIENCE)
+        await containers.terminate(pod, leftovers, PATIENCE)
     await main.ended()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.containers.ending import strike
-from scrubber.adapters.containers.procfs import Proc
+from scrubber.adapters.cgroups.procfs import ProcFs
+from scrubber.adapters.cgroups.terminate import kill_if_in_pod
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
 from tests.pods import CHILD_ON_REQUEST, PATIENCE, WAYS, Node, ground_of, lives, new_pod, node_of
@@ -71,7 +71,7 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
         yield made
 
 
-async def test_a_pods_processes_are_those_of_all_its_containers_the_sandbox_included(node: Node) -> None:
+async def test_processes_of_a_pod_are_those_of_all_its_containers_and_its_sandbox(node: Node) -> None:
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     sandbox = await node.start(pod, "sandbox")
     main = await node.start(pod, "main")
@@ -81,11 +81,11 @@ async def test_a_pods_processes_are_those_of_all_its_containers_the_sandbox_incl
     assert [process.pid for process in await containers.processes(other)] == [stranger.pid]
 
 
-async def test_a_pod_that_is_not_there_has_no_processes(node: Node) -> None:
+async def test_missing_pod_has_no_processes(node: Node) -> None:
     assert await node.ground.containers().processes(new_pod()) == ()
 
 
-async def test_an_orphan_in_a_session_of_its_own_is_still_the_pods(node: Node) -> None:
+async def test_orphan_in_its_own_session_still_belongs_to_its_pod(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     parent = await node.start(pod, "main", FAMILY)
     found = await containers.processes(pod)
@@ -93,7 +93,7 @@ async def test_an_orphan_in_a_session_of_its_own_is_still_the_pods(node: Node) -
     assert parent.pid in {process.pid for process in found}
 
 
-async def test_a_process_in_the_midst_of_an_exec_is_not_overlooked(node: Node, tmp_path: Path) -> None:
+async def test_process_in_the_middle_of_exec_is_not_missed(node: Node, tmp_path: Path) -> None:
     script = tmp_path / "again.sh"
     script.write_text('exec /bin/sh "$0"\n')
     pod = new_pod()
@@ -103,7 +103,7 @@ async def test_a_process_in_the_midst_of_an_exec_is_not_overlooked(node: Node, t
         assert [process.pid for process in await newcomer.processes(pod)] == [restless.pid]
 
 
-async def test_a_process_that_exited_and_was_not_waited_for_is_gone(node: Node) -> None:
+async def test_zombie_process_counts_as_gone(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     parent = await node.start(pod, "main", UNREAPED_CHILD)
     child = int(await parent.line())
@@ -111,18 +111,18 @@ async def test_a_process_that_exited_and_was_not_waited_for_is_gone(node: Node) 
     assert await containers.pod_uid_of(child) is None
 
 
-async def test_a_process_whose_first_thread_died_is_not_gone_and_can_be_ended(node: Node) -> None:
+async def test_process_with_a_dead_leader_thread_is_found_and_can_be_killed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     leaderless = await node.start(pod, "main", DEAD_LEADER)
     found = await containers.processes(pod)
     assert [process.pid for process in found] == [leaderless.pid]
     assert await containers.pod_uid_of(leaderless.pid) == pod.uid
-    assert await containers.end(pod, found, PATIENCE) == ()
+    assert await containers.terminate(pod, found, PATIENCE) == ()
     await leaderless.ended()
     assert await containers.processes(pod) == ()
 
 
-async def test_the_pod_of_a_process_is_known_and_a_process_of_no_pod_has_none(node: Node) -> None:
+async def test_process_resolves_to_its_pod_and_a_host_process_to_none(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     main = await node.start(pod, "main")
     assert await containers.pod_uid_of(main.pid) == pod.uid
@@ -132,95 +132,95 @@ async def test_the_pod_of_a_process_is_known_and_a_process_of_no_pod_has_none(no
     assert await containers.pod_uid_of(main.pid) is None
 
 
-async def test_leftovers_are_ended_and_the_sandbox_is_not(node: Node) -> None:
+async def test_leftovers_are_killed_and_the_sandbox_is_not(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     sandbox = await node.start(pod, "sandbox")
     main = await node.start(pod, "main", FAMILY)
     leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
-    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
     assert await main.ended() == -9
     assert [process.pid for process in await containers.processes(pod)] == [sandbox.pid]
     assert sandbox.runs
 
 
-async def test_a_leftover_is_ended_alone_when_others_of_its_container_are_not_proved(node: Node) -> None:
+async def test_leftover_is_killed_alone_when_other_processes_of_its_container_are_unproved(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     rightful = await node.start(pod, "main", CHILD_ON_REQUEST)
     leftover = await node.start(pod, "main")
     [proved] = [process for process in await containers.processes(pod) if process.pid == leftover.pid]
-    assert await containers.end(pod, [proved], PATIENCE) == ()
+    assert await containers.terminate(pod, [proved], PATIENCE) == ()
     await leftover.ended()
     assert [process.pid for process in await containers.processes(pod)] == [rightful.pid]
     assert await lives(rightful)
 
 
-async def test_what_a_leftover_forked_meanwhile_is_ended_with_it(node: Node) -> None:
+async def test_processes_forked_by_a_leftover_meanwhile_are_killed_with_it(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     rightful = await node.start(pod, "main")
     leftover = await node.start(pod, "main", CHILD_ON_REQUEST)
     [proved] = [process for process in await containers.processes(pod) if process.pid == leftover.pid]
     assert await lives(leftover), "it forked when it was asked"
-    assert await containers.end(pod, [proved], PATIENCE) == ()
+    assert await containers.terminate(pod, [proved], PATIENCE) == ()
     await leftover.ended()
     assert [process.pid for process in await containers.processes(pod)] == [rightful.pid]
 
 
-async def test_a_later_process_of_the_same_pid_is_not_signalled(node: Node) -> None:
+async def test_later_process_with_the_same_pid_is_not_signalled(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     innocent = await node.start(pod, "main", CHILD_ON_REQUEST)
     [process] = await containers.processes(pod)
     earlier = replace(process, started=process.started - 1)
-    assert await containers.end(pod, [earlier], PATIENCE) == ()
+    assert await containers.terminate(pod, [earlier], PATIENCE) == ()
     assert await lives(innocent)
 
 
-async def test_a_process_of_another_pod_is_not_signalled_though_it_is_named(node: Node) -> None:
+async def test_process_of_another_pod_is_not_signalled_even_when_named(node: Node) -> None:
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     leftover = await node.start(pod, "main")
     stranger = await node.start(other, "main", CHILD_ON_REQUEST)
     [named_wrongly] = await containers.processes(other)
     named = [*await containers.processes(pod), named_wrongly]
-    assert await containers.end(pod, named, PATIENCE) == (named_wrongly,)
+    assert await containers.terminate(pod, named, PATIENCE) == (named_wrongly,)
     await leftover.ended()
     assert await lives(stranger)
 
 
-async def test_the_signal_itself_looks_once_more_whom_it_reaches(node: Node) -> None:
+async def test_kill_verifies_start_time_and_pod_immediately_before_the_signal(node: Node) -> None:
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     successor = await node.start(pod, "main", CHILD_ON_REQUEST)
     stranger = await node.start(other, "main", CHILD_ON_REQUEST)
     [process], [outside] = await containers.processes(pod), await containers.processes(other)
-    strike(containers, Proc(), pod, replace(process, started=process.started - 1))
-    strike(containers, Proc(), pod, outside)
+    kill_if_in_pod(containers, ProcFs(), pod, replace(process, started=process.started - 1))
+    kill_if_in_pod(containers, ProcFs(), pod, outside)
     assert await lives(successor)
     assert await lives(stranger)
 
 
-async def test_leftovers_that_multiply_faster_than_one_pass_are_all_ended(node: Node) -> None:
+async def test_leftovers_that_multiply_faster_than_one_pass_are_all_killed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     root = await node.start(pod, "main", TREE)
     leftovers = await containers.processes(pod)
-    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
     await root.ended()
     assert await containers.processes(pod) == ()
 
 
-async def test_the_service_never_ends_itself(node: Node) -> None:
+async def test_service_never_kills_itself(node: Node) -> None:
     containers, myself = node.ground.containers(), os.getpid()
     pod = new_pod()
     started = int(Path(f"/proc/{myself}/stat").read_text().rpartition(")")[2].split()[19])
-    assert await containers.end(pod, [Process(myself, started, "main")], 0.0) == ()
+    assert await containers.terminate(pod, [Process(myself, started, "main")], 0.0) == ()
 
 
-async def test_a_pod_without_uid_cannot_be_told_and_is_not_empty(node: Node) -> None:
+async def test_pod_without_uid_is_unreadable_not_empty(node: Node) -> None:
     with pytest.raises(Unreadable, match="UID"):
         await node.ground.containers().processes(Pod("team-a", "train"))
 
 
-async def test_two_callers_may_end_the_same_leftovers_at_once(node: Node) -> None:
+async def test_two_callers_may_kill_the_same_leftovers_concurrently(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     main = await node.start(pod, "main", FAMILY)
     leftovers = await containers.processes(pod)
-    both = await asyncio.gather(*(containers.end(pod, leftovers, PATIENCE) for _ in range(2)))
+    both = await asyncio.gather(*(containers.terminate(pod, leftovers, PATIENCE) for _ in range(2)))
     assert both == [(), ()]
     await main.ended()

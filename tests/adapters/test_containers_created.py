@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.containers import CgroupContainers
-from scrubber.adapters.kubelet.pod_logs import container_starts
+from scrubber.adapters.cgroups import CgroupContainers
+from scrubber.adapters.kubelet.pod_logs import count_container_starts
 from scrubber.domain.assignment import Pod
 from tests.pods import CGROUP_WAYS, PATIENCE, CgroupGround, ground_of, new_pod
 
@@ -29,12 +29,12 @@ def containers_of(ground: CgroupGround, pod: Pod, *names: str) -> CgroupContaine
     return ground.containers()
 
 
-async def test_the_first_container_that_is_created_is_reported_whatever_is_created_and_removed_later(
+async def test_first_container_creation_is_reported_whatever_is_created_and_removed_later(
     ground: CgroupGround,
 ) -> None:
     pod = new_pod()
     containers = containers_of(ground, pod, "sandbox", "ended")
-    first = containers.first_container(pod)
+    first = containers.watch_first_container(pod)
     assert first is not None
     for cgroup in ground.cgroups(pod, "ended"):
         cgroup.rmdir()
@@ -47,13 +47,13 @@ async def test_the_first_container_that_is_created_is_reported_whatever_is_creat
     containers.close()
 
 
-async def test_a_container_of_another_pod_and_a_cgroup_inside_a_container_are_not_reported(
+async def test_containers_of_another_pod_and_nested_cgroups_are_not_reported(
     ground: CgroupGround,
 ) -> None:
     pod, other = new_pod(), new_pod("other")
     containers = containers_of(ground, pod, "sandbox")
     containers_of(ground, other, "sandbox")
-    first, others = containers.first_container(pod), containers.first_container(other)
+    first, others = containers.watch_first_container(pod), containers.watch_first_container(other)
     assert first is not None
     assert others is not None
     for cgroup in (*ground.cgroups(pod, "sandbox/inner"), *ground.cgroups(other, "theirs")):
@@ -66,12 +66,12 @@ async def test_a_container_of_another_pod_and_a_cgroup_inside_a_container_are_no
     containers.close()
 
 
-async def test_several_who_wait_for_the_same_pod_are_all_answered_and_one_that_is_cancelled_stops_no_other(
+async def test_all_waiters_for_one_pod_are_notified_and_cancelling_one_stops_no_other(
     ground: CgroupGround,
 ) -> None:
     pod = new_pod()
     containers = containers_of(ground, pod, "sandbox")
-    waiting = [containers.first_container(pod) for _ in range(3)]
+    waiting = [containers.watch_first_container(pod) for _ in range(3)]
     assert waiting[0] is not None
     waiting[0].cancel()
     await asyncio.wait({waiting[0]})
@@ -81,19 +81,19 @@ async def test_several_who_wait_for_the_same_pod_are_all_answered_and_one_that_i
     containers.close()
 
 
-async def test_nothing_is_said_of_a_pod_without_a_cgroup(ground: CgroupGround) -> None:
+async def test_pod_without_a_cgroup_cannot_be_watched_for_its_first_container(ground: CgroupGround) -> None:
     containers = ground.containers()
-    assert containers.first_container(new_pod()) is None
+    assert containers.watch_first_container(new_pod()) is None
     containers.close()
 
 
-def test_the_starts_of_a_pods_containers_are_counted_by_their_logs(tmp_path: Path) -> None:
+def test_container_starts_of_a_pod_are_counted_by_their_log_files(tmp_path: Path) -> None:
     pod = Pod("team-a", "train", "uid-1")
-    assert container_starts(tmp_path, pod) is None
+    assert count_container_starts(tmp_path, pod) is None
     directory = tmp_path / "team-a_train_uid-1"
     directory.mkdir()
-    assert container_starts(tmp_path, pod) == {}
+    assert count_container_starts(tmp_path, pod) == {}
     for name in ("init/0.log", "main/3.log", "main/2.log.20261121-100000.gz", "main/2.log", "side/not-a-log"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).touch()
-    assert container_starts(tmp_path, pod) == {"init": 1, "main": 4, "side": 0}
+    assert count_container_starts(tmp_path, pod) == {"init": 1, "main": 4, "side": 0}

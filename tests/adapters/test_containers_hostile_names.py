@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.containers.origin import unit_in
+from scrubber.adapters.cgroups.systemd_unit import parse_systemd_unit
 from tests.hostile_names import FORM_FEED_AND_OTHERS
 from tests.pods import CGROUP_WAYS, PATIENCE, CgroupGround, Node, ground_of, new_pod, node_of, only_with
 
@@ -29,7 +29,7 @@ for name in (bytes.fromhex(each) for each in sys.argv[3:]):
     sub_path = directory + b"/" + name
     os.makedirs(sub_path)
     assert libc.mount(sub_path, sub_path, None, 0x1000, None) == 0, os.strerror(ctypes.get_errno())  # MS_BIND
-from scrubber.adapters.containers import CgroupContainers
+from scrubber.adapters.cgroups import CgroupContainers
 CgroupContainers(root).close()
 print("started")
 """
@@ -70,7 +70,7 @@ def forged_lines(path: str) -> bytes:
 
 
 @only_with(CAN_MOUNT and CGROUP_WAYS)
-def test_no_sub_path_of_a_pod_keeps_the_service_from_starting(tmp_path: Path) -> None:
+def test_no_volume_sub_path_of_a_pod_prevents_the_service_from_starting(tmp_path: Path) -> None:
     """Each is bind-mounted as the kubelet does it, so that it is in the mount table of the service that starts."""
     with_an_end = (b"x" + end + b"30 1 0:9 - cgroup2 cgroup2 rw" for end in FORM_FEED_AND_OTHERS)
     names = [*with_an_end, b"\xff\xfe", b"\x85", b"a\nb", b" - cgroup2 cgroup2 rw", b"\\777", b"\\012"]
@@ -85,7 +85,7 @@ def test_no_sub_path_of_a_pod_keeps_the_service_from_starting(tmp_path: Path) ->
         made.clear()
 
 
-async def test_a_process_in_a_cgroup_with_forged_lines_in_its_name_stays_its_own_pods(node: Node) -> None:
+async def test_process_in_a_cgroup_with_forged_lines_in_its_name_keeps_its_own_pod(node: Node) -> None:
     pod, victim, containers = new_pod(), new_pod("victim"), node.ground.containers()
     await node.start(victim, "main")
     attacker = await node.start(pod, "main")
@@ -97,11 +97,11 @@ async def test_a_process_in_a_cgroup_with_forged_lines_in_its_name_stays_its_own
     assert attacker.pid not in [each.pid for each in await containers.processes(victim)]
 
 
-async def test_a_local_user_with_forged_lines_in_its_cgroups_name_has_no_unit(node: Node) -> None:
+async def test_local_user_with_forged_lines_in_a_cgroup_name_has_no_systemd_unit(node: Node) -> None:
     init = b"".join(begin + b"/init.scope\n" for begin in HIERARCHIES)
     user = await node.start(new_pod(), "main")
     for root in ground(node).roots:
         enter(user.pid, root, forged_lines("/system.slice/nvidia-persistenced.service"))
     text = Path(f"/proc/{user.pid}/cgroup").read_bytes()
     assert b"nvidia-persistenced.service" in text
-    assert unit_in(text, init) is None
+    assert parse_systemd_unit(text, init) is None

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
+from scrubber.adapters.cuda.diagnostics import CudaDiagnostics
 from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.programs import Programs
-from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.cuda.gpu_jobs import GpuJobRunner
+from scrubber.adapters.cuda.programs import ProgramLauncher
 from scrubber.domain.device import Device
-from scrubber.domain.diagnosis import Level
+from scrubber.domain.diagnostics import DiagnosticLevel
 from scrubber.domain.errors import Unreadable
 from tests.adapters.diagnostics_contract import DiagnosticsContract, cancelled, under_way
 from tests.adapters.sim_rig import Tenant
@@ -46,7 +46,7 @@ class WorldGpu:
         _, subject = self._world.find(device.id)
         return subject.number("total"), subject.number("reserved"), subject.number("used")
 
-    async def settled(self, device: Device, deadline: float) -> int:
+    async def wait_until_idle(self, device: Device, deadline: float) -> int:
         return 0
 
 
@@ -62,7 +62,7 @@ signal.pause()
 class CudaDiagnosed:
     """:class:`~tests.adapters.diagnostics_contract.DiagnosticsRig` over the stand-ins."""
 
-    def __init__(self, world: World, workplace: Workplace) -> None:
+    def __init__(self, world: World, workplace: GpuJobRunner) -> None:
         self.world = world
         self.device, self.other = (
             Device(gpu.uuid, str(gpu.index), gpu.text("name"), gpu.number("total")) for gpu in world.gpus
@@ -91,7 +91,7 @@ class CudaDiagnosed:
         self.world.find(device.id)[0].set("wont_clear", "")
 
     async def at_work(self, device: Device) -> int | None:
-        return await self.eraser.orphan(device)
+        return await self.eraser.find_orphan(device)
 
 
 def stand_in(world: World) -> dict[str, str]:
@@ -100,10 +100,10 @@ def stand_in(world: World) -> dict[str, str]:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[CudaDiagnosed]:
-    children = Children(kill_limit=PATIENCE)
+    children = Children(kill_timeout=PATIENCE)
     with World.create(tmp_path / "world", mebibytes=MEBIBYTES + 1, reserved_mebibytes=1) as world:
-        programs = Programs(children, tmp_path / "state", environment=stand_in(world))
-        yield CudaDiagnosed(world, Workplace(programs, WorldGpu(world), tmp_path / "locks"))
+        programs = ProgramLauncher(children, tmp_path / "state", environment=stand_in(world))
+        yield CudaDiagnosed(world, GpuJobRunner(programs, WorldGpu(world), tmp_path / "locks"))
         await programs.close()
         await children.close()
     assert children.pids() == frozenset()
@@ -113,7 +113,7 @@ class TestCudaDiagnostics(DiagnosticsContract):
     """The contract, over the stand-ins."""
 
 
-async def test_a_diagnosis_stands_behind_the_erasers_fence_and_takes_it_down(rig: CudaDiagnosed) -> None:
+async def test_diagnosis_sets_the_erasers_fence_and_removes_it_afterwards(rig: CudaDiagnosed) -> None:
     gpu = rig.world.gpus[0]
     task = await under_way(rig)
     assert gpu.text("compute_mode") == "3"
@@ -121,7 +121,7 @@ async def test_a_diagnosis_stands_behind_the_erasers_fence_and_takes_it_down(rig
     assert gpu.text("compute_mode") == "0"
 
 
-async def test_memory_that_fails_when_it_is_touched_is_unreadable(rig: CudaDiagnosed) -> None:
+async def test_memory_that_faults_when_accessed_is_unreadable(rig: CudaDiagnosed) -> None:
     rig.world.gpus[0].set("bad_page", rig.world.gpus[0].usable_bytes - 4096)
     with pytest.raises(Unreadable):
-        await rig.diagnostics.diagnose(rig.device, Level.QUICK, 30.0)
+        await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, 30.0)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.children.message import HEADER, body_length, pack, unpack
-from scrubber.domain.errors import Away, Held, ScrubberError, Stuck, Unreadable
-from scrubber.ports.device import OnChip, Progress
+from scrubber.adapters.children.message import HEADER_SIZE, body_length, pack, unpack
+from scrubber.domain.errors import DeviceBusy, DriverTimeout, ScrubberError, Unavailable, Unreadable
+from scrubber.ports.device import EraseProgress, OnChipReport
 from tests.adapters.cuda_rig import GRANULE, CudaRig, cuda_rig, environment, request
 from tests.nvidia.world import World
 
@@ -29,16 +29,16 @@ async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
 # --- memory
 
 
-async def test_what_a_tenant_left_is_counted_cleared_and_verified_on_its_device_alone(rig: CudaRig) -> None:
+async def test_residue_of_a_tenant_is_counted_cleared_and_verified_on_its_device_alone(rig: CudaRig) -> None:
     device, other = rig.device(0), rig.device(1)
     for number in (0, 1):
         rig.world.gpus[number].fill("secret")
-    seen: list[Progress] = []
+    seen: list[EraseProgress] = []
     report = await rig.eraser.erase(device, request(), seen.append)
     covered = device.memory_bytes - report.not_covered_bytes
     assert report.residue_bytes == covered == report.cleared_bytes == report.verified_bytes > 0
     assert sum(report.residue_map) == covered
-    assert (report.failed_bytes, report.fence_broken, report.unsettled_bytes) == (0, False, 0)
+    assert (report.failed_bytes, report.fence_broken, report.unreleased_bytes) == (0, False, 0)
     assert rig.world.gpus[0].content().strip(b"\0") == b""
     phases = [phase for phase, _ in report.seconds_by_phase]
     assert phases == ["audit", "clear", "verify"] == list(dict.fromkeys(each.phase for each in seen))
@@ -47,7 +47,7 @@ async def test_what_a_tenant_left_is_counted_cleared_and_verified_on_its_device_
     assert rig.world.find(other.id)[1].content().startswith(b"secret")
 
 
-async def test_every_byte_is_either_verified_or_named_as_not_covered(rig: CudaRig) -> None:
+async def test_every_byte_is_either_verified_or_reported_as_not_covered(rig: CudaRig) -> None:
     device = rig.device()
     report = await rig.erase(device)
     assert report.total_bytes == device.memory_bytes == report.verified_bytes + report.not_covered_bytes
@@ -60,7 +60,7 @@ async def test_every_byte_is_either_verified_or_named_as_not_covered(rig: CudaRi
     )
 
 
-async def test_memory_that_somebody_holds_without_a_process_is_not_claimed(rig: CudaRig) -> None:
+async def test_memory_in_use_without_a_process_is_not_claimed_as_verified(rig: CudaRig) -> None:
     device = rig.device()
     before = await rig.erase(device)
     rig.world.gpus[0].set("used", 4 * MIB)
@@ -69,7 +69,7 @@ async def test_memory_that_somebody_holds_without_a_process_is_not_claimed(rig: 
     assert after.verified_bytes + after.not_covered_bytes == after.total_bytes
 
 
-async def test_residue_is_counted_to_the_byte_and_placed(rig: CudaRig) -> None:
+async def test_residue_is_counted_to_the_byte_and_located(rig: CudaRig) -> None:
     device = rig.device()
     await rig.erase(device)
     gpu = rig.world.gpus[0]
@@ -83,7 +83,7 @@ async def test_residue_is_counted_to_the_byte_and_placed(rig: CudaRig) -> None:
     assert len(report.residue_map) == 64
 
 
-async def test_a_clean_device_has_no_residue_and_an_audit_that_did_not_run_says_nothing(rig: CudaRig) -> None:
+async def test_clean_device_has_no_residue_and_a_skipped_audit_reports_none(rig: CudaRig) -> None:
     device = rig.device()
     await rig.erase(device)
     clean = await rig.erase(device)
@@ -93,7 +93,7 @@ async def test_a_clean_device_has_no_residue_and_an_audit_that_did_not_run_says_
     assert "audit" not in dict(unasked.seconds_by_phase)
 
 
-async def test_the_pattern_pass_is_compared_and_leaves_nothing_behind(rig: CudaRig) -> None:
+async def test_pattern_pass_is_verified_and_leaves_no_residue(rig: CudaRig) -> None:
     device = rig.device()
     report = await rig.erase(device, request(pattern=True))
     assert report.failed_bytes == 0
@@ -101,7 +101,7 @@ async def test_the_pattern_pass_is_compared_and_leaves_nothing_behind(rig: CudaR
     assert rig.world.gpus[0].content().strip(b"\0") == b""
 
 
-async def test_bytes_that_come_back_fail_the_verification(rig: CudaRig) -> None:
+async def test_bytes_that_reappear_fail_the_verification(rig: CudaRig) -> None:
     device, gpu = rig.device(), rig.world.gpus[0]
     gpu.set("wont_clear", 8 * MIB)
     report = await rig.erase(device)
@@ -123,7 +123,7 @@ async def test_bytes_that_come_back_fail_the_verification(rig: CudaRig) -> None:
         (999, "Unknown"),
     ],
 )
-async def test_memory_that_cannot_be_touched_is_a_fault_with_its_word(rig: CudaRig, status: int, words: str) -> None:
+async def test_inaccessible_memory_is_a_fault_that_names_the_cuda_status(rig: CudaRig, status: int, words: str) -> None:
     device, gpu = rig.device(), rig.world.gpus[0]
     gpu.set("bad_page", f"{8 * MIB} {status}")
     with pytest.raises(Unreadable, match=words):
@@ -133,7 +133,7 @@ async def test_memory_that_cannot_be_touched_is_a_fault_with_its_word(rig: CudaR
     assert (await rig.erase(device)).failed_bytes == 0
 
 
-async def test_an_instance_is_cleared_by_its_own_id_and_its_siblings_are_left_alone(short_tmp: Path) -> None:
+async def test_instance_is_cleared_by_its_own_id_and_its_siblings_are_untouched(short_tmp: Path) -> None:
     async with cuda_rig(short_tmp, gpus=0) as rig:
         gpu = rig.world.add_gpu(mebibytes=130)
         first, second = gpu.split("1g.18gb", "1g.18gb")
@@ -149,12 +149,12 @@ async def test_an_instance_is_cleared_by_its_own_id_and_its_siblings_are_left_al
         assert not rig.note(device).exists()
 
 
-async def test_memory_that_does_not_come_back_is_told(rig: CudaRig) -> None:
+async def test_memory_not_released_by_the_eraser_is_reported(rig: CudaRig) -> None:
     rig.gpu.unsettled = 3 * MIB
-    assert (await rig.erase(rig.device())).unsettled_bytes == 3 * MIB
+    assert (await rig.erase(rig.device())).unreleased_bytes == 3 * MIB
 
 
-async def test_a_device_that_is_not_the_size_it_was_found_with_is_not_cleared(rig: CudaRig) -> None:
+async def test_device_with_a_changed_memory_size_is_not_cleared(rig: CudaRig) -> None:
     device = rig.device()
     rig.world.gpus[0].fill("secret")
     rig.world.gpus[0].set("total", device.memory_bytes // 2)
@@ -166,7 +166,7 @@ async def test_a_device_that_is_not_the_size_it_was_found_with_is_not_cleared(ri
 # --- processors
 
 
-async def test_what_lies_in_shared_memory_is_counted_and_cleared_on_every_processor(rig: CudaRig) -> None:
+async def test_shared_memory_residue_is_counted_and_cleared_on_every_sm(rig: CudaRig) -> None:
     device, gpu = rig.device(), rig.world.gpus[0]
     await rig.erase(device, request(on_chip=True))
     before = await rig.erase(device, request(on_chip=True))
@@ -175,9 +175,9 @@ async def test_what_lies_in_shared_memory_is_counted_and_cleared_on_every_proces
         with (gpu.directory / "sm" / str(number)).open("r+b") as processor:
             processor.write(b"secret")
     report = await rig.erase(device, request(on_chip=True))
-    assert report.on_chip == OnChip(
+    assert report.on_chip == OnChipReport(
         units=4,
-        units_seen=4,
+        units_cleared=4,
         shared_bytes=64 * 1024,
         register_bytes=245_760,
         residue_bytes=before.on_chip.residue_bytes + 4 * 6,
@@ -189,14 +189,14 @@ async def test_what_lies_in_shared_memory_is_counted_and_cleared_on_every_proces
     assert "on-chip" in dict(report.seconds_by_phase)
 
 
-async def test_a_processor_that_never_ran_is_not_counted_as_cleared(rig: CudaRig) -> None:
+async def test_sm_that_never_ran_a_kernel_is_not_counted_as_cleared(rig: CudaRig) -> None:
     rig.world.gpus[0].set("sm_dead", "2")
     report = await rig.erase(rig.device(), request(on_chip=True))
     assert report.on_chip is not None
-    assert (report.on_chip.units, report.on_chip.units_seen) == (4, 3)
+    assert (report.on_chip.units, report.on_chip.units_cleared) == (4, 3)
 
 
-async def test_processors_that_nobody_asked_to_clear_are_named_as_not_covered(rig: CudaRig) -> None:
+async def test_on_chip_memory_that_was_not_requested_is_reported_as_not_covered(rig: CudaRig) -> None:
     report = await rig.erase(rig.device(), request(on_chip=False))
     assert report.on_chip is None
     assert "on-chip: shared memory and registers, which nobody asked to clear" in report.not_covered
@@ -205,7 +205,7 @@ async def test_processors_that_nobody_asked_to_clear_are_named_as_not_covered(ri
 # --- fence
 
 
-async def test_the_fence_is_noted_before_it_stands_and_comes_down_when_the_eraser_is_dead(rig: CudaRig) -> None:
+async def test_fence_is_recorded_before_it_is_set_and_removed_once_the_eraser_is_dead(rig: CudaRig) -> None:
     device = rig.device()
     story: list[tuple[str, bool, bool]] = []
 
@@ -224,18 +224,18 @@ async def test_the_fence_is_noted_before_it_stands_and_comes_down_when_the_erase
     assert not rig.note(device).exists()
 
 
-async def test_a_device_on_which_somebody_has_a_context_is_not_touched(rig: CudaRig) -> None:
+async def test_device_with_an_open_context_is_not_cleared(rig: CudaRig) -> None:
     device, gpu = rig.device(), rig.world.gpus[0]
     gpu.fill("secret")
     before = gpu.content()
-    with rig.holding(device), pytest.raises(Held, match="another process has a context"):
+    with rig.holding(device), pytest.raises(DeviceBusy, match="another process has a context"):
         await rig.erase(device)
     assert gpu.content()[GRANULE:] == before[GRANULE:]  # all but the holder's own context
     assert rig.gpu.mode(device) == "default"
     assert (await rig.erase(device)).residue_bytes
 
 
-async def test_nobody_else_gets_a_context_while_a_device_is_cleared(rig: CudaRig) -> None:
+async def test_no_other_process_gets_a_context_while_a_device_is_cleared(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
     variables = environment(rig.world, CUDA_VISIBLE_DEVICES=device.id)
@@ -249,12 +249,12 @@ async def test_nobody_else_gets_a_context_while_a_device_is_cleared(rig: CudaRig
     assert (await begun.task).failed_bytes == 0
 
 
-async def test_a_fence_that_cannot_be_put_up_is_an_error_and_one_that_cannot_come_down_is_remembered(
+async def test_fence_that_cannot_be_set_is_an_error_and_one_that_cannot_be_removed_stays_recorded(
     rig: CudaRig,
 ) -> None:
     device = rig.device()
-    rig.gpu.refusal = Stuck("The driver does not answer.")
-    with pytest.raises(Stuck, match="does not answer"):
+    rig.gpu.refusal = DriverTimeout("The driver does not answer.")
+    with pytest.raises(DriverTimeout, match="does not answer"):
         await rig.erase(device)
     assert rig.note(device).exists()
     rig.gpu.refusal = None
@@ -263,25 +263,25 @@ async def test_a_fence_that_cannot_be_put_up_is_an_error_and_one_that_cannot_com
     rig.lift(device)
     with pytest.raises(Unreadable, match="cannot be set"):
         await begun.task
-    assert await rig.eraser.orphan(device) is None
+    assert await rig.eraser.find_orphan(device) is None
     assert rig.gpu.mode(device) == "exclusive-process"
     rig.gpu.refusal = None
-    assert await rig.eraser.orphan(device) is None
+    assert await rig.eraser.find_orphan(device) is None
     assert rig.gpu.mode(device) == "default"
     assert not rig.note(device).exists()
 
 
-async def test_a_fence_that_cuda_does_not_see_is_no_fence(rig: CudaRig) -> None:
+async def test_eraser_refuses_a_fence_that_cuda_does_not_enforce(rig: CudaRig) -> None:
     device, gpu = rig.device(), rig.world.gpus[0]
     gpu.fill("secret")
     before = gpu.content()
     rig.gpu.stubborn = True
-    with pytest.raises(Away, match="does not find it so"):
+    with pytest.raises(Unavailable, match="does not find it so"):
         await rig.erase(device)
     assert gpu.content()[GRANULE:] == before[GRANULE:]  # all but the eraser's own context
 
 
-async def test_a_fence_is_not_put_up_without_a_note(rig: CudaRig) -> None:
+async def test_fence_is_not_set_when_its_record_cannot_be_written(rig: CudaRig) -> None:
     device = rig.device()
     (rig.locks / "fences").write_text("no directory", encoding="ascii")
     with pytest.raises(ScrubberError, match="fence"):
@@ -289,7 +289,7 @@ async def test_a_fence_is_not_put_up_without_a_note(rig: CudaRig) -> None:
     assert rig.gpu.mode(device) == "default"
 
 
-async def test_the_mode_that_there_was_before_is_put_back(rig: CudaRig) -> None:
+async def test_previous_compute_mode_is_restored_after_the_fence(rig: CudaRig) -> None:
     device = rig.device()
     rig.world.gpus[0].set("compute_mode", "2")
     await rig.erase(device)
@@ -299,32 +299,32 @@ async def test_the_mode_that_there_was_before_is_put_back(rig: CudaRig) -> None:
 # --- ends
 
 
-async def test_a_deadline_kills_the_eraser_and_takes_the_fence_down(rig: CudaRig) -> None:
+async def test_deadline_kills_the_eraser_and_removes_the_fence(rig: CudaRig) -> None:
     device = rig.device()
-    await rig.programs.warm()
+    await rig.programs.warm_up()
     begun = await rig.in_mid_clear(device, deadline=3.0)
-    with pytest.raises(Stuck, match="it was killed"):
+    with pytest.raises(DriverTimeout, match="it was killed"):
         await begun.task
     assert rig.children.pids() == {rig.programs.zygote.pid}
     assert rig.gpu.mode(device) == "default"
     assert b"secret" in rig.world.gpus[0].content()
 
 
-async def test_a_cancelled_scrub_has_ended_its_eraser_and_its_fence_before_it_returns(rig: CudaRig) -> None:
+async def test_cancelled_scrub_kills_its_eraser_and_removes_its_fence_before_returning(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
     begun.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await begun.task
     assert rig.children.pids() == {rig.programs.zygote.pid}
-    assert await rig.eraser.orphan(device) is None
+    assert await rig.eraser.find_orphan(device) is None
     assert rig.gpu.mode(device) == "default"
 
 
-async def test_an_eraser_that_is_killed_reports_nothing(rig: CudaRig) -> None:
+async def test_killed_eraser_yields_no_report(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
-    eraser = await rig.eraser.orphan(device)
+    eraser = await rig.eraser.find_orphan(device)
     assert eraser is not None
     os.kill(eraser, signal.SIGKILL)
     with pytest.raises(Unreadable, match="broke off"):
@@ -333,56 +333,56 @@ async def test_an_eraser_that_is_killed_reports_nothing(rig: CudaRig) -> None:
     assert b"secret" in rig.world.gpus[0].content()
 
 
-async def test_a_device_whose_eraser_is_at_work_has_a_holder_and_is_not_given_a_second_one(rig: CudaRig) -> None:
+async def test_device_with_a_running_eraser_has_a_holder_and_gets_no_second_eraser(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
-    with pytest.raises(Away, match="still being cleared"):
+    with pytest.raises(Unavailable, match="still being cleared"):
         await rig.erase(device)
-    assert await rig.eraser.orphan(device) in rig.children.pids()
+    assert await rig.eraser.find_orphan(device) in rig.children.pids()
     assert rig.gpu.mode(device) == "exclusive-process"
     assert (await rig.erase(rig.device(1))).failed_bytes == 0
     rig.lift(device)
     assert (await begun.task).failed_bytes == 0
-    assert await rig.eraser.orphan(device) is None
-    assert await rig.eraser.end_orphan(device, 1.0)
+    assert await rig.eraser.find_orphan(device) is None
+    assert await rig.eraser.terminate_orphan(device, 1.0)
 
 
-async def test_an_eraser_that_hangs_in_the_driver_is_killed_at_its_deadline(rig: CudaRig) -> None:
+async def test_eraser_that_hangs_in_the_driver_is_killed_at_its_deadline(rig: CudaRig) -> None:
     device = rig.device()
-    await rig.programs.warm()
+    await rig.programs.warm_up()
     rig.world.gpus[0].set("hang", "")
-    with pytest.raises(Stuck, match="it was killed"):
+    with pytest.raises(DriverTimeout, match="it was killed"):
         await rig.erase(device, request(deadline=2.0))
     rig.world.gpus[0].unset("hang")
     assert (await rig.erase(device)).failed_bytes == 0
 
 
-async def test_a_driver_that_is_gone_blames_no_device(rig: CudaRig) -> None:
+async def test_missing_driver_is_no_device_fault(rig: CudaRig) -> None:
     device = rig.device()
     rig.world.set("init_error", 9)
-    with pytest.raises(Away, match="install the driver"):
+    with pytest.raises(Unavailable, match="install the driver"):
         await rig.erase(device)
     rig.world.unset("init_error")
     assert (await rig.erase(device)).failed_bytes == 0
 
 
-async def test_a_device_that_is_gone_is_unreadable(rig: CudaRig) -> None:
+async def test_missing_device_is_unreadable(rig: CudaRig) -> None:
     device = rig.device()
     rig.world.gpus[0].set("error", 15)
     with pytest.raises(Unreadable, match="does not see the device"):
         await rig.erase(device)
 
 
-async def test_an_eraser_is_not_started_where_somebody_might_serve_mps(rig: CudaRig) -> None:
+async def test_eraser_is_not_started_where_a_process_could_provide_mps(rig: CudaRig) -> None:
     device = rig.device()
     await rig.erase(device)
     (rig.state / "no-mps" / "control").touch()
-    with pytest.raises(Away, match="has to be empty"):
+    with pytest.raises(Unavailable, match="has to be empty"):
         await rig.erase(device)
     assert rig.gpu.mode(device) == "default"
 
 
-def test_an_eraser_stops_between_two_pieces_when_its_parent_lets_go_and_lives_on(short_tmp: Path) -> None:
+def test_eraser_stops_between_two_chunks_when_its_parent_closes_the_socket(short_tmp: Path) -> None:
     """Nothing but the end of its socket tells this one: its parent is no zygote and goes on."""
     with World.create(short_tmp / "world", gpus=1) as world:
         gpu = world.gpus[0]
@@ -390,8 +390,8 @@ def test_an_eraser_stops_between_two_pieces_when_its_parent_lets_go_and_lives_on
         gpu.set("slow_clear", 600)
         ours, theirs = socket.socketpair()
         script = (
-            "import sys; from scrubber.adapters.children.child import Link; from scrubber.adapters.cuda.eraser import run;"
-            "run(Link(int(sys.argv[1])))"
+            "import sys; from scrubber.adapters.children.child import ParentSocket\n"
+            "from scrubber.adapters.cuda.eraser import run; run(ParentSocket(int(sys.argv[1])))"
         )
         with subprocess.Popen(
             [sys.executable, "-c", script, str(theirs.fileno())],
@@ -408,7 +408,7 @@ def test_an_eraser_stops_between_two_pieces_when_its_parent_lets_go_and_lives_on
             }
             with ours, ours.makefile("rb") as reader:
                 ours.sendall(pack({**order, "scrub": "1"}))
-                while unpack(reader.read(body_length(reader.read(HEADER))))["phase"] != "clear":
+                while unpack(reader.read(body_length(reader.read(HEADER_SIZE))))["phase"] != "clear":
                     pass
             gpu.unset("slow_clear")  # the piece that it is at ends now, and it looks whether anybody is there
             assert eraser.wait(60) == 0

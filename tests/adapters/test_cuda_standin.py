@@ -43,7 +43,7 @@ HOLD = """
 # --- memory
 
 
-def test_what_a_killed_process_left_comes_to_the_next_one_as_it_was(world: World, programs: Programs) -> None:
+def test_next_process_reads_the_memory_of_a_killed_process_unchanged(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     tenant = programs.start(
         """
@@ -67,7 +67,7 @@ def test_what_a_killed_process_left_comes_to_the_next_one_as_it_was(world: World
     assert reader.told() == {"count": 2 * MIB}
 
 
-def test_two_processes_never_have_the_same_byte(world: World, programs: Programs) -> None:
+def test_two_processes_never_share_a_byte(world: World, programs: Programs) -> None:
     code = """
         address = runtime.malloc(2 << 20)
         runtime.memset(address, NUMBER, 2 << 20)
@@ -82,7 +82,7 @@ def test_two_processes_never_have_the_same_byte(world: World, programs: Programs
     assert content.count(b"\x01") == content.count(b"\x02") == 2 * MIB
 
 
-def test_memory_ends_and_a_context_has_its_share(world: World, programs: Programs) -> None:
+def test_allocation_fails_when_memory_is_exhausted_and_a_context_uses_memory(world: World, programs: Programs) -> None:
     """8 MiB are left of 10: one granule is the context's, one is what small allocations share."""
     program = programs.start(
         """
@@ -98,7 +98,7 @@ def test_memory_ends_and_a_context_has_its_share(world: World, programs: Program
     assert program.told() == {"free": 6 * MIB, "total": 8 * MIB, "full": 2, "again": 0}
 
 
-def test_memory_that_nobody_was_given_cannot_be_touched(world: World, programs: Programs) -> None:
+def test_unallocated_memory_cannot_be_accessed(world: World, programs: Programs) -> None:
     program = programs.start(
         """
         address = runtime.malloc(2 << 20)
@@ -110,7 +110,7 @@ def test_memory_that_nobody_was_given_cannot_be_touched(world: World, programs: 
     assert program.told() == {"first": 700, "then": 700}
 
 
-def test_an_instance_computes_in_its_own_memory(world: World, programs: Programs) -> None:
+def test_instance_computes_in_its_own_memory(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     gpu.set("total", 66 * MIB)
     first, second = gpu.split("1g.18gb", "1g.18gb")
@@ -161,7 +161,7 @@ def driver_says(world: World, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
     return [(pid, size) for pid, size in processes], used
 
 
-def test_the_driver_lists_a_process_with_a_context_and_forgets_a_killed_one(world: World, programs: Programs) -> None:
+def test_driver_lists_a_process_with_a_context_and_forgets_a_killed_one(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     with holding(programs, gpu) as program:
         assert driver_says(world, gpu) == ([(program.pid, 4 * MIB)], 4 * MIB)
@@ -170,7 +170,7 @@ def test_the_driver_lists_a_process_with_a_context_and_forgets_a_killed_one(worl
         assert driver_says(world, gpu) == ([], 0)
 
 
-def test_a_process_with_a_context_has_the_devices_node_open(world: World, programs: Programs) -> None:
+def test_process_with_a_context_has_the_device_node_open(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     with holding(programs, gpu) as program:
         opened = {os.stat(each).st_rdev for each in Path(f"/proc/{program.pid}/fd").iterdir()}
@@ -181,9 +181,7 @@ def test_a_process_with_a_context_has_the_devices_node_open(world: World, progra
 TRY = "tell(status=status(runtime.memGetInfo))"
 
 
-def test_an_exclusive_device_takes_one_process_and_the_next_when_that_was_killed(
-    world: World, programs: Programs
-) -> None:
+def test_exclusive_device_accepts_one_process_and_the_next_after_its_death(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     gpu.set("compute_mode", 3)
     with holding(programs, gpu) as program:
@@ -193,12 +191,12 @@ def test_an_exclusive_device_takes_one_process_and_the_next_when_that_was_killed
         assert programs.start(TRY, on=gpu).told() == {"status": 0}
 
 
-def test_a_prohibited_device_takes_nobody(world: World, programs: Programs) -> None:
+def test_prohibited_device_accepts_no_process(world: World, programs: Programs) -> None:
     world.gpus[0].set("compute_mode", 2)
     assert programs.start(TRY, on=world.gpus[0]).told() == {"status": 46}
 
 
-def test_a_context_is_of_no_use_to_a_forked_child(world: World, programs: Programs) -> None:
+def test_context_is_unusable_in_a_forked_child(world: World, programs: Programs) -> None:
     """So a zygote that had touched CUDA would be found out here as on a GPU."""
     program = programs.start(
         """
@@ -219,20 +217,18 @@ def test_a_context_is_of_no_use_to_a_forked_child(world: World, programs: Progra
 
 
 @pytest.mark.parametrize("name", ["", "GPU-00000000", "MIG-1", "7"])
-def test_a_device_that_is_not_there_is_no_device(programs: Programs, name: str) -> None:
+def test_missing_device_fails_with_no_device(programs: Programs, name: str) -> None:
     assert programs.start(TRY, on=name).told() == {"status": 100}
 
 
-def test_a_lost_gpu_is_no_device_and_leaves_the_others(world: World, programs: Programs) -> None:
+def test_lost_gpu_fails_with_no_device_while_other_gpus_work(world: World, programs: Programs) -> None:
     world.gpus[0].lose()
     assert programs.start(TRY, on=world.gpus[0]).told() == {"status": 100}
     assert programs.start(TRY, on=world.gpus[1]).told() == {"status": 0}
 
 
 @pytest.mark.parametrize(("code", "wanted"), [(9, 35), (12, 35), (18, 803)])
-def test_a_driver_that_is_away_or_does_not_fit_is_told(
-    world: World, programs: Programs, code: int, wanted: int
-) -> None:
+def test_missing_or_mismatched_driver_is_reported(world: World, programs: Programs, code: int, wanted: int) -> None:
     world.init_error(code)
     assert programs.start(TRY, on=world.gpus[0]).told() == {"status": wanted}
 
@@ -240,7 +236,7 @@ def test_a_driver_that_is_away_or_does_not_fit_is_told(
 # --- work
 
 
-def test_a_result_that_nobody_waited_for_is_an_old_one(world: World, programs: Programs) -> None:
+def test_kernel_result_is_visible_only_after_synchronization(world: World, programs: Programs) -> None:
     program = programs.start(
         """
         memory = runtime.malloc(1 << 21)
@@ -258,7 +254,7 @@ def test_a_result_that_nobody_waited_for_is_an_old_one(world: World, programs: P
     assert program.told() == {"early": 0, "late": 2 * MIB}
 
 
-def test_events_tell_the_time_between_them_once_both_have_happened(world: World, programs: Programs) -> None:
+def test_elapsed_time_between_events_is_available_once_both_completed(world: World, programs: Programs) -> None:
     program = programs.start(
         """
         memory = runtime.malloc(1 << 21)
@@ -276,7 +272,7 @@ def test_events_tell_the_time_between_them_once_both_have_happened(world: World,
     assert program.told() == {"early": 600, "positive": True, "done": True}
 
 
-def test_what_the_real_one_would_pass_on_wrongly_is_refused(world: World, programs: Programs) -> None:
+def test_kernel_launch_with_wrong_arguments_is_refused(world: World, programs: Programs) -> None:
     program = programs.start(
         """
         def refused(*arguments, **more):
@@ -324,17 +320,17 @@ CLEAR_AND_COUNT = """
 """
 
 
-def test_memory_that_works_is_clear_when_it_was_cleared(world: World, programs: Programs) -> None:
+def test_sound_memory_is_zero_after_clearing(world: World, programs: Programs) -> None:
     world.gpus[0].fill("secret")
     assert programs.start(CLEAR_AND_COUNT, on=world.gpus[0]).told() == {"cleared": 0, "launched": 0, "count": 0}
 
 
-def test_bytes_that_come_back_are_found_after_clearing(world: World, programs: Programs) -> None:
+def test_bytes_that_reappear_are_found_after_clearing(world: World, programs: Programs) -> None:
     world.gpus[0].set("wont_clear", "")
     assert programs.start(CLEAR_AND_COUNT, on=world.gpus[0]).told()["count"] == 64
 
 
-def test_a_bad_page_ends_the_context_of_whoever_touches_it(world: World, programs: Programs) -> None:
+def test_bad_page_ends_the_context_that_accesses_it(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     gpu.set("bad_page", 3 * MIB)
     assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 214, "launched": 214, "count": None}
@@ -344,7 +340,7 @@ def test_a_bad_page_ends_the_context_of_whoever_touches_it(world: World, program
     assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 0, "launched": 0, "count": 0}
 
 
-def test_a_clear_that_takes_for_ever_is_over_when_the_fault_is_lifted(world: World, programs: Programs) -> None:
+def test_endless_clear_ends_when_the_fault_is_lifted(world: World, programs: Programs) -> None:
     gpu = world.gpus[0]
     gpu.set("slow_clear", 3600)
     program = programs.start("tell(ready=True)", CLEAR_AND_COUNT, on=gpu)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from scrubber.adapters.children.questions import FAULTS
-from scrubber.adapters.cuda.status import STATUSES, fault_of
+from scrubber.adapters.children.request_pool import FAULT_TYPES
+from scrubber.adapters.cuda.status import STATUSES, fault_for_status
 
 NAMES = """
 import json, sys
@@ -16,7 +16,7 @@ print(json.dumps([str(CUDARuntimeError(int(status))) for status in sys.argv[1:]]
 """
 
 
-def test_the_table_calls_each_status_what_cuda_calls_it() -> None:
+def test_status_table_uses_cudas_own_names() -> None:
     command = [sys.executable, "-c", NAMES, *map(str, STATUSES)]
     environment = {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -25,15 +25,15 @@ def test_the_table_calls_each_status_what_cuda_calls_it() -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_a_status_becomes_a_fault_that_the_parent_knows_and_a_whole_sentence(status: int) -> None:
-    fault = fault_of(status, "cudaErrorOfSomeKind: told", "The memory could not be taken")
+def test_status_becomes_a_fault_with_a_code_and_a_complete_message(status: int) -> None:
+    fault = fault_for_status(status, "cudaErrorOfSomeKind: told", "The memory could not be taken")
     meaning = STATUSES[status]
     assert fault.code == meaning.code
-    assert fault.code in FAULTS
-    assert fault.sentence.startswith("The memory could not be taken: ")
-    assert fault.sentence.endswith(".")
-    assert meaning.words in fault.sentence
-    assert "cudaErrorOfSomeKind" in fault.sentence
+    assert fault.code in FAULT_TYPES
+    assert fault.message.startswith("The memory could not be taken: ")
+    assert fault.message.endswith(".")
+    assert meaning.message in fault.message
+    assert "cudaErrorOfSomeKind" in fault.message
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_a_status_becomes_a_fault_that_the_parent_knows_and_a_whole_sentence(sta
         ((100, 214, 220, 226, 700, 714, 715, 716, 717, 718, 719, 999), "unreadable"),
     ],
 )
-def test_what_is_no_device_s_fault_blames_none(statuses: tuple[int, ...], code: str) -> None:
-    assert {fault_of(status, "", "").code for status in statuses} == {code}
+def test_status_unrelated_to_a_device_maps_to_no_device_fault(statuses: tuple[int, ...], code: str) -> None:
+    assert {fault_for_status(status, "", "").code for status in statuses} == {code}
 
 
 @pytest.mark.parametrize("status", [1, 4, 720, 12345])
-def test_a_status_that_nobody_foresaw_makes_the_device_unreadable(status: int) -> None:
-    fault = fault_of(status, "cudaErrorUnheardOf", "The device failed")
-    assert (fault.code, "cudaErrorUnheardOf" in fault.sentence) == ("unreadable", True)
+def test_unknown_status_makes_the_device_unreadable(status: int) -> None:
+    fault = fault_for_status(status, "cudaErrorUnheardOf", "The device failed")
+    assert (fault.code, "cudaErrorUnheardOf" in fault.message) == ("unreadable", True)
 
 
-def test_a_library_that_is_not_there_is_no_device_s_fault() -> None:
-    fault = fault_of(None, "libcuda.so.1: cannot open shared object file", "No context could be opened")
-    assert (fault.code, "install the driver" in fault.sentence) == ("away", True)
+def test_missing_library_is_no_device_fault() -> None:
+    fault = fault_for_status(None, "libcuda.so.1: cannot open shared object file", "No context could be opened")
+    assert (fault.code, "install the driver" in fault.message) == ("away", True)

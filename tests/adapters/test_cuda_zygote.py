@@ -9,11 +9,11 @@ import pytest
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.children.request_pool import parse_answer
 from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.programs import DIAGNOSIS, ERASER, Programs
-from scrubber.adapters.cuda.workplace import Workplace
-from scrubber.domain.errors import Away
+from scrubber.adapters.cuda.gpu_jobs import GpuJobRunner
+from scrubber.adapters.cuda.programs import DIAGNOSIS_MODULE, ERASER_MODULE, ProgramLauncher
+from scrubber.domain.errors import Unavailable
 from tests.adapters.cuda_rig import CudaRig, cuda_rig, request
 
 PROGRAM = "tests.adapters.wayward_child"
@@ -23,18 +23,18 @@ LONG = 30.0
 
 @pytest.fixture
 async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
-    async with cuda_rig(short_tmp, modules=(PROGRAM, ERASER, DIAGNOSIS)) as made:
+    async with cuda_rig(short_tmp, modules=(PROGRAM, ERASER_MODULE, DIAGNOSIS_MODULE)) as made:
         yield made
 
 
 async def told(rig: CudaRig, number: int) -> Message:
     child = await rig.programs.start(PROGRAM, rig.device(number))
-    answer = answer_of(await child.call({"do": "tell", "variables": VARIABLES}, LONG))
+    answer = parse_answer(await child.call({"do": "tell", "variables": VARIABLES}, LONG))
     assert await child.kill()
     return answer
 
 
-async def test_a_program_sees_its_own_device_and_nothing_of_the_service_s_environment(
+async def test_forked_program_sees_only_its_own_device_and_a_clean_environment(
     rig: CudaRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "somebody-else-s")
@@ -52,7 +52,7 @@ async def test_a_program_sees_its_own_device_and_nothing_of_the_service_s_enviro
         assert (answer["threads"], answer["nice"]) == (1, 19)
 
 
-async def test_the_directories_of_a_program_are_its_user_s_alone(rig: CudaRig) -> None:
+async def test_program_directories_are_private_to_the_service_user(rig: CudaRig) -> None:
     (rig.state / "cuda-cache").mkdir(mode=0o777)
     (rig.state / "cuda-cache").chmod(0o777)
     await told(rig, 0)
@@ -60,13 +60,13 @@ async def test_the_directories_of_a_program_are_its_user_s_alone(rig: CudaRig) -
         assert stat.S_IMODE((rig.state / name).stat().st_mode) == 0o700
 
 
-async def test_a_directory_that_is_a_link_to_another_one_is_not_used(rig: CudaRig, tmp_path: Path) -> None:
+async def test_program_directory_that_is_a_symlink_is_not_used(rig: CudaRig, tmp_path: Path) -> None:
     (rig.state / "no-mps").symlink_to(tmp_path)
-    with pytest.raises(Away, match="no directory of this user's"):
+    with pytest.raises(Unavailable, match="no directory of this user's"):
         await rig.programs.start(PROGRAM, rig.device())
 
 
-async def test_the_zygote_has_opened_no_device_however_much_was_done(rig: CudaRig) -> None:
+async def test_zygote_never_opens_a_device(rig: CudaRig) -> None:
     await rig.erase(rig.device())
     zygote = rig.programs.zygote.pid
     opened = [str(each.resolve()) for each in Path(f"/proc/{zygote}/fd").iterdir()]
@@ -74,14 +74,14 @@ async def test_the_zygote_has_opened_no_device_however_much_was_done(rig: CudaRi
     assert len(list(Path(f"/proc/{zygote}/task").iterdir())) == 1
 
 
-async def test_with_the_real_library_and_no_driver_no_device_is_blamed(rig: CudaRig) -> None:
+async def test_missing_driver_with_real_cupy_is_no_device_fault(rig: CudaRig) -> None:
     """CuPy itself, on a machine that has no GPU: it is imported, forked from, and asked for a context."""
     children = Children()
-    programs = Programs(children, rig.state)
-    eraser = CudaEraser(Workplace(programs, rig.gpu, rig.locks))
+    programs = ProgramLauncher(children, rig.state)
+    eraser = CudaEraser(GpuJobRunner(programs, rig.gpu, rig.locks))
     try:
         for _ in range(2):
-            with pytest.raises(Away, match="No context could be opened"):
+            with pytest.raises(Unavailable, match="No context could be opened"):
                 await eraser.erase(rig.device(), request(), lambda _: None)
     finally:
         await children.close()

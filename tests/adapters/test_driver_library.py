@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.children.process import Children
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.places import Places
-from scrubber.domain.errors import Away
+from scrubber.domain.errors import Unavailable
 from tests.nvidia.build import LIBRARY, exported_functions
 from tests.nvidia.world import World
 from tests.pods import PATIENCE, only_with
@@ -51,15 +51,15 @@ def driver_root() -> Path:
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    children = Children(kill_limit=PATIENCE)
+    children = Children(kill_timeout=PATIENCE)
     yield children
     await children.close()
     assert children.pids() == frozenset()
 
 
-def places(driver_root: Path, nowhere: Path) -> Places:
+def places(driver_root: Path, nowhere: Path) -> DriverPaths:
     """The library of ``driver_root``, on a node that has no GPU."""
-    return Places(driver_root, nowhere / "dev", nowhere / "proc", nowhere / "sys", nowhere / "run")
+    return DriverPaths(driver_root, nowhere / "dev", nowhere / "proc", nowhere / "sys", nowhere / "run")
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def both(driver_root: Path, tmp_path: Path) -> Iterator[tuple[ctypes.CDLL, ctype
 
 
 @only_with(NO_DRIVER and DEBIAN)
-def test_the_stand_in_invents_no_function(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
+def test_stand_in_exports_no_function_that_the_real_library_lacks(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
     real, _ = both
     assert {name for name in exported_functions() if not hasattr(real, name)} <= NEWER
 
 
 @only_with(NO_DRIVER and DEBIAN)
-def test_both_libraries_answer_alike_without_a_driver(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
+def test_real_library_and_stand_in_answer_alike_without_a_driver(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
     def said(library: ctypes.CDLL) -> list[object]:
         library.nvmlErrorString.restype = ctypes.c_char_p
         number, pointer, text = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(80)
@@ -102,41 +102,39 @@ def test_both_libraries_answer_alike_without_a_driver(both: tuple[ctypes.CDLL, c
 
 
 @only_with(NO_DRIVER and DEBIAN)
-async def test_a_library_without_a_driver_is_away_and_the_sentence_says_what_to_load(
+async def test_library_without_a_driver_is_unavailable_and_names_the_module_to_load(
     driver_root: Path, tmp_path: Path, children: Children
 ) -> None:
     inventory = NvidiaInventory(places(driver_root, tmp_path), children, node="node-1")
     for ask in (inventory.identity, inventory.devices):
-        with pytest.raises(Away, match=r"The driver is not loaded: load it .*NVML error 9 at initialisation"):
+        with pytest.raises(Unavailable, match=r"The driver is not loaded: load it .*NVML error 9 at initialisation"):
             await ask()
     await inventory.close()
 
 
-async def test_a_library_that_cannot_be_loaded_is_away_and_the_sentence_names_it(
-    tmp_path: Path, children: Children
-) -> None:
+async def test_library_that_cannot_be_loaded_is_unavailable_and_named(tmp_path: Path, children: Children) -> None:
     directory = tmp_path / "usr/lib/x86_64-linux-gnu"
     directory.mkdir(parents=True)
     (directory / LIBRARY).write_bytes(b"")  # whatever the machine has of its own comes after this one
     inventory = NvidiaInventory(places(tmp_path, tmp_path), children, node="node-1")
     for ask in (inventory.identity, inventory.devices):
-        with pytest.raises(Away, match=r"The driver's library \(libnvidia-ml\.so\.1\) is not found"):
+        with pytest.raises(Unavailable, match=r"The driver's library \(libnvidia-ml\.so\.1\) is not found"):
             await ask()
     await inventory.close()
 
 
-def test_the_script_does_nothing_where_the_library_is_and_says_how_it_is_called(tmp_path: Path) -> None:
+def test_fetch_script_without_arguments_prints_its_usage(tmp_path: Path) -> None:
     asked = subprocess.run([FETCH], capture_output=True, text=True, check=False)
     assert asked.returncode == 1
     assert "usage" in asked.stderr
 
 
-async def test_a_library_of_another_version_than_the_driver_is_away_and_asks_for_a_reload(
+async def test_library_version_mismatch_is_unavailable_and_requests_a_module_reload(
     tmp_path: Path, children: Children
 ) -> None:
     with World.create(tmp_path / "world") as world:
         world.mismatch()
         inventory = NvidiaInventory(world.places, children, node="node-1")
-        with pytest.raises(Away, match="of different versions: reboot, or reload the driver"):
+        with pytest.raises(Unavailable, match="of different versions: reboot, or reload the driver"):
             await inventory.identity()
         await inventory.close()

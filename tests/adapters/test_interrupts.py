@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scrubber.emulator.interrupts import ended_once
+from scrubber.emulator.interrupts import cancel_on_first_signal
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,35 +36,35 @@ async def told(*numbers: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", ENDING)
-async def test_the_first_ends_what_is_done_and_those_that_follow_do_not_end_the_clearing_up(
+async def test_first_signal_cancels_the_work_and_later_signals_do_not_cancel_the_cleanup(
     ours: None, number: signal.Signals
 ) -> None:
-    with ended_once() as interruption:
+    with cancel_on_first_signal() as interruption:
         with pytest.raises(asyncio.CancelledError):
             await told(number)
         await told(*ENDING)
-    assert interruption.by is number
+    assert interruption.received is number
 
 
-async def test_none_ends_the_clearing_up_of_what_ended_by_itself(ours: None) -> None:
-    with ended_once() as interruption:
-        interruption.over = True
+async def test_no_signal_cancels_the_cleanup_of_work_that_ended_by_itself(ours: None) -> None:
+    with cancel_on_first_signal() as interruption:
+        interruption.cleaning_up = True
         await told(*ENDING)
-    assert interruption.by is None
+    assert interruption.received is None
 
 
-async def test_afterwards_each_ends_the_program_without_a_traceback(ours: None) -> None:
-    with ended_once():
+async def test_signal_after_the_block_ends_the_program_without_a_traceback(ours: None) -> None:
+    with cancel_on_first_signal():
         pass
     assert {signal.getsignal(number) for number in ENDING} == {signal.SIG_DFL}
 
 
 @pytest.mark.parametrize("number", ENDING)
-async def test_one_that_was_ignored_before_stays_ignored_then_and_afterwards(
+async def test_previously_ignored_signal_stays_ignored_during_and_after_the_block(
     ours: None, number: signal.Signals
 ) -> None:
     signal.signal(number, signal.SIG_IGN)
-    with ended_once() as interruption:
+    with cancel_on_first_signal() as interruption:
         await told(number)
-    assert interruption.by is None
+    assert interruption.received is None
     assert signal.getsignal(number) is signal.SIG_IGN

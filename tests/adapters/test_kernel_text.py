@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scrubber.adapters.containers.hierarchy import Hierarchy, beside, hierarchy_of
-from scrubber.adapters.containers.origin import unit_in
-from scrubber.adapters.containers.procfs import Proc
-from scrubber.adapters.containers.tally import Tally
-from scrubber.adapters.containers.tree import Tree
-from scrubber.adapters.proc import cgroup_paths, fields_in, lines_in, number_in, parse_stat
+from scrubber.adapters.cgroups.hierarchy import Hierarchy, hierarchy_of, sibling_hierarchies
+from scrubber.adapters.cgroups.procfs import ProcFs
+from scrubber.adapters.cgroups.systemd_unit import parse_systemd_unit
+from scrubber.adapters.cgroups.tally import CgroupTally
+from scrubber.adapters.cgroups.tree import CgroupTree
+from scrubber.adapters.kernel_text import cgroup_paths, fields_in, lines_in, number_in, parse_stat
 from scrubber.domain.errors import Unreadable
 from tests.hostile_names import FORM_FEED_AND_OTHERS, path_of_components
 
@@ -52,26 +52,26 @@ def kernels_escapes(path: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("between", FORM_FEED_AND_OTHERS, ids=repr)
-def test_nothing_but_a_line_feed_ends_a_line_and_nothing_but_a_space_or_a_tab_a_field(between: bytes) -> None:
+def test_only_a_line_feed_ends_a_line_and_only_space_or_tab_separates_fields(between: bytes) -> None:
     word = b"a" + between + b"b"
     assert lines_in(b"%b\n%b\n" % (word, word)) == [word, word]
     assert fields_in(b" \t%b  %b " % (word, word)) == [word, word]
 
 
-def test_an_empty_text_has_no_lines_and_an_empty_line_is_one() -> None:
+def test_empty_text_has_no_lines_and_an_empty_line_counts_as_a_line() -> None:
     assert lines_in(b"") == []
     assert lines_in(b"a\n\nb") == [b"a", b"", b"b"]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", "1_0", " 1", "1\n", "0x1", "٣", "²", "1.0"])
-def test_a_number_is_made_of_decimal_digits_alone(text: str) -> None:
+def test_number_consists_of_decimal_digits_only(text: str) -> None:
     with pytest.raises(ValueError, match="not a decimal number"):
         number_in(text.encode())
     assert number_in(b"0042") == 42
 
 
 @given(st.binary(max_size=15))
-def test_no_command_name_changes_what_a_stat_says(name: bytes) -> None:
+def test_no_command_name_changes_the_parsed_stat_fields(name: bytes) -> None:
     rest = b") S 7 8 8 0 -1 4194304" + b" 0" * 10 + b" 3 0 4242" + b" 0" * 27 + b" 5000 6000 0\n"
     stat = parse_stat(b"1234 (" + name.replace(b"\0", b"") + rest)
     assert (stat.pid, stat.state, stat.parent, stat.started, stat.threads) == (1234, "S", 7, 4242, 3)
@@ -81,7 +81,7 @@ def test_no_command_name_changes_what_a_stat_says(name: bytes) -> None:
 
 
 @given(path_of_components(*PIECES))
-def test_a_cgroups_name_forges_no_line(name: bytes) -> None:
+def test_cgroup_name_cannot_forge_a_line(name: bytes) -> None:
     path = b"/kubepods/pod%b/%b" % (OWN.encode(), name)
     expected = dict.fromkeys(("pids", "freezer", "cpu,cpuacct", "name=systemd", ""), os.fsdecode(path))
     assert cgroup_paths(cgroup_text(path)) == expected
@@ -104,21 +104,21 @@ def test_a_cgroups_name_forges_no_line(name: bytes) -> None:
     ],
     ids=repr,
 )
-def test_a_second_line_of_a_hierarchy_or_a_line_of_another_form_is_unreadable(text: bytes) -> None:
+def test_duplicate_or_malformed_line_of_a_hierarchy_is_unreadable(text: bytes) -> None:
     with pytest.raises(Unreadable, match="not the kernel's"):
         cgroup_paths(text)
 
 
 @pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Tree]:
+def trees(tmp_path_factory: pytest.TempPathFactory) -> list[CgroupTree]:
     root = tmp_path_factory.mktemp("cgroup")
     (root / "kubepods").mkdir()
     controllers = (frozenset[str](), frozenset({"pids"}), frozenset({"freezer"}), frozenset({"name=systemd"}))
-    return [Tree(Hierarchy(root, 1 if each else 2, each, "/"), Proc()) for each in controllers]
+    return [CgroupTree(Hierarchy(root, 1 if each else 2, each, "/"), ProcFs()) for each in controllers]
 
 
 @given(path_of_components(*PIECES, line_breaks=True))
-def test_no_process_is_attributed_to_another_pod_by_its_cgroups_name(trees: list[Tree], name: bytes) -> None:
+def test_no_process_is_attributed_to_another_pod_by_its_cgroup_name(trees: list[CgroupTree], name: bytes) -> None:
     """Names with line breaks included, as kernels before 5.13 let them be made: those may be unreadable."""
     text = cgroup_text(b"/kubepods/pod%b/%b" % (OWN.encode(), name))
     try:
@@ -130,22 +130,24 @@ def test_no_process_is_attributed_to_another_pod_by_its_cgroups_name(trees: list
 
 
 @pytest.mark.parametrize("end", FORM_FEED_AND_OTHERS, ids=repr)
-def test_a_living_pod_is_not_taken_for_finished_for_a_forged_line(tmp_path: Path, end: bytes) -> None:
+def test_running_pod_is_not_reported_empty_because_of_a_forged_line(tmp_path: Path, end: bytes) -> None:
     """Of a pod with several v1 cgroups every process is asked, and here no list of processes shows the one there is."""
     main, tree = one_process_of_a_v1_pod(tmp_path, b"x" + end + b"8:pids:/elsewhere")
-    members = tree.members(main, "main", Tally(OWN, Proc(tmp_path)))
+    members = tree.members(main, "main", CgroupTally(OWN, ProcFs(tmp_path)))
     assert [each.pid for each in members or ()] == [77]
 
 
-def test_a_pod_is_unreadable_while_the_cgroups_of_a_process_that_may_be_its_own_cannot_be_told(tmp_path: Path) -> None:
+def test_pod_is_unreadable_while_the_cgroups_of_a_candidate_process_are_unreadable(tmp_path: Path) -> None:
     main, tree = one_process_of_a_v1_pod(tmp_path, b"x\n8:pids:/elsewhere")
     with pytest.raises(Unreadable, match="not the kernel's"):
-        tree.members(main, "main", Tally(OWN, Proc(tmp_path)))
+        tree.members(main, "main", CgroupTally(OWN, ProcFs(tmp_path)))
     (main.parent.parent / f"pod{VICTIM}" / "main" / "inner").mkdir(parents=True)
-    assert tree.members(main.parent.parent / f"pod{VICTIM}" / "main", "main", Tally(VICTIM, Proc(tmp_path))) == []
+    assert (
+        tree.members(main.parent.parent / f"pod{VICTIM}" / "main", "main", CgroupTally(VICTIM, ProcFs(tmp_path))) == []
+    )
 
 
-def one_process_of_a_v1_pod(root: Path, name: bytes) -> tuple[Path, Tree]:
+def one_process_of_a_v1_pod(root: Path, name: bytes) -> tuple[Path, CgroupTree]:
     """A proc file system with process 77, which is in a cgroup of that ``name`` in a hierarchy that is listed first."""
     main = root / "cgroup" / "kubepods" / f"pod{OWN}" / "main"
     (main / "inner").mkdir(parents=True)
@@ -154,13 +156,13 @@ def one_process_of_a_v1_pod(root: Path, name: bytes) -> tuple[Path, Tree]:
     (process / "stat").write_bytes(b"77 (a) S 1 1 1 0 -1 0" + b" 0" * 10 + b" 1 0 4711" + b" 0" * 30)
     genuine = b"8:pids:/kubepods/pod%b/main/inner\n0::/\n" % OWN.encode()
     (process / "cgroup").write_bytes(b"9:name=systemd:/user.slice/" + name + b"\n" + genuine)
-    return main, Tree(Hierarchy(root / "cgroup", 1, frozenset({"pids"}), "/"), Proc(root))
+    return main, CgroupTree(Hierarchy(root / "cgroup", 1, frozenset({"pids"}), "/"), ProcFs(root))
 
 
 @given(path_of_components(*PIECES, line_breaks=True))
-def test_no_local_user_belongs_to_a_pod_or_to_a_unit_by_a_cgroups_name(trees: list[Tree], name: bytes) -> None:
+def test_no_local_user_is_attributed_to_a_pod_or_a_unit_by_a_cgroup_name(trees: list[CgroupTree], name: bytes) -> None:
     text = cgroup_text(LOCAL_USER + name)
-    assert unit_in(text, INIT) is None
+    assert parse_systemd_unit(text, INIT) is None
     try:
         paths = cgroup_paths(text)
     except Unreadable:
@@ -170,10 +172,10 @@ def test_no_local_user_belongs_to_a_pod_or_to_a_unit_by_a_cgroups_name(trees: li
 
 
 @pytest.mark.parametrize("end", [b"\n", *FORM_FEED_AND_OTHERS], ids=repr)
-def test_the_forged_line_of_a_local_user_is_not_the_last_word_about_its_unit(end: bytes) -> None:
+def test_forged_line_of_a_local_user_does_not_determine_its_systemd_unit(end: bytes) -> None:
     forged = b"x" + end + b"0::/system.slice/" + UNIT.encode()
-    assert unit_in(b"0::" + LOCAL_USER + forged + b"\n", b"0::/init.scope\n") is None
-    assert unit_in(b"0::/system.slice/" + UNIT.encode() + b"\n", b"0::/init.scope\n") == UNIT
+    assert parse_systemd_unit(b"0::" + LOCAL_USER + forged + b"\n", b"0::/init.scope\n") is None
+    assert parse_systemd_unit(b"0::/system.slice/" + UNIT.encode() + b"\n", b"0::/init.scope\n") == UNIT
 
 
 # --- /proc/PID/mountinfo ---
@@ -188,22 +190,22 @@ MOUNTS = rb"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
 
 @given(path_of_components(b"cgroup2", b"cgroup", b"unified", b"sys", line_breaks=True), st.booleans())
 @example(b"x\x0b1\xc2\xa02\xc2\xa03\xc2\xa0/\xc2\xa0/sys/fs/cgroup/unified/part\xc2\xa0rw", True)
-def test_a_pods_sub_path_changes_nothing_that_is_read_of_the_mount_table(name: bytes, last: bool) -> None:
+def test_volume_sub_path_of_a_pod_does_not_change_the_parsed_mount_table(name: bytes, last: bool) -> None:
     sub_path = kernels_escapes(b"/var/lib/kubelet/pods/a/volumes/b/" + name)
     point = b"/var/lib/kubelet/pods/%b/volume-subpaths/b/main/0" % VICTIM.encode()
     line = b"900 30 8:1 %b %b rw,relatime shared:9 - ext4 /dev/root rw\n" % (sub_path, point)
     mounts = MOUNTS + line if last else line + MOUNTS
     found = hierarchy_of(Path("/sys/fs/cgroup/unified/part"), mounts)
     assert found == hierarchy_of(Path("/sys/fs/cgroup/unified/part"), MOUNTS)
-    assert beside(found, mounts) == beside(found, MOUNTS)
+    assert sibling_hierarchies(found, mounts) == sibling_hierarchies(found, MOUNTS)
 
 
 @given(path_of_components(line_breaks=True))
-def test_a_hierarchy_is_found_at_any_mount_point_and_with_any_path_as_its_root(name: bytes) -> None:
+def test_hierarchy_is_found_at_any_mount_point_with_any_root_path(name: bytes) -> None:
     point = b"/not-there/" + name
     mounts = b"43 41 0:28 /%b %b rw - cgroup cgroup rw,pids\n" % (kernels_escapes(name), kernels_escapes(point))
     found = hierarchy_of(Path(os.fsdecode(point)) / "part", mounts)
-    assert os.fsencode(found.below) == b"/" + name + b"/part"
+    assert os.fsencode(found.path) == b"/" + name + b"/part"
 
 
 # --- nothing else splits ---
@@ -212,11 +214,11 @@ ROOT = Path(__file__).parents[2]
 READERS = ("scrubber/adapters", "scrubber/doctor", "plugin")
 ALLOWED = {
     ("plugin/cluster/client.py", "split"): "the API server's words, made one line for a log",
-    ("plugin/injection.py", "strip"): "a list that an operator wrote",
-    ("plugin/upstream/answers.py", "strip"): "names that a vendor's plugin answers",
+    ("plugin/nvidia/injection.py", "strip"): "a list that an operator wrote",
+    ("plugin/upstream/allocate_response.py", "strip"): "names that a vendor's plugin answers",
     ("scrubber/adapters/kubelet/pod_resources.py", "split"): "gRPC's words, made one line for a message",
-    ("scrubber/adapters/ledger/kept.py", "strip"): "an audit head that an operator gives",
-    ("scrubber/adapters/walk/look.py", "strip"): "a command, only to be shown",
+    ("scrubber/adapters/ledger/saved_heads.py", "strip"): "an audit head that an operator gives",
+    ("scrubber/adapters/procwalk/process.py", "strip"): "a command, only to be shown",
 }
 """Calls that act on Python's notion of lines or whitespace and may: no decision rests on where they split."""
 
@@ -252,16 +254,16 @@ def python_s_own_splitting(source: bytes) -> set[str]:
         (b"a.split(','); a.split(b' ', 2); a.strip(b'/'); read_text(path); path.read_bytes()", set()),
     ],
 )
-def test_python_s_own_splitting_is_noticed(source: bytes, found: set[str]) -> None:
+def test_use_of_pythons_own_splitting_is_detected(source: bytes, found: set[str]) -> None:
     assert python_s_own_splitting(source) == found
 
 
-def test_what_a_node_says_is_split_by_nothing_but_the_functions_for_kernel_text() -> None:
+def test_kernel_text_is_split_only_by_the_kernel_text_functions() -> None:
     files = [path for each in READERS for path in (ROOT / each).rglob("*.py")]
     assert len(files) > 100
     found = {
         (str(path.relative_to(ROOT)), call) for path in files for call in python_s_own_splitting(path.read_bytes())
     }
     assert found == ALLOWED.keys(), (
-        "use scrubber/adapters/proc.py for kernel text, bytes and explicit characters elsewhere"
+        "use scrubber/adapters/kernel_text.py for kernel text, bytes and explicit characters elsewhere"
     )

@@ -122,7 +122,7 @@ def patterned(gpu: Gpu, size: int, *, base: int = 0, nonce: int = NONCE) -> Memo
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("blocks", "threads"), SHAPES)
-def test_every_byte_is_cleared_and_none_beyond_whatever_the_size_and_the_grid(
+def test_clear_kernel_clears_every_byte_and_none_beyond_for_any_size_and_grid(
     gpu: Gpu, size: int, blocks: int, threads: int
 ) -> None:
     memory = Memory(size + 32, b"\xff" * (size + 32))
@@ -134,9 +134,7 @@ def test_every_byte_is_cleared_and_none_beyond_whatever_the_size_and_the_grid(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("blocks", "threads"), SHAPES)
-def test_residue_is_counted_byte_by_byte_whatever_the_size_and_the_grid(
-    gpu: Gpu, size: int, blocks: int, threads: int
-) -> None:
+def test_residue_is_counted_byte_by_byte_for_any_size_and_grid(gpu: Gpu, size: int, blocks: int, threads: int) -> None:
     content = numpy.random.default_rng(size).integers(0, 3, size, numpy.uint8).tobytes()
     found = counted(gpu, Memory(size, content), grid=(blocks,), block=(threads,))
     assert found.bytes == size - content.count(0)
@@ -145,7 +143,7 @@ def test_residue_is_counted_byte_by_byte_whatever_the_size_and_the_grid(
 
 @given(size=st.integers(1, 600), place=st.floats(0, 1, exclude_max=True), value=st.integers(1, 255))
 @settings(max_examples=200, deadline=None)
-def test_a_single_byte_that_is_not_zero_is_found_wherever_it_is(
+def test_single_nonzero_byte_is_found_at_any_position(
     kernels: HostKernels, size: int, place: float, value: int
 ) -> None:
     memory = Memory(16 * size)
@@ -158,7 +156,7 @@ def test_a_single_byte_that_is_not_zero_is_found_wherever_it_is(
     assert sum(found.parts) == 1
 
 
-def test_clean_memory_counts_nothing_and_touches_no_counter(gpu: Gpu) -> None:
+def test_clean_memory_counts_no_residue_and_touches_no_counter(gpu: Gpu) -> None:
     assert counted(gpu, Memory(65536), part=1024) == Counted(0, None, [0] * 64)
 
 
@@ -175,20 +173,20 @@ def test_chunks_share_one_count_one_first_offset_and_one_map(gpu: Gpu) -> None:
     assert parts.words()[:4] == [0, 1, 2, 0]
 
 
-def test_the_map_of_a_memory_that_is_full_of_residue_adds_up(gpu: Gpu) -> None:
+def test_map_of_memory_full_of_residue_adds_up(gpu: Gpu) -> None:
     size = 64 * 4096
     found = counted(gpu, Memory(size, b"\x01" * size), part=4096)
     assert found.parts == [4096] * 64
     assert found.bytes == size
 
 
-def test_what_lies_beyond_the_last_part_counts_as_the_last(gpu: Gpu) -> None:
+def test_residue_beyond_the_last_map_part_counts_for_the_last_part(gpu: Gpu) -> None:
     memory = Memory(32 * 66, b"\x01" * (32 * 66))
     found = counted(gpu, memory, part=32)
     assert found.parts == [32] * 63 + [96]
 
 
-def test_no_map_is_made_when_none_is_asked_for(gpu: Gpu) -> None:
+def test_no_residue_map_is_written_when_none_is_requested(gpu: Gpu) -> None:
     count, first = u64(0), u64(NONE)
     memory = Memory(64, b"\x01" * 64)
     gpu.run("count_nonzero", memory, 4, 0, count, first, 0, 0)
@@ -199,18 +197,18 @@ def test_no_map_is_made_when_none_is_asked_for(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_pattern_reads_back_as_it_was_written(gpu: Gpu, size: int) -> None:
+def test_pattern_reads_back_as_written(gpu: Gpu, size: int) -> None:
     base = 7 * 2**33
     assert differing(gpu, patterned(gpu, size, base=base), base=base) == (0, None)
 
 
-def test_no_two_places_hold_the_same_sixteen_bytes(gpu: Gpu) -> None:
+def test_no_two_offsets_have_the_same_sixteen_pattern_bytes(gpu: Gpu) -> None:
     content = patterned(gpu, 1 << 20)[:]
     assert len({content[i : i + 16] for i in range(0, len(content), 16)}) == (1 << 20) // 16
 
 
 @pytest.mark.parametrize("distance", [16, 4096, 65536, 512 * 1024])
-def test_two_blocks_that_changed_places_are_seen(gpu: Gpu, distance: int) -> None:
+def test_swapped_pattern_blocks_are_detected(gpu: Gpu, distance: int) -> None:
     """What a broken address line does: each block is a right one, at the wrong address."""
     memory = patterned(gpu, 1 << 20)
     one, other = memory[0:16], memory[distance : distance + 16]
@@ -221,7 +219,7 @@ def test_two_blocks_that_changed_places_are_seen(gpu: Gpu, distance: int) -> Non
     assert first < 16
 
 
-def test_what_an_earlier_run_left_is_seen(gpu: Gpu) -> None:
+def test_pattern_of_an_earlier_run_is_detected(gpu: Gpu) -> None:
     """A write that did not arrive leaves the pattern of another nonce."""
     memory, earlier = patterned(gpu, 4096), patterned(gpu, 4096, nonce=NONCE + 1)
     memory[1024] = earlier[1024:1088]
@@ -233,14 +231,14 @@ def test_what_an_earlier_run_left_is_seen(gpu: Gpu) -> None:
 
 @given(offset=st.integers(0, 4095), bit=st.integers(0, 7))
 @settings(max_examples=100, deadline=None)
-def test_a_single_flipped_bit_is_one_bad_byte(kernels: HostKernels, offset: int, bit: int) -> None:
+def test_single_flipped_bit_counts_as_one_bad_byte(kernels: HostKernels, offset: int, bit: int) -> None:
     gpu = Gpu(kernels)
     memory = patterned(gpu, 4096, base=2**37)
     memory[offset] = bytes([memory[offset : offset + 1][0] ^ (1 << bit)])
     assert differing(gpu, memory, base=2**37) == (1, 2**37 + offset)
 
 
-def test_memory_that_is_not_there_ends_the_launch_with_its_address(kernels: HostKernels) -> None:
+def test_access_to_unmapped_memory_ends_the_launch_with_its_address(kernels: HostKernels) -> None:
     """So a test can give a GPU a bad page, and a kernel that reads past its chunk is found out."""
     nowhere = Memory(4096)
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(nowhere.address), ctypes.c_size_t(4096), 0)
@@ -283,12 +281,12 @@ BOTH = pytest.mark.parametrize("kernel", ["onchip_shared", "onchip_registers"])
 
 
 @BOTH
-def test_every_sm_is_seen(gpu: Gpu, kernel: str) -> None:
+def test_on_chip_kernel_reaches_every_sm(gpu: Gpu, kernel: str) -> None:
     assert on_chip(gpu, kernel) == OnChip({0, 1, 2}, SMS, 0, 0)
 
 
 @BOTH
-def test_what_was_left_on_chip_is_counted_and_cleared(gpu: Gpu, kernel: str) -> None:
+def test_on_chip_residue_is_counted_and_cleared(gpu: Gpu, kernel: str) -> None:
     for memory, _ in memories(gpu, kernel):
         memory[0] = b"\x7f" * memory.size
     found = on_chip(gpu, kernel)
@@ -300,7 +298,7 @@ def test_what_was_left_on_chip_is_counted_and_cleared(gpu: Gpu, kernel: str) -> 
 
 
 @BOTH
-def test_a_single_byte_left_on_one_sm_is_counted(gpu: Gpu, kernel: str) -> None:
+def test_single_byte_left_on_one_sm_is_counted(gpu: Gpu, kernel: str) -> None:
     memory, _ = memories(gpu, kernel)[1]
     memory[memory.size // 2] = b"\x01"
     assert on_chip(gpu, kernel).residue == 1
@@ -308,7 +306,7 @@ def test_a_single_byte_left_on_one_sm_is_counted(gpu: Gpu, kernel: str) -> None:
 
 
 @BOTH
-def test_an_sm_that_never_runs_is_not_seen_however_often_it_is_tried(kernels: HostKernels, kernel: str) -> None:
+def test_sm_that_never_runs_is_never_counted_as_reached(kernels: HostKernels, kernel: str) -> None:
     gpu = Gpu(kernels, dead=frozenset({1}))
     found = on_chip(gpu, kernel, rounds=4)
     assert found.seen == {0, 2}
@@ -316,7 +314,7 @@ def test_an_sm_that_never_runs_is_not_seen_however_often_it_is_tried(kernels: Ho
 
 
 @BOTH
-def test_a_byte_that_does_not_stay_cleared_is_counted_as_failed(kernels: HostKernels, kernel: str) -> None:
+def test_shared_memory_byte_that_does_not_stay_cleared_is_counted_as_failed(kernels: HostKernels, kernel: str) -> None:
     gpu = Gpu(kernels)
     memory, size = memories(gpu, kernel)[2]
     gpu.stuck[2] = memory.address + size // 2
@@ -326,14 +324,14 @@ def test_a_byte_that_does_not_stay_cleared_is_counted_as_failed(kernels: HostKer
 
 
 @BOTH
-def test_rounds_add_up_when_one_launch_does_not_reach_every_sm(gpu: Gpu, kernel: str) -> None:
+def test_on_chip_rounds_accumulate_when_one_launch_does_not_reach_every_sm(gpu: Gpu, kernel: str) -> None:
     """On a device that others use, blocks queue for an SM; the caller launches until every one was seen."""
     assert on_chip(gpu, kernel, grid=2).seen == {0, 1}
     assert on_chip(gpu, kernel, grid=2, rounds=2).seen == {0, 1}
     assert on_chip(gpu, kernel, grid=3).seen == {0, 1, 2}
 
 
-def test_registers_are_not_counted_when_nobody_is_waited_for(gpu: Gpu) -> None:
+def test_registers_are_not_counted_when_the_launch_waits_for_no_sm(gpu: Gpu) -> None:
     """``wanted`` 0 overwrites them first; it is what keeps the assembler from choosing other registers to read."""
     for memory in gpu.registers:
         memory[0] = b"\x7f" * memory.size
@@ -369,7 +367,7 @@ def test_both_matrix_products_are_exact_and_compare_as_equal(gpu: Gpu, matrices:
     assert errors.words() == [0]
 
 
-def test_every_element_that_differs_is_counted(gpu: Gpu, matrices: tuple[Memory, Memory, int]) -> None:
+def test_every_differing_matrix_element_is_counted(gpu: Gpu, matrices: tuple[Memory, Memory, int]) -> None:
     a, _, n = matrices
     other, errors = Memory(a.size, a[:]), u64(0)
     for place in (0, 4 * 17, a.size - 4):
@@ -378,7 +376,7 @@ def test_every_element_that_differs_is_counted(gpu: Gpu, matrices: tuple[Memory,
     assert errors.words() == [3]
 
 
-def test_the_reference_kernels_do_what_they_are_timed_for(gpu: Gpu) -> None:
+def test_reference_kernels_copy_and_read_as_their_names_state(gpu: Gpu) -> None:
     source, target, sink = Memory(8192), Memory(8192), u64(0)
     gpu.run("write16", source, 512, 0x1122334455667788)
     gpu.run("copy16", target, source, 512)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.make_kernels import NEWEST_VERSION, ROOT, SOURCES, Refused, heading, main, ptx
+from scripts.make_kernels import NEWEST_VERSION, ROOT, SOURCES, KernelError, compile_ptx, main, source_heading
 
 ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 KERNELS = ROOT / SOURCES[0]
@@ -31,18 +31,18 @@ def assembled(text: Path, architecture: str) -> dict[str, str]:
 
 
 @each_source
-def test_the_shipped_text_names_its_source_by_digest(source: Path) -> None:
+def test_shipped_ptx_names_its_source_by_digest(source: Path) -> None:
     first = source.with_suffix(".ptx").read_bytes().split(b"\n", 1)[0]
     assert first.decode() == f"// {source.name} sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}"
 
 
 @each_source
-def test_the_source_compiles_to_the_shipped_text_byte_for_byte(source: Path) -> None:
-    assert source.with_suffix(".ptx").read_bytes() == ptx(source)
+def test_source_compiles_to_the_shipped_ptx_byte_for_byte(source: Path) -> None:
+    assert source.with_suffix(".ptx").read_bytes() == compile_ptx(source)
 
 
 @each_source
-def test_the_shipped_text_loads_on_every_driver_of_cuda_12_and_every_gpu_from_volta_on(source: Path) -> None:
+def test_shipped_ptx_loads_on_every_cuda_12_driver_and_every_gpu_since_volta(source: Path) -> None:
     text = source.with_suffix(".ptx").read_text("ascii")
     version = re.search(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
     assert version is not None
@@ -52,7 +52,7 @@ def test_the_shipped_text_loads_on_every_driver_of_cuda_12_and_every_gpu_from_vo
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @each_source
-def test_it_assembles_for_every_architecture_with_no_value_spilled_to_memory(source: Path, architecture: str) -> None:
+def test_ptx_assembles_for_every_architecture_without_register_spills(source: Path, architecture: str) -> None:
     """A spilled value of the on-chip pass would be a register that was not cleared, and a copy of it in memory."""
     said = assembled(source.with_suffix(".ptx"), architecture)
     assert said
@@ -61,7 +61,7 @@ def test_it_assembles_for_every_architecture_with_no_value_spilled_to_memory(sou
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_register_pass_has_all_registers_of_a_thread_at_once(architecture: str) -> None:
+def test_register_pass_uses_all_registers_of_a_thread_at_once(architecture: str) -> None:
     """Above 248, a thread is given 256 registers, and 256 threads the whole register file: one block fits an SM."""
     words = assembled(KERNELS.with_suffix(".ptx"), architecture)["onchip_registers"]
     used = re.search(r"Used (\d+) registers", words)
@@ -70,24 +70,24 @@ def test_the_register_pass_has_all_registers_of_a_thread_at_once(architecture: s
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_shared_memory_pass_leaves_all_shared_memory_to_be_cleared(architecture: str) -> None:
+def test_shared_memory_pass_reserves_no_shared_memory_for_itself(architecture: str) -> None:
     """Shared memory of the kernel's own would be kept out of what the caller can ask for."""
     words = assembled(KERNELS.with_suffix(".ptx"), architecture)["onchip_shared"]
     assert "bytes smem" not in words
 
 
-def test_a_source_that_was_changed_is_told_apart_from_its_text(tmp_path: Path) -> None:
+def test_changed_kernel_source_no_longer_matches_its_ptx(tmp_path: Path) -> None:
     source = tmp_path / "kernels.cu"
     source.write_text('extern "C" __global__ void one(int *p) { *p = 1; }\n')
     assert main([str(source)]) == 0
     assert main(["--check", str(source)]) == 0
     source.write_text('extern "C" __global__ void one(int *p) { *p = 2; }\n')
     assert main(["--check", str(source)]) == 1
-    assert source.with_suffix(".ptx").read_bytes().split(b"\n", 1)[0] + b"\n" != heading(source)
+    assert source.with_suffix(".ptx").read_bytes().split(b"\n", 1)[0] + b"\n" != source_heading(source)
 
 
-def test_a_source_that_does_not_compile_is_refused_in_the_compilers_words(tmp_path: Path) -> None:
+def test_source_that_does_not_compile_is_refused_with_the_compilers_message(tmp_path: Path) -> None:
     source = tmp_path / "kernels.cu"
     source.write_text("this is no CUDA\n")
-    with pytest.raises(Refused, match=r"kernels\.cu.*\n.*error"):
-        ptx(source)
+    with pytest.raises(KernelError, match=r"kernels\.cu.*\n.*error"):
+        compile_ptx(source)

@@ -17,8 +17,8 @@ import pytest
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
-from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Reading, Trust
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.assignment import Assignment, KubeletReading, Pod, PodAbsence, Trust
+from scrubber.domain.errors import InvalidConfiguration
 from scrubber.ports.runtime import Clock
 from scrubber.wire import podresources_pb2 as messages
 
@@ -142,7 +142,7 @@ class Kubelet:
             pod_logs_dir=self.root / "pods",
             device_ids=lambda: OURS,
             clock=clock or AgedClock(age),
-            settle=settle,
+            restart_grace=settle,
             deadline=deadline,
         )
         try:
@@ -160,32 +160,32 @@ async def kubelet(short_tmp: Path) -> AsyncIterator[Kubelet]:
     await made.stop()
 
 
-async def test_a_reading_names_pod_uid_container_and_devices(kubelet: Kubelet) -> None:
+async def test_reading_names_pod_uid_container_and_devices(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.answer = listing(pod("train", "gpu-0"))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
-    assert (reading.trust, reading.detail) == (Trust.TRUSTED, "")
+    assert (reading.trust, reading.untrusted_reason) == (Trust.TRUSTED, "")
     assert reading.assignments == (Assignment(Pod("team-a", "train", FIRST), "main", frozenset({"gpu-0"})),)
-    assert reading.at > 0
+    assert reading.started_at > 0
 
 
-async def test_devices_split_over_numa_nodes_are_one_containers_and_others_are_left_out(kubelet: Kubelet) -> None:
+async def test_devices_split_over_numa_nodes_are_merged_and_foreign_devices_omitted(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train", "gpu-1", "nic-4", "gpu-0"))
     async with kubelet.adapter() as adapter:
         [assignment] = (await adapter.read()).assignments
     assert assignment.devices == {"gpu-0", "gpu-1"}
 
 
-async def test_two_pods_with_the_same_device_make_no_certain_assignment(kubelet: Kubelet) -> None:
+async def test_device_listed_for_two_pods_has_no_certain_assignment(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train", "gpu-0"), pod("infer", "gpu-0"))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
-    assert len(reading.having("gpu-0")) == 2
+    assert len(reading.listed_assignments("gpu-0")) == 2
     assert reading.assignment_of("gpu-0") is None
 
 
-async def test_a_recreated_pod_is_told_apart_by_the_checkpoint(kubelet: Kubelet) -> None:
+async def test_recreated_pod_is_identified_by_the_checkpoint(kubelet: Kubelet) -> None:
     kubelet.log("web-0", FIRST)
     kubelet.log("web-0", SECOND)
     kubelet.allocate(SECOND, "main", "gpu-0")
@@ -195,10 +195,10 @@ async def test_a_recreated_pod_is_told_apart_by_the_checkpoint(kubelet: Kubelet)
     assignment = reading.assignment_of("gpu-0")
     assert assignment is not None
     assert assignment.pod.uid == SECOND
-    assert not reading.lists(Pod("team-a", "web-0", FIRST))
+    assert not reading.is_listed(Pod("team-a", "web-0", FIRST))
 
 
-async def test_an_init_containers_device_is_a_hint_and_no_assignment(kubelet: Kubelet) -> None:
+async def test_init_containers_device_is_a_checkpoint_only_assignment(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "init", "gpu-2")
     kubelet.answer = listing(pod("train"))
@@ -206,27 +206,27 @@ async def test_an_init_containers_device_is_a_hint_and_no_assignment(kubelet: Ku
         reading = await adapter.read()
     assert reading.trust is Trust.TRUSTED
     assert reading.assignment_of("gpu-2") is None
-    hint = reading.hint_of("gpu-2")
+    hint = reading.checkpoint_assignment("gpu-2")
     assert hint == Assignment(Pod("team-a", "train", FIRST), "init", frozenset({"gpu-2"}))
 
 
 TRAIN = Pod("team-a", "train", FIRST)
 
 
-async def test_a_pod_that_is_over_becomes_absent_though_checkpoint_and_logs_still_know_it(kubelet: Kubelet) -> None:
+async def test_ended_pod_becomes_absent_although_checkpoint_and_logs_still_name_it(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "gpu-0")
     kubelet.answer = listing(pod("train", "gpu-0"))
     absence = PodAbsence()
     async with kubelet.adapter() as adapter:
-        assert (await adapter.read()).lists(TRAIN)
+        assert (await adapter.read()).is_listed(TRAIN)
         kubelet.answer = listing()
         for second in range(2):
-            absence = absence.after(replace(await adapter.read(), at=1e9 + second), TRAIN)
+            absence = absence.with_reading(replace(await adapter.read(), started_at=1e9 + second), TRAIN)
     assert absence.proved
 
 
-async def test_a_pod_that_a_restarted_kubelet_has_not_listed_yet_is_never_absent(kubelet: Kubelet) -> None:
+async def test_pod_not_yet_listed_by_a_restarted_kubelet_is_never_absent(kubelet: Kubelet) -> None:
     """Without an API server it lists static pods alone, however long, while every container runs on."""
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "gpu-0")
@@ -236,61 +236,61 @@ async def test_a_pod_that_a_restarted_kubelet_has_not_listed_yet_is_never_absent
         for _ in range(3):
             reading = await adapter.read()
             assert reading.trust is Trust.TRUSTED
-            assert reading.unproved == {TRAIN}
-            absence = absence.after(reading, TRAIN)
+            assert reading.not_yet_listed == {TRAIN}
+            absence = absence.with_reading(reading, TRAIN)
         assert absence == PodAbsence()
         kubelet.answer = listing(pod("static-proxy"), pod("train", "gpu-0"))
-        assert (await adapter.read()).unproved == frozenset()
+        assert (await adapter.read()).not_yet_listed == frozenset()
         kubelet.answer = listing(pod("static-proxy"))
         for second in range(2):
-            absence = absence.after(replace(await adapter.read(), at=1e9 + second), TRAIN)
+            absence = absence.with_reading(replace(await adapter.read(), started_at=1e9 + second), TRAIN)
         assert absence.proved
         await kubelet.stop()
         await kubelet.start()
-        assert (await adapter.read()).unproved == {TRAIN}
+        assert (await adapter.read()).not_yet_listed == {TRAIN}
 
 
-async def test_a_pod_whose_ids_nobody_has_explained_yet_is_never_absent_either(kubelet: Kubelet) -> None:
+async def test_pod_with_device_ids_not_yet_mapped_is_never_absent(kubelet: Kubelet) -> None:
     """A service that has just started has not been told yet what a vendor's ids mean."""
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "vendors-own-name")
     kubelet.answer = listing(pod("static-proxy"), pod("train", "vendors-own-name"))
     async with kubelet.adapter(settle=0.0) as adapter:
-        assert (await adapter.read()).lists(TRAIN)
+        assert (await adapter.read()).is_listed(TRAIN)
     kubelet.answer = listing(pod("static-proxy"))
     async with kubelet.adapter(settle=0.0) as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.TRUSTED
-    assert reading.unproved == {TRAIN}
+    assert reading.not_yet_listed == {TRAIN}
     assert not reading.proves_absent(TRAIN)
 
 
-async def test_a_kubelet_that_is_not_there_makes_an_unreadable_reading(kubelet: Kubelet) -> None:
+async def test_missing_kubelet_makes_the_reading_unreadable(kubelet: Kubelet) -> None:
     await kubelet.stop()
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "gpu-0")
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.UNREADABLE
-    assert "is the kubelet running" in reading.detail
-    assert reading.hint_of("gpu-0") is not None
+    assert "is the kubelet running" in reading.untrusted_reason
+    assert reading.checkpoint_assignment("gpu-0") is not None
 
 
-async def test_a_socket_that_nobody_serves_is_unreadable(kubelet: Kubelet) -> None:
+async def test_socket_without_a_listener_is_unreadable(kubelet: Kubelet) -> None:
     await kubelet.stop()
     with socket.socket(socket.AF_UNIX) as abandoned:
         abandoned.bind(str(kubelet.socket))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.UNREADABLE
-    assert "takes no connection (Connection refused): is the kubelet running?" in reading.detail
+    assert "takes no connection (Connection refused): is the kubelet running?" in reading.untrusted_reason
 
 
-async def test_a_file_in_the_sockets_place_is_unreadable(kubelet: Kubelet) -> None:
+async def test_regular_file_in_place_of_the_socket_is_unreadable(kubelet: Kubelet) -> None:
     await kubelet.stop()
     kubelet.socket.write_text("")
     async with kubelet.adapter() as adapter:
-        assert "is not a socket" in (await adapter.read()).detail
+        assert "is not a socket" in (await adapter.read()).untrusted_reason
 
 
 @pytest.mark.parametrize(
@@ -304,17 +304,17 @@ async def test_a_file_in_the_sockets_place_is_unreadable(kubelet: Kubelet) -> No
     ],
     ids=["no protobuf", "cut short", "not UTF-8", "no name", "no namespace"],
 )
-async def test_garbage_is_unreadable_and_the_next_answer_is_read(kubelet: Kubelet, garbage: bytes) -> None:
+async def test_garbage_answer_is_unreadable_and_the_next_answer_is_read(kubelet: Kubelet, garbage: bytes) -> None:
     async with kubelet.adapter() as adapter:
         kubelet.answer = garbage
         reading = await adapter.read()
         assert reading.trust is Trust.UNREADABLE
-        assert reading.detail
+        assert reading.untrusted_reason
         kubelet.answer = listing(pod("train", "gpu-0"))
         assert (await adapter.read()).assignment_of("gpu-0") is not None
 
 
-async def test_something_that_does_not_speak_the_protocol_is_unreadable(kubelet: Kubelet) -> None:
+async def test_server_that_does_not_speak_grpc_is_unreadable(kubelet: Kubelet) -> None:
     await kubelet.stop()
     kubelet.socket.unlink(missing_ok=True)
 
@@ -328,7 +328,7 @@ async def test_something_that_does_not_speak_the_protocol_is_unreadable(kubelet:
         assert (await adapter.read()).trust is Trust.UNREADABLE
 
 
-async def test_a_kubelet_that_hangs_is_given_up_at_the_deadline(kubelet: Kubelet) -> None:
+async def test_hanging_kubelet_is_abandoned_at_the_deadline(kubelet: Kubelet) -> None:
     forever = asyncio.Event()
 
     async def hang() -> None:
@@ -338,11 +338,11 @@ async def test_a_kubelet_that_hangs_is_given_up_at_the_deadline(kubelet: Kubelet
     async with kubelet.adapter(deadline=0.2) as adapter:
         reading = await asyncio.wait_for(adapter.read(), PATIENCE)
     assert reading.trust is Trust.UNREADABLE
-    assert "DEADLINE_EXCEEDED" in reading.detail
+    assert "DEADLINE_EXCEEDED" in reading.untrusted_reason
     forever.set()
 
 
-async def test_a_kubelet_that_is_merely_busy_is_asked_again(kubelet: Kubelet) -> None:
+async def test_busy_kubelet_is_queried_again(kubelet: Kubelet) -> None:
     async def calm_down() -> None:
         if kubelet.asked == 2:
             kubelet.answer = listing()
@@ -354,7 +354,7 @@ async def test_a_kubelet_that_is_merely_busy_is_asked_again(kubelet: Kubelet) ->
     assert kubelet.asked == 3
 
 
-async def test_a_kubelet_that_turns_everybody_down_is_left_alone_for_longer_each_time(kubelet: Kubelet) -> None:
+async def test_kubelet_that_rejects_every_query_is_backed_off_longer_each_time(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     clock = RacingClock(3_600.0)
     async with kubelet.adapter(clock=clock) as adapter:
@@ -363,14 +363,14 @@ async def test_a_kubelet_that_turns_everybody_down_is_left_alone_for_longer_each
         kubelet.answer = grpc.StatusCode.RESOURCE_EXHAUSTED
         reading = await adapter.read()
         assert reading.trust is Trust.UNREADABLE
-        assert "asks it too often" in reading.detail
+        assert "asks it too often" in reading.untrusted_reason
         assert clock.slept[:5] == [0.02, 0.04, 0.08, 0.16, 0.32]
         assert set(clock.slept[5:]) == {0.5}
         kubelet.answer = listing()
         assert (await adapter.read()).trust is Trust.TRUSTED, "it never was away, so its empty list is believed"
 
 
-async def test_questions_stay_below_what_the_kubelet_answers_the_node(kubelet: Kubelet) -> None:
+async def test_queries_stay_below_the_kubelets_rate_limit(kubelet: Kubelet) -> None:
     kubelet.answer = listing()
     clock = RacingClock(3_600.0)
     async with kubelet.adapter(clock=clock) as adapter:
@@ -382,7 +382,7 @@ async def test_questions_stay_below_what_the_kubelet_answers_the_node(kubelet: K
     assert len(clock.slept) >= 1, "it was the waiting that took the time"
 
 
-async def test_a_restarted_kubelets_empty_list_is_not_believed_until_it_lists_everybody(kubelet: Kubelet) -> None:
+async def test_restarted_kubelets_list_is_untrusted_until_every_checkpoint_pod_is_listed(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.log("infer", SECOND)
     kubelet.allocate(FIRST, "main", "gpu-0")
@@ -397,11 +397,11 @@ async def test_a_restarted_kubelets_empty_list_is_not_believed_until_it_lists_ev
         await kubelet.start()
         reading = await adapter.read()
         assert reading.trust is Trust.EMPTY_AFTER_RESTART
-        assert "team-a/infer, team-a/train" in reading.detail
-        assert reading.lists(Pod("team-a", "train", FIRST)), "the checkpoint still hints at it"
+        assert "team-a/infer, team-a/train" in reading.untrusted_reason
+        assert reading.is_listed(Pod("team-a", "train", FIRST)), "the checkpoint still hints at it"
 
         kubelet.answer = listing(pod("train", "gpu-0"))
-        assert "team-a/infer" in (await adapter.read()).detail
+        assert "team-a/infer" in (await adapter.read()).untrusted_reason
 
         kubelet.answer = both
         assert (await adapter.read()).trust is Trust.TRUSTED
@@ -409,19 +409,19 @@ async def test_a_restarted_kubelets_empty_list_is_not_believed_until_it_lists_ev
         assert (await adapter.read()).trust is Trust.TRUSTED
 
 
-async def test_an_old_kubelet_that_still_has_our_connection_is_not_asked_for_a_new_one(kubelet: Kubelet) -> None:
+async def test_old_kubelet_is_not_queried_through_a_kept_connection_after_a_restart(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train", "gpu-0"))
     async with kubelet.adapter() as adapter:
-        assert (await adapter.read()).having("gpu-0")
+        assert (await adapter.read()).listed_assignments("gpu-0")
         successor = Kubelet(kubelet.root, answer=listing(pod("infer", "gpu-1")))
         await successor.start()
         reading = await adapter.read()
-    assert reading.having("gpu-1")
-    assert not reading.having("gpu-0")
+    assert reading.listed_assignments("gpu-1")
+    assert not reading.listed_assignments("gpu-0")
     await successor.stop()
 
 
-async def test_a_changed_mode_owner_or_name_of_the_socket_leaves_the_kubelet_the_same(kubelet: Kubelet) -> None:
+async def test_changed_mode_owner_or_name_of_the_socket_is_no_kubelet_restart(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train"))
     async with kubelet.adapter() as adapter:
         before = await adapter.read()
@@ -432,11 +432,11 @@ async def test_a_changed_mode_owner_or_name_of_the_socket_leaves_the_kubelet_the
             kubelet.socket.rename(kubelet.root / "renamed.sock").rename(kubelet.socket)
         kubelet.answer = listing()
         after = await adapter.read()
-    assert before.kubelet == after.kubelet != ""
+    assert before.kubelet_instance == after.kubelet_instance != ""
     assert after.trust is Trust.TRUSTED, "an empty list of the kubelet that has proved itself is believed"
 
 
-async def test_a_socket_that_was_made_anew_is_another_kubelets_whatever_its_inode_number(kubelet: Kubelet) -> None:
+async def test_recreated_socket_is_a_kubelet_restart_whatever_its_inode_number(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train"))
     async with kubelet.adapter() as adapter:
         before, created = await adapter.read(), kubelet.socket.stat().st_mtime_ns
@@ -445,12 +445,14 @@ async def test_a_socket_that_was_made_anew_is_another_kubelets_whatever_its_inod
             await kubelet.start()
         kubelet.answer = listing()
         after = await adapter.read()
-    assert before.kubelet != after.kubelet != ""
-    assert before.kubelet.partition(":")[2] != after.kubelet.partition(":")[2], "the time alone tells them apart"
+    assert before.kubelet_instance != after.kubelet_instance != ""
+    assert before.kubelet_instance.partition(":")[2] != after.kubelet_instance.partition(":")[2], (
+        "the time alone tells them apart"
+    )
     assert after.trust is Trust.EMPTY_AFTER_RESTART
 
 
-async def test_a_kubelet_as_young_as_its_socket_is_not_believed_when_it_lists_nobody(kubelet: Kubelet) -> None:
+async def test_empty_list_of_a_kubelet_as_young_as_its_socket_is_untrusted(kubelet: Kubelet) -> None:
     kubelet.answer = listing()
     async with kubelet.adapter(age=0.0) as adapter:
         assert (await adapter.read()).trust is Trust.EMPTY_AFTER_RESTART
@@ -459,37 +461,37 @@ async def test_a_kubelet_as_young_as_its_socket_is_not_believed_when_it_lists_no
         assert (await adapter.read()).trust is Trust.TRUSTED
 
 
-async def test_an_unreadable_checkpoint_is_remarked_and_does_not_spoil_a_proved_list(kubelet: Kubelet) -> None:
+async def test_unreadable_checkpoint_is_a_caveat_and_keeps_a_trusted_list(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.write_checkpoint("{")
     kubelet.answer = listing(pod("train", "gpu-0"))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
-    assert (reading.trust, reading.detail) == (Trust.TRUSTED, "")
-    assert any("checkpoint" in remark for remark in reading.remarks)
+    assert (reading.trust, reading.untrusted_reason) == (Trust.TRUSTED, "")
+    assert any("checkpoint" in remark for remark in reading.caveats)
     assert not reading.init_containers_known, "an init container may have had the device, and nobody would know"
 
 
-async def test_a_checkpoint_of_another_kubelet_tells_nothing_of_init_containers(kubelet: Kubelet) -> None:
+async def test_checkpoint_of_another_kubelet_gives_no_knowledge_of_init_containers(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train", "gpu-0"))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
         assert not reading.init_containers_known
-        assert "team-a/train" in reading.remarks[0]
+        assert "team-a/train" in reading.caveats[0]
         kubelet.log("train", FIRST)
         kubelet.allocate(FIRST, "main", "gpu-0")
         reading = await adapter.read()
     assert reading.init_containers_known
-    assert reading.remarks == ()
+    assert reading.caveats == ()
 
 
-async def test_a_young_kubelet_is_not_believed_on_the_word_of_another_ones_checkpoint(kubelet: Kubelet) -> None:
+async def test_young_kubelet_is_not_trusted_because_of_another_kubelets_checkpoint(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("train", "gpu-0"))
     async with kubelet.adapter(age=0.0) as adapter:
         assert (await adapter.read()).trust is Trust.EMPTY_AFTER_RESTART
 
 
-async def test_a_pod_that_has_ended_and_is_still_listed_may_not_start_on_a_device(kubelet: Kubelet) -> None:
+async def test_ended_pod_that_is_still_listed_may_not_start_a_container_on_a_device(kubelet: Kubelet) -> None:
     ended = Pod("team-a", "job", FIRST)
     kubelet.log("job", FIRST)
     kubelet.log("train", SECOND)
@@ -497,14 +499,14 @@ async def test_a_pod_that_has_ended_and_is_still_listed_may_not_start_on_a_devic
     kubelet.answer = listing(pod("job"), pod("train", "gpu-0"))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
-        assert reading.spent == {ended}
-        assert not reading.keeps(ended)
-        assert reading.keeps(Pod("team-a", "train", SECOND))
+        assert reading.without_devices == {ended}
+        assert not reading.may_start_container(ended)
+        assert reading.may_start_container(Pod("team-a", "train", SECOND))
         kubelet.write_checkpoint("{")
-        assert (await adapter.read()).keeps(ended), "an init container of it may have one"
+        assert (await adapter.read()).may_start_container(ended), "an init container of it may have one"
 
 
-async def test_a_dra_drivers_claim_and_the_fields_of_later_kubelets_are_read(kubelet: Kubelet) -> None:
+async def test_dra_claims_and_unknown_fields_of_later_kubelets_are_read(kubelet: Kubelet) -> None:
     claim = messages.ClaimResource(
         cdi_devices=[messages.CDIDevice(name="k8s.gpu.vendor.com/claim=5f1d-gpu-0")],
         driver_name="gpu.vendor.com",
@@ -526,12 +528,12 @@ async def test_a_dra_drivers_claim_and_the_fields_of_later_kubelets_are_read(kub
         reading = await adapter.read()
     assert reading.trust is Trust.TRUSTED
     assert reading.assignment_of("gpu-0") is None, "two pods have it"
-    assert reading.foreign("gpu-0", {GPU}) == (
+    assert reading.assigned_by_other_plugins("gpu-0", {GPU}) == (
         Assignment(Pod("team-b", "claims"), "main", frozenset({"gpu-0"}), "gpu.vendor.com"),
     )
 
 
-async def test_a_device_of_several_numa_nodes_is_one_device(kubelet: Kubelet) -> None:
+async def test_device_listed_under_several_numa_nodes_is_one_device(kubelet: Kubelet) -> None:
     entries = [
         messages.ContainerDevices(
             resource_name=GPU,
@@ -547,7 +549,7 @@ async def test_a_device_of_several_numa_nodes_is_one_device(kubelet: Kubelet) ->
     assert assignment == Assignment(Pod("team-a", "train"), "main", frozenset({"gpu-0"}))
 
 
-async def test_a_list_of_thousands_of_pods_is_read_whole(kubelet: Kubelet) -> None:
+async def test_list_of_thousands_of_pods_is_read_whole(kubelet: Kubelet) -> None:
     crowd = [pod(f"pod-{number}", *(f"nic-{number}-{each}" for each in range(24))) for number in range(5_000)]
     kubelet.answer = listing(*crowd, pod("train", "gpu-0"))
     assert len(kubelet.answer) > 4 * 1024 * 1024, "more than gRPC takes unless told otherwise"
@@ -558,16 +560,16 @@ async def test_a_list_of_thousands_of_pods_is_read_whole(kubelet: Kubelet) -> No
     assert reading.assignment_of("gpu-0") is not None
 
 
-async def test_a_list_that_is_too_large_is_not_asked_for_again_and_again(kubelet: Kubelet) -> None:
+async def test_oversized_list_is_not_requested_repeatedly(kubelet: Kubelet) -> None:
     kubelet.answer = listing(pod("x" * (17 * 1024 * 1024)))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.UNREADABLE
-    assert "larger than max" in reading.detail
+    assert "larger than max" in reading.untrusted_reason
     assert kubelet.asked == 1
 
 
-async def test_without_log_directories_pods_have_no_uid(kubelet: Kubelet) -> None:
+async def test_pods_have_no_uid_without_log_directories(kubelet: Kubelet) -> None:
     shutil.rmtree(kubelet.root / "pods")
     kubelet.allocate(FIRST, "main", "gpu-0")
     kubelet.answer = listing(pod("train", "gpu-0"))
@@ -576,7 +578,7 @@ async def test_without_log_directories_pods_have_no_uid(kubelet: Kubelet) -> Non
     assert assignment.pod == Pod("team-a", "train", None)
 
 
-async def test_callers_share_a_question_but_never_one_that_began_before_they_asked(kubelet: Kubelet) -> None:
+async def test_concurrent_callers_share_a_query_but_never_one_that_began_earlier(kubelet: Kubelet) -> None:
     on_the_wire, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -592,15 +594,15 @@ async def test_callers_share_a_question_but_never_one_that_began_before_they_ask
         late = [asyncio.create_task(adapter.read()) for _ in range(20)]
         await asyncio.sleep(0)
         go_on.set()
-        old: list[Reading] = await asyncio.gather(*early)
-        new: list[Reading] = await asyncio.gather(*late)
+        old: list[KubeletReading] = await asyncio.gather(*early)
+        new: list[KubeletReading] = await asyncio.gather(*late)
     assert kubelet.asked == 2
-    assert {reading.having("gpu-0") for reading in old} == {()}
-    assert all(reading.having("gpu-0") for reading in new)
-    assert new[0].at > old[0].at
+    assert {reading.listed_assignments("gpu-0") for reading in old} == {()}
+    assert all(reading.listed_assignments("gpu-0") for reading in new)
+    assert new[0].started_at > old[0].started_at
 
 
-async def test_a_caller_that_gives_up_does_not_take_the_others_answer_away(kubelet: Kubelet) -> None:
+async def test_cancelled_caller_does_not_cancel_the_shared_query(kubelet: Kubelet) -> None:
     on_the_wire, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -619,7 +621,7 @@ async def test_a_caller_that_gives_up_does_not_take_the_others_answer_away(kubel
     assert kubelet.asked == 1
 
 
-async def test_closing_leaves_no_question_behind(kubelet: Kubelet) -> None:
+async def test_closing_the_adapter_leaves_no_query_pending(kubelet: Kubelet) -> None:
     on_the_wire, forever = asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
@@ -636,7 +638,7 @@ async def test_closing_leaves_no_question_behind(kubelet: Kubelet) -> None:
     forever.set()
 
 
-async def test_a_socket_path_with_signs_of_a_url_is_a_path_all_the_same(short_tmp: Path) -> None:
+async def test_socket_path_with_url_characters_is_used_as_a_path(short_tmp: Path) -> None:
     odd = short_tmp / "a%20b?c#d"
     odd.mkdir()
     plain = Kubelet(short_tmp, answer=listing(pod("train", "gpu-0")))
@@ -647,8 +649,8 @@ async def test_a_socket_path_with_signs_of_a_url_is_a_path_all_the_same(short_tm
     await plain.stop()
 
 
-def test_a_socket_path_that_is_too_long_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match="107 bytes"):
+def test_socket_path_that_is_too_long_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="107 bytes"):
         KubeletAssignments(
             pod_resources_socket=tmp_path / ("x" * 120),
             kubelet_dir=tmp_path,

@@ -8,9 +8,8 @@ import pytest
 
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
-from scrubber.domain.health import Cause, Health, WayBack
-from scrubber.domain.hygiene import Hygiene
-from scrubber.ports.record import Change, Event, HistoryQuery, LedgerState
+from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
+from scrubber.ports.record import Event, HistoryQuery, LedgerChange, LedgerState
 from tests.adapters.ledger_bench import KINDS, Bench, bench_of
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, grant, record, scrub
 
@@ -25,15 +24,15 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 class TestEveryLedger:
-    async def test_a_new_one_knows_nothing(self, bench: Bench) -> None:
+    async def test_new_ledger_is_empty(self, bench: Bench) -> None:
         ledger, state = await bench.start()
         assert state == LedgerState()
         assert list(await ledger.history(HistoryQuery())) == []
         assert ledger.health() == "ok"
 
-    async def test_the_next_service_finds_what_was_committed(self, bench: Bench) -> None:
+    async def test_next_service_loads_what_was_committed(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
-        cause = Cause("xid-95", "XID 95 was reported.", WayBack.RESET, 99.5, "uid:0")
+        cause = Cause("xid-95", "XID 95 was reported.", RecoveryMethod.RESET, 99.5, "uid:0")
         first = record(
             1,
             hygiene=Hygiene.IN_USE,
@@ -44,9 +43,9 @@ class TestEveryLedger:
             retry_at=123.5,
             must_reset=True,
         )
-        second = record(1, OTHER_GPU, certificate=certificate("C-1", device=OTHER_GPU), watched=True)
+        second = record(1, OTHER_GPU, certificate=certificate("C-1", device=OTHER_GPU), exclusive_use=True)
         await ledger.commit(
-            Change(
+            LedgerChange(
                 records=(first, second),
                 grants=((GPU, grant(1)),),
                 certificates=(certificate("C-1", device=OTHER_GPU),),
@@ -56,27 +55,27 @@ class TestEveryLedger:
         )
         _, state = await bench.start()
         assert state.records == {GPU: first, OTHER_GPU: second}
-        assert state.unfinished == (scrub("S-2", finished=False, device=OTHER_GPU),)
+        assert state.unfinished_scrubs == (scrub("S-2", finished=False, device=OTHER_GPU),)
         assert state.head_sequence == 2
 
-    async def test_a_scrub_that_ended_is_no_longer_under_way(self, bench: Bench) -> None:
+    async def test_finished_scrub_is_no_longer_under_way(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(Change(records=(record(1),), scrubs=(scrub("S-1", finished=False),)))
-        await ledger.commit(Change(scrubs=(scrub("S-1"),)))
+        await ledger.commit(LedgerChange(records=(record(1),), scrubs=(scrub("S-1", finished=False),)))
+        await ledger.commit(LedgerChange(scrubs=(scrub("S-1"),)))
         _, state = await bench.start()
-        assert state.unfinished == ()
+        assert state.unfinished_scrubs == ()
 
     @pytest.mark.parametrize(
         "flawed",
         [
-            Change(records=(record(3, OTHER_GPU),)),
-            Change(grants=((GPU, grant(1)),)),
-            Change(certificates=(certificate("C-used", next_grant=2),)),
-            Change(scrubs=(scrub("S-9", device="GPU-unknown"),)),
-            Change(certificates=(certificate("C-9", device="GPU-unknown"),)),
-            Change(grants=(("GPU-unknown", grant(1)),)),
-            Change(events=(event(at=float("nan")),)),
-            Change(events=(event(share=[1, 2]),)),
+            LedgerChange(records=(record(3, OTHER_GPU),)),
+            LedgerChange(grants=((GPU, grant(1)),)),
+            LedgerChange(certificates=(certificate("C-used", next_grant=2),)),
+            LedgerChange(scrubs=(scrub("S-9", device="GPU-unknown"),)),
+            LedgerChange(certificates=(certificate("C-9", device="GPU-unknown"),)),
+            LedgerChange(grants=(("GPU-unknown", grant(1)),)),
+            LedgerChange(events=(event(at=float("nan")),)),
+            LedgerChange(events=(event(share=[1, 2]),)),
         ],
         ids=[
             "version skipped",
@@ -89,17 +88,17 @@ class TestEveryLedger:
             "not a scalar",
         ],
     )
-    async def test_a_change_is_stored_whole_or_not_at_all(self, bench: Bench, flawed: Change) -> None:
+    async def test_ledger_change_is_stored_whole_or_not_at_all(self, bench: Bench, flawed: LedgerChange) -> None:
         ledger, _ = await bench.start()
         await ledger.commit(
-            Change(
+            LedgerChange(
                 records=(record(1),),
                 grants=((GPU, grant(1)),),
                 certificates=(certificate("C-used", next_grant=1),),
                 events=(event(certificate="C-used"),),
             )
         )
-        sound = Change(
+        sound = LedgerChange(
             records=(record(2, hygiene=Hygiene.IN_USE),),
             grants=((GPU, grant(2)),),
             scrubs=(scrub("S-2", finished=False),),
@@ -111,41 +110,43 @@ class TestEveryLedger:
         assert only.certificate == certificate("C-used", next_grant=1)
         ledger, state = await bench.start()
         assert state.records == {GPU: record(1)}
-        assert state.unfinished == ()
+        assert state.unfinished_scrubs == ()
         await ledger.commit(sound)
 
     @pytest.mark.parametrize("version", [0, 1, 3, 4])
-    async def test_a_record_follows_the_stored_one_by_one_version(self, bench: Bench, version: int) -> None:
+    async def test_record_must_follow_the_stored_version_by_one(self, bench: Bench, version: int) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(Change(records=(record(1),)))
+        await ledger.commit(LedgerChange(records=(record(1),)))
         with pytest.raises(LedgerFailure, match=f"version {version}, the ledger has 1"):
-            await ledger.commit(Change(records=(record(version),)))
+            await ledger.commit(LedgerChange(records=(record(version),)))
 
-    async def test_one_change_may_take_a_device_several_versions_further(self, bench: Bench) -> None:
+    async def test_one_change_may_advance_a_device_by_several_versions(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(Change(records=(record(1), record(2))) | Change(records=(record(3, failures=1),)))
+        await ledger.commit(
+            LedgerChange(records=(record(1), record(2))) | LedgerChange(records=(record(3, failures=1),))
+        )
         _, state = await bench.start()
         assert state.records == {GPU: record(3, failures=1)}
 
-    async def test_a_certificate_is_issued_then_used_up_once(self, bench: Bench) -> None:
+    async def test_certificate_is_issued_and_then_consumed_once(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(Change(records=(record(1),), certificates=(certificate("C-1"),)))
+        await ledger.commit(LedgerChange(records=(record(1),), certificates=(certificate("C-1"),)))
         used = certificate("C-1", next_grant=1)
-        await ledger.commit(Change(certificates=(used,), events=(event("handover.granted", certificate="C-1"),)))
+        await ledger.commit(LedgerChange(certificates=(used,), events=(event("handover.granted", certificate="C-1"),)))
         for again in (certificate("C-1"), certificate("C-1", next_grant=2)):
             with pytest.raises(LedgerFailure, match="C-1, which is used up"):
-                await ledger.commit(Change(certificates=(again,)))
-        await ledger.commit(Change(certificates=(used,)))
+                await ledger.commit(LedgerChange(certificates=(again,)))
+        await ledger.commit(LedgerChange(certificates=(used,)))
         (entry,) = await ledger.history(HistoryQuery())
         assert entry.certificate == used
 
-    async def test_history_is_newest_first_and_tells_what_each_event_names(self, bench: Bench) -> None:
+    async def test_history_is_newest_first_with_the_objects_each_event_names(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         ended = Event("scrub.finished", 100.0, GPU, "S-1", "uid:7", {"outcome": "passed", "seconds": 0.5})
         issued = event("certificate.issued", certificate="C-S-1")
-        await ledger.commit(Change(events=(event("service.started", device=None),)))
+        await ledger.commit(LedgerChange(events=(event("service.started", device=None),)))
         await ledger.commit(
-            Change(
+            LedgerChange(
                 records=(record(1),),
                 scrubs=(scrub("S-1"),),
                 certificates=(certificate("C-S-1"),),
@@ -160,10 +161,12 @@ class TestEveryLedger:
         _, state = await bench.start()
         assert (state.head_sequence, state.head_hash) == (entries[0].sequence, entries[0].hash)
 
-    async def test_history_can_be_narrowed(self, bench: Bench) -> None:
+    async def test_history_can_be_filtered(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         devices = (GPU, OTHER_GPU, GPU, None)
-        await ledger.commit(Change(events=tuple(event(at=float(at), device=each) for at, each in enumerate(devices))))
+        await ledger.commit(
+            LedgerChange(events=tuple(event(at=float(at), device=each) for at, each in enumerate(devices)))
+        )
 
         async def found(query: HistoryQuery) -> list[int]:
             return [entry.sequence for entry in await ledger.history(query)]
@@ -175,12 +178,12 @@ class TestEveryLedger:
         assert await found(HistoryQuery(limit=0)) == []
         assert await found(HistoryQuery(device="GPU-unknown")) == []
 
-    async def test_commits_at_once_are_all_stored(self, bench: Bench) -> None:
+    async def test_concurrent_commits_are_all_stored(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
 
         async def keeper(device: str) -> None:
             for version in range(1, 5):
-                await ledger.commit(Change(records=(record(version, device),), events=(event(device=device),)))
+                await ledger.commit(LedgerChange(records=(record(version, device),), events=(event(device=device),)))
 
         await asyncio.gather(*(keeper(f"GPU-{number}") for number in range(8)))
         _, state = await bench.start()
@@ -188,27 +191,27 @@ class TestEveryLedger:
         assert len(state.records) == 8
         assert state.head_sequence == 32
 
-    async def test_its_health_is_the_last_failure_until_a_change_is_stored(self, bench: Bench) -> None:
+    async def test_ledger_health_is_the_last_failure_until_a_change_is_stored(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         with pytest.raises(LedgerFailure) as failure:
-            await ledger.commit(Change(records=(record(7),)))
+            await ledger.commit(LedgerChange(records=(record(7),)))
         assert ledger.health() == str(failure.value)
-        await ledger.commit(Change(records=(record(1),)))
+        await ledger.commit(LedgerChange(records=(record(1),)))
         assert ledger.health() == "ok"
 
-    async def test_nothing_is_committed_once_it_is_closed(self, bench: Bench) -> None:
+    async def test_closed_ledger_refuses_commits(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         await ledger.close()
         await ledger.close()
         with pytest.raises(LedgerFailure):
-            await ledger.commit(Change(records=(record(1),)))
+            await ledger.commit(LedgerChange(records=(record(1),)))
         _, state = await bench.start()
         assert state == LedgerState()
 
-    async def test_the_trail_stays_within_its_bound_and_whole(self, bench: Bench) -> None:
+    async def test_audit_trail_stays_within_its_bound_and_intact(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         for number in range(3 * ROWS):
-            await ledger.commit(Change(events=(event(number=number), event(number=number))))
+            await ledger.commit(LedgerChange(events=(event(number=number), event(number=number))))
             assert len(await ledger.history(HistoryQuery(limit=10_000))) <= ROWS
         ledger, state = await bench.start()
         assert state.head_sequence == 6 * ROWS
@@ -216,12 +219,12 @@ class TestEveryLedger:
         assert len(kept) >= ROWS // 2
         assert [entry.sequence for entry in kept] == list(range(6 * ROWS, 6 * ROWS - len(kept), -1))
 
-    async def test_what_still_counts_is_never_forgotten(self, bench: Bench) -> None:
+    async def test_current_records_grants_and_certificates_are_never_pruned(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         unused, used, void = certificate("C-unused"), certificate("C-used", next_grant=1), certificate("C-void")
         current = record(1, certificate=unused, open_grants=(grant(1, "C-used"),), last_grant=grant(1, "C-used"))
         await ledger.commit(
-            Change(
+            LedgerChange(
                 records=(current,),
                 grants=((GPU, grant(1, "C-used")),),
                 certificates=(unused, used, void),
@@ -230,65 +233,67 @@ class TestEveryLedger:
             )
         )
         for _ in range(2 * ROWS):
-            await ledger.commit(Change(events=(event(),)))
+            await ledger.commit(LedgerChange(events=(event(),)))
         ledger, state = await bench.start()
         assert state.records == {GPU: current}
-        assert state.unfinished == (scrub("S-1", finished=False),)
+        assert state.unfinished_scrubs == (scrub("S-1", finished=False),)
         names = ("C-unused", "C-used", "C-void")
         await ledger.commit(
-            Change(events=(*(event(certificate=name) for name in names), Event("scrub.finished", 1.0, GPU, "S-old")))
+            LedgerChange(
+                events=(*(event(certificate=name) for name in names), Event("scrub.finished", 1.0, GPU, "S-old"))
+            )
         )
         entries = list(reversed(await ledger.history(HistoryQuery(limit=4))))
         assert [entry.certificate for entry in entries[:3]] == [unused, used, None]
         assert entries[3].scrub is None
         with pytest.raises(LedgerFailure):
-            await ledger.commit(Change(grants=((GPU, grant(1, "C-used")),)))
+            await ledger.commit(LedgerChange(grants=((GPU, grant(1, "C-used")),)))
 
 
 class Crash(BaseException):
     """The service dies here."""
 
 
-class TestInMemory:
-    async def test_a_crash_before_the_commit_leaves_nothing(self) -> None:
-        def crash(change: Change) -> None:
+class TestMemoryLedger:
+    async def test_crash_before_the_commit_leaves_no_change(self) -> None:
+        def crash(change: LedgerChange) -> None:
             if change.records:
                 raise Crash
 
         ledger = MemoryLedger(before_commit=crash)
         await ledger.load()
         with pytest.raises(Crash):
-            await ledger.commit(Change(records=(record(1),), events=(event(),)))
+            await ledger.commit(LedgerChange(records=(record(1),), events=(event(),)))
         assert await ledger.successor().load() == LedgerState()
 
-    async def test_a_crash_after_the_commit_leaves_all_of_it(self) -> None:
-        def crash(_: Change) -> None:
+    async def test_crash_after_the_commit_leaves_the_whole_change(self) -> None:
+        def crash(_: LedgerChange) -> None:
             raise Crash
 
         ledger = MemoryLedger(after_commit=crash)
         await ledger.load()
         with pytest.raises(Crash):
-            await ledger.commit(Change(records=(record(1),), events=(event(),)))
+            await ledger.commit(LedgerChange(records=(record(1),), events=(event(),)))
         assert (await ledger.successor().load()).records == {GPU: record(1)}
 
-    async def test_a_storage_failure_can_be_played(self) -> None:
-        def fail(_: Change) -> None:
+    async def test_storage_failure_can_be_simulated_and_lifted(self) -> None:
+        def fail(_: LedgerChange) -> None:
             raise LedgerFailure("No space left.")
 
         ledger = MemoryLedger(before_commit=fail)
         await ledger.load()
         with pytest.raises(LedgerFailure):
-            await ledger.commit(Change(records=(record(1),)))
+            await ledger.commit(LedgerChange(records=(record(1),)))
         assert ledger.health() == "No space left."
         ledger.before_commit = None
-        await ledger.commit(Change(records=(record(1),)))
+        await ledger.commit(LedgerChange(records=(record(1),)))
         assert ledger.health() == "ok"
 
-    async def test_a_service_that_was_replaced_stores_nothing_any_more(self) -> None:
+    async def test_replaced_service_can_no_longer_commit(self) -> None:
         old = MemoryLedger()
         await old.load()
         new = old.successor()
         await new.load()
         with pytest.raises(LedgerFailure):
-            await old.commit(Change(records=(record(1),)))
+            await old.commit(LedgerChange(records=(record(1),)))
         assert (await new.successor().load()).records == {}

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger.offline import verify
-from scrubber.adapters.ledger.reserve import RESERVE_BYTES, SLICE_BYTES, Reserve
+from scrubber.adapters.ledger.offline import verify_ledger
+from scrubber.adapters.ledger.reserve import RESERVE_BYTES, SLICE_BYTES, DiskReserve
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports.record import Change, HistoryQuery
+from scrubber.ports.record import HistoryQuery, LedgerChange
 from tests.ledger_samples import GPU, certificate, event, grant, record, scrub
 from tests.pods import only_with
 
@@ -92,14 +92,18 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def granting(version: int) -> Change:
+def granting(version: int) -> LedgerChange:
     given = grant(version)
-    return Change((record(version, last_grant=given),), ((GPU, given),), (certificate(f"C-{version}"),), (), (event(),))
+    return LedgerChange(
+        (record(version, last_grant=given),), ((GPU, given),), (certificate(f"C-{version}"),), (), (event(),)
+    )
 
 
-def what_matters(version: int) -> Change:
+def what_matters(version: int) -> LedgerChange:
     """As large as a quarantine with a scrub's end and a finding is."""
-    return Change((record(version),), (), (), (scrub(f"S-{version}"),), (event("device.quarantined", note="x" * 500),))
+    return LedgerChange(
+        (record(version),), (), (), (scrub(f"S-{version}"),), (event("device.quarantined", note="x" * 500),)
+    )
 
 
 def _write_without_end(file: RawIOBase) -> None:
@@ -107,7 +111,7 @@ def _write_without_end(file: RawIOBase) -> None:
         file.write(b"\0" * 4096)
 
 
-async def store_all(ledger: SqliteLedger, changes: Iterator[Change]) -> None:
+async def store_all(ledger: SqliteLedger, changes: Iterator[LedgerChange]) -> None:
     for each in changes:
         await ledger.commit(each)
 
@@ -126,7 +130,7 @@ async def stored(ledger: SqliteLedger) -> int:
 
 
 @only_with(CAN_MOUNT)
-async def test_a_full_disk_leaves_room_to_record_what_matters(disk: Disk) -> None:
+async def test_full_disk_leaves_room_to_record_critical_changes(disk: Disk) -> None:
     ledger = disk.ledger()
     await ledger.load()
     await ledger.commit(granting(1))
@@ -143,14 +147,14 @@ async def test_a_full_disk_leaves_room_to_record_what_matters(disk: Disk) -> Non
     assert ledger.health() == "ok"
     assert disk.held() >= SIZE
     await ledger.close()
-    assert verify(disk.home).intact
+    assert verify_ledger(disk.home).intact
     ledger = disk.ledger()
     assert (await ledger.load()).records[GPU].version == version + 20
     await ledger.close()
 
 
 @only_with(CAN_MOUNT)
-async def test_whoever_fills_the_disk_at_once_gets_no_more_of_the_reserve_than_the_rest_of_a_slice(disk: Disk) -> None:
+async def test_process_filling_the_disk_gets_no_more_than_the_released_slice_of_the_reserve(disk: Disk) -> None:
     ledger = disk.ledger()
     await ledger.load()
     disk.fill()
@@ -164,11 +168,11 @@ async def test_whoever_fills_the_disk_at_once_gets_no_more_of_the_reserve_than_t
 
 
 @only_with(CAN_MOUNT)
-async def test_a_reserve_that_is_used_up_refuses_everything_and_stores_nothing_of_it(disk: Disk) -> None:
+async def test_exhausted_reserve_refuses_every_change_and_stores_none_in_part(disk: Disk) -> None:
     ledger = disk.ledger()
     await ledger.load()
     disk.fill()
-    large = (Change(records=(record(each),), events=(event(note="x" * 3000),)) for each in count(1))
+    large = (LedgerChange(records=(record(each),), events=(event(note="x" * 3000),)) for each in count(1))
     with pytest.raises(LedgerFailure, match=NO_SPACE):
         await store_all(ledger, large)
     assert disk.held() == 0
@@ -178,11 +182,11 @@ async def test_a_reserve_that_is_used_up_refuses_everything_and_stores_nothing_o
     await ledger.commit(granting(last + 1))
     assert ledger.health() == "ok"
     await ledger.close()
-    assert verify(disk.home).intact
+    assert verify_ledger(disk.home).intact
 
 
 @only_with(CAN_MOUNT)
-async def test_a_service_that_starts_on_a_full_disk_still_records_what_matters(disk: Disk) -> None:
+async def test_service_that_starts_on_a_full_disk_still_records_critical_changes(disk: Disk) -> None:
     ledger = disk.ledger()
     await ledger.load()
     await ledger.commit(what_matters(1))
@@ -203,7 +207,7 @@ async def test_a_service_that_starts_on_a_full_disk_still_records_what_matters(d
 
 
 @only_with(CAN_MOUNT)
-async def test_nothing_is_granted_while_there_is_no_room_for_the_reserve(disk: Disk) -> None:
+async def test_no_grant_is_stored_while_there_is_no_room_for_the_reserve(disk: Disk) -> None:
     ledger = disk.ledger(reserve_bytes=RESERVE_BYTES)
     await ledger.load()
     assert "No space left" in ledger.health()
@@ -217,31 +221,31 @@ async def test_nothing_is_granted_while_there_is_no_room_for_the_reserve(disk: D
 
 
 @only_with(CAN_MOUNT)
-def test_a_reserve_holds_its_blocks_over_restarts_and_gives_them_back_in_slices(disk: Disk) -> None:
+def test_reserve_keeps_its_blocks_across_restarts_and_releases_them_in_slices(disk: Disk) -> None:
     disk.home.mkdir()
-    reserve = Reserve(disk.reserve, SIZE)
-    assert reserve.take()
+    reserve = DiskReserve(disk.reserve, SIZE)
+    assert reserve.allocate()
     reserve.close()
     disk.fill()
-    reserve = Reserve(disk.reserve, SIZE)
-    assert reserve.take()
+    reserve = DiskReserve(disk.reserve, SIZE)
+    assert reserve.allocate()
     for left in reversed(range(SIZE // SLICE_BYTES)):
-        assert reserve.give_back()
+        assert reserve.release_slice()
         assert disk.held() == left * SLICE_BYTES
-    assert not reserve.give_back()
-    assert reserve.take()
+    assert not reserve.release_slice()
+    assert reserve.allocate()
     reserve.close()
 
 
-def test_a_ledger_without_a_reserve_is_whole(tmp_path: Path) -> None:
-    reserve = Reserve(tmp_path / "ledger.reserve", 0)
-    assert reserve.take()
-    assert not reserve.give_back()
+def test_reserve_of_size_zero_creates_no_file(tmp_path: Path) -> None:
+    reserve = DiskReserve(tmp_path / "ledger.reserve", 0)
+    assert reserve.allocate()
+    assert not reserve.release_slice()
     reserve.close()
     assert not (tmp_path / "ledger.reserve").exists()
 
 
-async def test_the_reserve_is_no_link_to_another_file(tmp_path: Path) -> None:
+async def test_reserve_does_not_follow_a_symlink(tmp_path: Path) -> None:
     home = tmp_path / "state"
     home.mkdir(mode=0o700)
     (tmp_path / "precious").write_text("precious")

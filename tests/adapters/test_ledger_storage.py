@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger.failures import translated
-from scrubber.adapters.ledger.offline import verify
-from scrubber.adapters.ledger.place import filesystem_magic
+from scrubber.adapters.ledger.failures import ledger_failure
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
+from scrubber.adapters.ledger.state_directory import filesystem_magic
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports.record import Change, HistoryQuery
+from scrubber.ports.record import HistoryQuery, LedgerChange
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, fill, grant, record, scrub
 
 
@@ -36,8 +36,8 @@ def home_in_memory() -> Iterator[Path]:
         yield Path(directory) / "state"
 
 
-class TestBounds:
-    async def test_the_files_stop_growing(self, home_in_memory: Path) -> None:
+class TestLedgerSize:
+    async def test_ledger_files_stop_growing(self, home_in_memory: Path) -> None:
         home = home_in_memory
         ledger = SqliteLedger(home, max_audit_rows=100)
         await ledger.load()
@@ -46,7 +46,7 @@ class TestBounds:
             for number in range(first, last):
                 name = f"{number}"
                 await ledger.commit(
-                    Change(
+                    LedgerChange(
                         records=(record(number, last_grant=grant(number)),),
                         grants=((GPU, grant(number)),),
                         certificates=(certificate(f"C-{name}"),),
@@ -65,40 +65,40 @@ class TestBounds:
             assert 0 < rows <= 100, table
         connection.close()
 
-    async def test_a_long_past_is_told_without_gaps(self, home: Path) -> None:
+    async def test_long_history_has_no_gaps(self, home: Path) -> None:
         ledger = SqliteLedger(home)
         await ledger.load()
         devices = (GPU, OTHER_GPU)
-        await ledger.commit(Change(events=tuple(event(device=devices[number % 2]) for number in range(500))))
+        await ledger.commit(LedgerChange(events=tuple(event(device=devices[number % 2]) for number in range(500))))
         everything = await ledger.history(HistoryQuery(limit=10_000))
         assert [entry.sequence for entry in everything] == list(range(500, 0, -1))
         of_one = await ledger.history(HistoryQuery(device=GPU, limit=230))
         assert [entry.sequence for entry in of_one] == list(range(499, 39, -2))
         await ledger.close()
 
-    async def test_large_rows_are_bounded_by_their_bytes(self, home: Path) -> None:
+    async def test_large_audit_rows_are_bounded_by_total_bytes(self, home: Path) -> None:
         bound = 512 * 1024
         ledger = SqliteLedger(home, max_bytes=bound)
         await ledger.load()
         for number in range(200):
-            await ledger.commit(Change(events=(event(number=number, sentence="x" * 10_000),)))
+            await ledger.commit(LedgerChange(events=(event(number=number, sentence="x" * 10_000),)))
         kept = await ledger.history(HistoryQuery(limit=1000))
         assert 10 < len(kept) < 60
         await ledger.close()
         assert (home / "ledger.db").stat().st_size <= 1.5 * bound
-        assert verify(home).intact
+        assert verify_ledger(home).intact
 
 
 async def commit_until_it_fails(ledger: SqliteLedger) -> None:
     for version in range(2, 1000):
-        await ledger.commit(Change(records=(record(version),), events=(event(text="x" * 2000),)))
+        await ledger.commit(LedgerChange(records=(record(version),), events=(event(text="x" * 2000),)))
 
 
 class TestStorageFailures:
-    async def test_a_full_disk_refuses_the_change_and_recovers(self, cramped: "Cramped") -> None:
+    async def test_full_disk_refuses_the_change_and_recovers(self, cramped: "Cramped") -> None:
         ledger = SqliteLedger(cramped.directory, reserve_bytes=64 * 1024)
         await ledger.load()
-        await ledger.commit(Change(records=(record(1),), events=(event(),)))
+        await ledger.commit(LedgerChange(records=(record(1),), events=(event(),)))
         with cramped.full():
             with pytest.raises(
                 LedgerFailure, match=f"{cramped.directory}.* hand-overs are refused until then"
@@ -106,7 +106,7 @@ class TestStorageFailures:
                 await commit_until_it_fails(ledger)
             assert ledger.health() == str(failed.value)
             stored = (await ledger.history(HistoryQuery(limit=1)))[0].sequence
-        await ledger.commit(Change(records=(record(stored + 1),), events=(event(),)))
+        await ledger.commit(LedgerChange(records=(record(stored + 1),), events=(event(),)))
         assert ledger.health() == "ok"
         await ledger.close()
         ledger = SqliteLedger(cramped.directory)
@@ -122,11 +122,11 @@ class TestStorageFailures:
             await ledger.load()
         await ledger.close()
 
-    async def test_a_cancelled_commit_leaves_a_ledger_that_works(self, home: Path) -> None:
+    async def test_cancelled_commit_leaves_the_ledger_usable(self, home: Path) -> None:
         ledger = SqliteLedger(home)
         await ledger.load()
         for _ in range(20):
-            committing = asyncio.create_task(ledger.commit(Change(records=(record(1),), events=(event(),))))
+            committing = asyncio.create_task(ledger.commit(LedgerChange(records=(record(1),), events=(event(),))))
             await asyncio.sleep(0)
             committing.cancel()
             with contextlib.suppress(asyncio.CancelledError, LedgerFailure):
@@ -138,7 +138,7 @@ class TestStorageFailures:
         assert len(rows) == state.head_sequence == len(state.records) <= 1
         await ledger.close()
 
-    async def test_the_event_loop_never_waits_for_the_disk(self, home: Path) -> None:
+    async def test_event_loop_never_waits_for_the_disk(self, home: Path) -> None:
         """The storage hangs until the loop itself lets it go on."""
         loop, hanging, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
@@ -243,10 +243,10 @@ PRIMARY_CODES = {
         *((code, "") for code in sorted(set(PRIMARY_CODES.values()))),
     ],
 )
-def test_every_failure_of_sqlite_is_a_sentence_to_act_on(code: int, words: str) -> None:
+def test_every_sqlite_failure_has_an_actionable_message(code: int, words: str) -> None:
     error = sqlite3.OperationalError("the library's words")
     error.sqlite_errorcode = code
-    sentence = str(translated(error, Path("/var/lib/scrubber")))
+    sentence = str(ledger_failure(error, Path("/var/lib/scrubber")))
     assert words in sentence
     assert "/var/lib/scrubber" in sentence
     assert sentence.endswith(".")
@@ -262,7 +262,7 @@ def test_every_failure_of_sqlite_is_a_sentence_to_act_on(code: int, words: str) 
         (errno.EIO, "check the disk"),
     ],
 )
-def test_every_failure_of_the_system_is_a_sentence_to_act_on(number: int, words: str) -> None:
-    sentence = str(translated(OSError(number, os.strerror(number)), Path("/var/lib/scrubber")))
+def test_every_system_failure_has_an_actionable_message(number: int, words: str) -> None:
+    sentence = str(ledger_failure(OSError(number, os.strerror(number)), Path("/var/lib/scrubber")))
     assert words in sentence
     assert "hand-overs are refused" in sentence

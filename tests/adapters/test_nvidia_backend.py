@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.domain.errors import Away, Unreadable
+from scrubber.domain.errors import Unavailable, Unreadable
 from scrubber.domain.telemetry import Signal
 from tests.adapters.backend_contract import BackendContract, request, unheard
 from tests.adapters.nvidia_rig import PATIENCE, NvidiaRig, started
@@ -37,7 +37,7 @@ async def instances(split: World, short_tmp: Path) -> AsyncIterator[NvidiaRig]:
         yield rig
 
 
-async def test_instances_are_devices_and_their_gpu_is_none(instances: NvidiaRig) -> None:
+async def test_mig_instances_are_listed_as_devices_and_their_gpu_is_not(instances: NvidiaRig) -> None:
     first, second, whole = await instances.backend.inventory.devices()
     gpu, other = instances.world.gpus
     assert [each.id for each in (first, second, whole)] == [*(each.uuid for each in gpu.instances), other.uuid]
@@ -49,7 +49,7 @@ async def test_instances_are_devices_and_their_gpu_is_none(instances: NvidiaRig)
     assert {first.parent, second.parent} == {gpu.uuid}
 
 
-async def test_an_instance_is_cleared_and_its_sibling_is_left(instances: NvidiaRig) -> None:
+async def test_mig_instance_is_cleared_and_its_sibling_is_untouched(instances: NvidiaRig) -> None:
     first, second, _ = await instances.backend.inventory.devices()
     instances.fill(first, "secret")
     instances.fill(second, "somebody else's")
@@ -61,24 +61,24 @@ async def test_an_instance_is_cleared_and_its_sibling_is_left(instances: NvidiaR
     assert instances.content(second).startswith(b"somebody else's")
 
 
-async def test_a_holder_of_one_instance_holds_neither_its_sibling_nor_another_gpu(instances: NvidiaRig) -> None:
+async def test_holder_of_one_instance_does_not_hold_its_sibling_or_another_gpu(instances: NvidiaRig) -> None:
     first, second, whole = await instances.backend.inventory.devices()
     holders = instances.backend.holders
     with instances.hold(first) as pid:
-        assert [await holders.held(each) for each in (first, second, whole)] == [True, False, False]
-        assert [each.pid for each in (await holders.holders(first)).holders] == [pid]
-        assert (await holders.holders(second)).holders == ()
+        assert [await holders.is_held(each) for each in (first, second, whole)] == [True, False, False]
+        assert [each.pid for each in (await holders.list_holders(first)).holders] == [pid]
+        assert (await holders.list_holders(second)).holders == ()
         assert (await instances.backend.eraser.erase(second, request(), unheard)).failed_bytes == 0
         assert (await instances.backend.eraser.erase(whole, request(), unheard)).failed_bytes == 0
 
 
-async def test_that_an_instance_cannot_be_fenced_is_in_the_report(instances: NvidiaRig) -> None:
+async def test_scrub_report_states_that_an_instance_cannot_be_fenced(instances: NvidiaRig) -> None:
     first, _, whole = await instances.backend.inventory.devices()
     reports = [await instances.backend.eraser.erase(each, request(), unheard) for each in (first, whole)]
     assert [any(each.startswith("fence: ") for each in report.not_covered) for report in reports] == [True, False]
 
 
-async def test_a_fault_of_the_gpu_is_each_instance_s_and_one_of_an_instance_is_its_own(instances: NvidiaRig) -> None:
+async def test_gpu_fault_affects_every_instance_and_an_instance_fault_only_itself(instances: NvidiaRig) -> None:
     first, second, whole = await instances.backend.inventory.devices()
     gpu = instances.gpu(first)
     signals = instances.backend.telemetry.signals()
@@ -99,11 +99,11 @@ async def test_a_fault_of_the_gpu_is_each_instance_s_and_one_of_an_instance_is_i
     assert [each.ecc_uncorrected for each in snapshots] == [2, 2, 0]
 
 
-async def test_a_gpu_is_not_reset_for_the_sake_of_an_instance(instances: NvidiaRig) -> None:
+async def test_gpu_is_not_reset_on_behalf_of_one_instance(instances: NvidiaRig) -> None:
     first, second, whole = await instances.backend.inventory.devices()
     resetter = instances.backend.resetter
     plan = await resetter.plan(first)
-    assert plan.together == (second.id,)
+    assert plan.also_reset == (second.id,)
     assert plan.unavailable is not None
     with pytest.raises(Unreadable, match="is a MIG instance"):
         await resetter.reset(first, 30.0)
@@ -115,19 +115,19 @@ async def test_a_gpu_is_not_reset_for_the_sake_of_an_instance(instances: NvidiaR
 # --- the driver goes and comes back
 
 
-async def test_devices_are_the_same_after_the_driver_was_loaded_anew(short_tmp: Path) -> None:
+async def test_devices_are_unchanged_after_a_driver_reload(short_tmp: Path) -> None:
     with World.create(short_tmp / "node") as world:
         async with started(world, short_tmp / "state") as rig:
             before = await rig.backend.inventory.devices()
             world.remove_driver()
-            with pytest.raises(Away, match="not loaded"):
+            with pytest.raises(Unavailable, match="not loaded"):
                 await rig.backend.inventory.devices()
             world.bring_driver_back()
             assert await rig.backend.inventory.devices() == before
-            assert (await rig.backend.telemetry.snapshot(before[0])).recovery == "none"
+            assert (await rig.backend.telemetry.snapshot(before[0])).recovery_action == "none"
 
 
-async def test_a_gpu_that_was_plugged_in_is_handed_out_and_one_that_was_taken_out_is_not(short_tmp: Path) -> None:
+async def test_added_gpu_is_listed_and_removed_gpu_is_not(short_tmp: Path) -> None:
     with World.create(short_tmp / "node") as world:
         async with started(world, short_tmp / "state") as rig:
             first, second = await rig.backend.inventory.devices()
@@ -136,18 +136,18 @@ async def test_a_gpu_that_was_plugged_in_is_handed_out_and_one_that_was_taken_ou
             assert (await rig.backend.eraser.erase(second, request(), unheard)).failed_bytes == 0
             world.remove_gpu(world.gpus[0])
             assert [each.id for each in await rig.backend.inventory.devices()] == [second.id, added.uuid]
-            assert (await rig.backend.telemetry.snapshot(second)).recovery == "none"
+            assert (await rig.backend.telemetry.snapshot(second)).recovery_action == "none"
 
 
-async def test_what_a_gpu_uses_when_idle_is_learned_anew_when_it_comes_back(short_tmp: Path) -> None:
+async def test_idle_memory_of_a_gpu_is_measured_again_when_the_gpu_returns(short_tmp: Path) -> None:
     """A driver may keep more for itself on a GPU that was in MIG mode, or off the bus, than it did before."""
     with World.create(short_tmp / "node", gpus=1, mebibytes=64) as world:
         async with started(world, short_tmp / "state") as rig:
             (whole,) = await rig.backend.inventory.devices()
-            assert not await rig.backend.holders.held(whole)
+            assert not await rig.backend.holders.is_held(whole)
             world.gpus[0].split("1g.18gb")
             assert whole not in await rig.backend.inventory.devices()
             world.gpus[0].merge()
             world.gpus[0].set("used", 20 * MIB)
             assert await rig.backend.inventory.devices() == (whole,)
-            assert not await rig.backend.holders.held(whole)
+            assert not await rig.backend.holders.is_held(whole)

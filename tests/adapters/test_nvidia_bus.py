@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.nvidia import bus
-from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 
 FIRST, SECOND = "0000:1b:00.0", "0000:3b:00.0"
 
@@ -15,7 +15,7 @@ class Bus:
     """A small sysfs and what the kernel module says."""
 
     def __init__(self, root: Path) -> None:
-        self.places = Places(
+        self.places = DriverPaths(
             driver_root=root, dev=root / "dev", proc_driver=root / "proc/driver/nvidia", sys=root / "sys"
         )
         self.write(self.places.proc_driver / "version", "NVRM version: 580.65.06\n")
@@ -42,47 +42,47 @@ def pci(tmp_path: Path) -> Bus:
     return Bus(tmp_path)
 
 
-def test_gpus_come_in_the_order_of_their_addresses(pci: Bus) -> None:
+def test_gpus_are_listed_in_address_order(pci: Bus) -> None:
     for address in ("0001:02:00.0", "0000:ff:00.0", SECOND, FIRST):
         pci.add(address)
-    assert [gpu.address for gpu in bus.gpus_on(pci.places)] == [FIRST, SECOND, "0000:ff:00.0", "0001:02:00.0"]
+    assert [gpu.address for gpu in bus.list_gpus(pci.places)] == [FIRST, SECOND, "0000:ff:00.0", "0001:02:00.0"]
 
 
-def test_other_functions_and_other_vendors_are_no_gpus(pci: Bus) -> None:
+def test_other_pci_functions_and_vendors_are_no_gpus(pci: Bus) -> None:
     pci.add("0000:1b:00.1", kind="0x040300", driver="snd_hda_intel")
     pci.add("0000:02:00.0", vendor="0x8086", driver="i915")
     pci.add("0000:05:00.0", kind="0x068000", driver="nvidia-nvswitch")
-    assert bus.gpus_on(pci.places) == ()
+    assert bus.list_gpus(pci.places) == ()
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace_gpu_vfio_pci", "nouveau"])
-def test_a_gpu_that_another_driver_has_is_named_with_that_driver(pci: Bus, driver: str) -> None:
+def test_gpu_bound_to_another_driver_is_listed_with_that_driver(pci: Bus, driver: str) -> None:
     pci.add(FIRST, driver=driver)
-    (gpu,) = bus.gpus_on(pci.places)
-    assert gpu.unusable is not None
-    assert driver in gpu.unusable
+    (gpu,) = bus.list_gpus(pci.places)
+    assert gpu.unusable_reason is not None
+    assert driver in gpu.unusable_reason
 
 
-def test_a_gpu_without_a_driver_is_named_as_such(pci: Bus) -> None:
+def test_gpu_without_a_driver_is_listed_as_unusable(pci: Bus) -> None:
     pci.add(FIRST, driver=None)
-    (gpu,) = bus.gpus_on(pci.places)
-    assert gpu.unusable == f"No driver is bound to the GPU at {FIRST}."
+    (gpu,) = bus.list_gpus(pci.places)
+    assert gpu.unusable_reason == f"No driver is bound to the GPU at {FIRST}."
 
 
-def test_a_gpu_that_the_module_was_told_to_exclude_is_not_asked_about(pci: Bus) -> None:
+def test_gpu_excluded_by_the_kernel_module_is_not_queried(pci: Bus) -> None:
     pci.add(FIRST)
     pci.write(pci.places.proc_driver / "gpus" / FIRST / "information", "Device Minor: \t 0\nGPU Excluded:\t Yes\n")
-    (gpu,) = bus.gpus_on(pci.places)
-    assert gpu.unusable is not None
-    assert "NVreg_ExcludedGpus" in gpu.unusable
+    (gpu,) = bus.list_gpus(pci.places)
+    assert gpu.unusable_reason is not None
+    assert "NVreg_ExcludedGpus" in gpu.unusable_reason
 
 
-def test_a_gpu_that_only_the_kernel_module_names_is_one(pci: Bus) -> None:
+def test_gpu_known_only_to_the_kernel_module_is_listed(pci: Bus) -> None:
     pci.write(pci.places.proc_driver / "gpus" / FIRST / "information", "Model: x\n")
-    assert bus.gpus_on(pci.places) == (bus.BusGpu(FIRST),)
+    assert bus.list_gpus(pci.places) == (bus.PciGpu(FIRST),)
 
 
-def test_a_platform_without_numa_says_so(pci: Bus) -> None:
+def test_numa_node_is_none_on_a_platform_without_numa(pci: Bus) -> None:
     place = pci.add(FIRST)
     assert bus.numa_node(pci.places, FIRST) is None
     pci.write(place / "numa_node", "-1\n")
@@ -124,7 +124,7 @@ def rescan(pci: Bus) -> None:
 
 
 @pytest.mark.parametrize("change", [rebind, plug, reload, split, rescan])
-def test_the_fingerprint_changes_with_what_there_is(pci: Bus, change: Callable[[Bus], None]) -> None:
+def test_pci_fingerprint_changes_with_gpus_drivers_and_instances(pci: Bus, change: Callable[[Bus], None]) -> None:
     pci.add(FIRST)
     before = bus.fingerprint(pci.places)
     assert bus.fingerprint(pci.places) == before
@@ -135,16 +135,16 @@ def test_the_fingerprint_changes_with_what_there_is(pci: Bus, change: Callable[[
 # --- places
 
 
-def test_the_nodes_own_driver_is_left_to_the_loader() -> None:
-    assert Places().library_directories() == ()
-    assert Places().environment() == {}
+def test_driver_of_the_host_is_found_by_the_dynamic_loader() -> None:
+    assert DriverPaths().library_directories() == ()
+    assert DriverPaths().environment() == {}
 
 
-def test_a_driver_below_another_root_is_found_where_its_library_is(tmp_path: Path) -> None:
+def test_driver_below_another_root_is_found_in_its_library_directory(tmp_path: Path) -> None:
     for directory in ("usr/lib64", "usr/lib/x86_64-linux-gnu"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "usr/lib64/libnvidia-ml.so.1").touch()
-    places = Places(driver_root=tmp_path)
+    places = DriverPaths(driver_root=tmp_path)
     assert places.environment() == {"LD_LIBRARY_PATH": str(tmp_path / "usr/lib64")}
     assert places.find_program("nvidia-smi") is None
     (tmp_path / "usr/bin").mkdir()
@@ -152,8 +152,8 @@ def test_a_driver_below_another_root_is_found_where_its_library_is(tmp_path: Pat
     assert places.find_program("nvidia-smi") == tmp_path / "usr/bin/nvidia-smi"
 
 
-def test_a_driver_that_made_its_own_device_nodes_is_used_through_them(tmp_path: Path) -> None:
-    assert Places.of(tmp_path).dev == Path("/dev")
+def test_device_nodes_below_the_driver_root_are_used_when_present(tmp_path: Path) -> None:
+    assert DriverPaths.below(tmp_path).dev == Path("/dev")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    assert Places.of(tmp_path).dev == tmp_path / "dev"
+    assert DriverPaths.below(tmp_path).dev == tmp_path / "dev"

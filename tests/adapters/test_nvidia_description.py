@@ -48,8 +48,8 @@ def handed_out(
     return devices_of(gpu, "0000:1b:00.0", 2, numa_node=1, peers=frozenset({"GPU-9"}), minors=minors or {}, nodes=nodes)
 
 
-def test_a_whole_gpu_is_a_device_with_its_nodes() -> None:
-    (device,) = handed_out(description.read(ANSWER), nodes=Path("/run/nvidia/driver/dev"))
+def test_whole_gpu_is_a_device_with_its_device_nodes() -> None:
+    (device,) = handed_out(description.parse_description(ANSWER), nodes=Path("/run/nvidia/driver/dev"))
     assert (device.id, device.index, device.model, device.memory_bytes) == (
         "GPU-0",
         "2",
@@ -57,7 +57,7 @@ def test_a_whole_gpu_is_a_device_with_its_nodes() -> None:
         150_754_820_096,
     )
     assert (device.parent, device.profile, device.numa_node, device.peers) == (None, None, 1, frozenset({"GPU-9"}))
-    assert {access.kind for access in device.access} == {AccessKind.NODE}
+    assert {access.kind for access in device.access} == {AccessKind.DEVICE_NODE}
     assert [access.container_path for access in device.access] == [
         "/dev/nvidia3",
         "/dev/nvidiactl",
@@ -70,21 +70,21 @@ def test_a_whole_gpu_is_a_device_with_its_nodes() -> None:
     assert "serial" not in traits
 
 
-def test_the_display_node_is_given_where_there_is_one(tmp_path: Path) -> None:
+def test_display_node_is_granted_where_present(tmp_path: Path) -> None:
     (tmp_path / "nvidia-modeset").touch()
-    (device,) = handed_out(description.read(ANSWER), nodes=tmp_path)
+    (device,) = handed_out(description.parse_description(ANSWER), nodes=tmp_path)
     assert device.access[-1].container_path == "/dev/nvidia-modeset"
 
 
-def test_a_node_for_tools_that_the_driver_did_not_make_is_not_asked_for(tmp_path: Path) -> None:
+def test_missing_uvm_tools_node_is_not_required(tmp_path: Path) -> None:
     (tmp_path / "nvidia-uvm").touch()
-    (device,) = handed_out(description.read(ANSWER), nodes=tmp_path)
+    (device,) = handed_out(description.parse_description(ANSWER), nodes=tmp_path)
     assert "/dev/nvidia-uvm-tools" not in {access.container_path for access in device.access}
 
 
-def test_instances_are_devices_of_their_parent_and_their_parent_is_none() -> None:
+def test_mig_instances_are_devices_and_their_parent_gpu_is_none() -> None:
     second = {**INSTANCE, "index": 1, "uuid": "MIG-1", "gi": 8, "ci": 0}
-    gpu = description.read({**ANSWER, "mig": True, "instances": [INSTANCE, second]})
+    gpu = description.parse_description({**ANSWER, "mig": True, "instances": [INSTANCE, second]})
     devices = handed_out(gpu, {"gpu3/gi7/access": 66, "gpu3/gi7/ci0/access": 67, "gpu3/gi8/access": 75})
     assert [(device.id, device.index, device.parent) for device in devices] == [
         ("MIG-0", "2:0", "GPU-0"),
@@ -98,26 +98,32 @@ def test_instances_are_devices_of_their_parent_and_their_parent_is_none() -> Non
     assert dict(first.traits)["gpu_instance"] == "7"
 
 
-def test_a_parent_without_instances_is_handed_out_in_no_way() -> None:
-    gpu = description.read({**ANSWER, "mig": True})
+def test_gpu_in_mig_mode_without_instances_is_no_device() -> None:
+    gpu = description.parse_description({**ANSWER, "mig": True})
     assert handed_out(gpu) == ()
-    assert "has no instances" in (description.unfit(gpu, "0000:1b:00.0") or "")
+    assert "has no instances" in (description.exclusion_reason(gpu, "0000:1b:00.0") or "")
 
 
 @pytest.mark.parametrize("mode", ["host-vgpu", "host-vsga"])
-def test_a_host_of_vgpus_is_not_handed_out(mode: str) -> None:
-    assert mode in (description.unfit(description.read({**ANSWER, "virtualization": mode}), "0000:1b:00.0") or "")
+def test_vgpu_host_is_no_device(mode: str) -> None:
+    assert mode in (
+        description.exclusion_reason(description.parse_description({**ANSWER, "virtualization": mode}), "0000:1b:00.0")
+        or ""
+    )
 
 
 @pytest.mark.parametrize("mode", ["none", "passthrough", "vgpu"])
-def test_a_gpu_inside_a_virtual_machine_is_handed_out(mode: str) -> None:
-    assert description.unfit(description.read({**ANSWER, "virtualization": mode}), "0000:1b:00.0") is None
+def test_gpu_inside_a_virtual_machine_is_a_device(mode: str) -> None:
+    assert (
+        description.exclusion_reason(description.parse_description({**ANSWER, "virtualization": mode}), "0000:1b:00.0")
+        is None
+    )
 
 
 @pytest.mark.parametrize("spoilt", [{"uuid": ""}, {"minor": "3"}, {"total": None}, {"links": {}}, {"instances": [1]}])
-def test_an_answer_that_makes_no_sense_is_unreadable(spoilt: Message) -> None:
+def test_malformed_gpu_description_is_unreadable(spoilt: Message) -> None:
     with pytest.raises(Unreadable, match="makes no sense"):
-        description.read({**ANSWER, **spoilt})
+        description.parse_description({**ANSWER, **spoilt})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +140,7 @@ def test_an_answer_that_makes_no_sense_is_unreadable(spoilt: Message) -> None:
         (2, 2, 33280, 143771, "2g.35gb"),
     ],
 )
-def test_profiles_are_named_as_nvidias_tools_name_them(
+def test_mig_profiles_are_named_as_by_nvidia_smi(
     slices: int, compute_slices: int, mebibytes: int, gpu_mebibytes: int, name: str
 ) -> None:
     assert profile_name(slices, compute_slices, mebibytes, gpu_mebibytes << 20) == name
@@ -151,19 +157,19 @@ def test_profiles_are_named_as_nvidias_tools_name_them(
         ({"name": "", "slices": None}, "unknown"),
     ],
 )
-def test_the_drivers_own_word_for_a_profile_comes_first(said: Message, profile: str) -> None:
-    gpu = description.read({**ANSWER, "mig": True, "instances": [{**INSTANCE, **said}]})
+def test_profile_name_from_the_driver_takes_precedence(said: Message, profile: str) -> None:
+    gpu = description.parse_description({**ANSWER, "mig": True, "instances": [{**INSTANCE, **said}]})
     assert gpu.instances[0].profile == profile
 
 
 # --- peers
 
-PLAIN = GpuDescription(uuid="a", name="x", minor=0, total=1, mig=False, traits=())
+PLAIN = GpuDescription(uuid="a", name="x", minor=0, memory_bytes=1, mig=False, traits=())
 
 
-def test_gpus_that_a_link_joins_are_peers_of_each_other() -> None:
+def test_gpus_joined_by_nvlink_are_peers() -> None:
     gpus = {
-        "1": replace(PLAIN, uuid="a", links=(("2", "gpu"), ("2", "gpu"))),
+        "1": replace(PLAIN, uuid="a", nvlinks=(("2", "gpu"), ("2", "gpu"))),
         "2": replace(PLAIN, uuid="b"),
         "3": replace(PLAIN, uuid="c"),
     }
@@ -171,27 +177,27 @@ def test_gpus_that_a_link_joins_are_peers_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("kind", ["switch", None])
-def test_all_gpus_on_switches_are_peers_of_each_other(kind: str | None) -> None:
+def test_all_gpus_on_nvswitches_are_peers(kind: str | None) -> None:
     gpus = {
-        "1": replace(PLAIN, uuid="a", links=(("f0", kind),)),
-        "2": replace(PLAIN, uuid="b", links=((None, kind),)),
+        "1": replace(PLAIN, uuid="a", nvlinks=(("f0", kind),)),
+        "2": replace(PLAIN, uuid="b", nvlinks=((None, kind),)),
         "3": replace(PLAIN, uuid="c"),
     }
     assert peers_of(gpus) == {"a": {"b"}, "b": {"a"}, "c": frozenset()}
 
 
-def test_a_link_to_something_else_joins_nobody() -> None:
+def test_link_to_another_kind_of_device_makes_no_peers() -> None:
     gpus = {
-        "1": replace(PLAIN, uuid="a", links=(("f0", "npu"),)),
-        "2": replace(PLAIN, uuid="b", links=(("f0", "npu"),)),
+        "1": replace(PLAIN, uuid="a", nvlinks=(("f0", "npu"),)),
+        "2": replace(PLAIN, uuid="b", nvlinks=(("f0", "npu"),)),
     }
     assert peers_of(gpus) == {"a": frozenset(), "b": frozenset()}
 
 
-def test_a_gpu_in_mig_mode_is_nobodys_peer() -> None:
+def test_gpu_in_mig_mode_is_no_peer() -> None:
     instance = InstanceDescription("m", 0, 1, 0, 1, "1g.5gb")
     gpus = {
-        "1": replace(PLAIN, uuid="a", links=(("2", "gpu"),)),
-        "2": replace(PLAIN, uuid="b", links=(("1", "gpu"),), mig=True, instances=(instance,)),
+        "1": replace(PLAIN, uuid="a", nvlinks=(("2", "gpu"),)),
+        "2": replace(PLAIN, uuid="b", nvlinks=(("1", "gpu"),), mig=True, instances=(instance,)),
     }
     assert peers_of(gpus) == {"a": frozenset()}

@@ -7,13 +7,13 @@ import pynvml
 import pytest
 
 from scrubber.adapters.children.child import Fault
-from scrubber.adapters.nvidia.events import watch
-from scrubber.adapters.nvidia.nvml import Gpu
+from scrubber.adapters.nvidia.events import watch_events
+from scrubber.adapters.nvidia.nvml import NvmlGpu
 
 XID = pynvml.nvmlEventTypeXidCriticalError
 
 
-class OneGpu(Gpu):
+class OneGpu(NvmlGpu):
     """A GPU that supports events of some types and registers whoever asks."""
 
     def __init__(self, types: int | None) -> None:
@@ -42,7 +42,7 @@ class Parent:
     def send(self, message: dict[str, object]) -> None:
         self.heard.append(message)
 
-    def parent_gone(self) -> bool:
+    def is_parent_gone(self) -> bool:
         self._left -= 1
         return self._left < 0
 
@@ -63,17 +63,17 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlEventSetWait_v2", wait)
 
 
-def test_silence_is_told_every_few_seconds() -> None:
+def test_event_child_sends_a_heartbeat_every_few_seconds() -> None:
     parent = Parent(24)
-    watch(OneGpu(XID), parent, clock(0.5))  # type: ignore[arg-type]
+    watch_events(OneGpu(XID), parent, clock(0.5))  # type: ignore[arg-type]
     registered, inforom, *rest = parent.heard
     assert (registered, inforom) == ({"registered": XID}, {"inforom": True})
     assert rest == [{"watching": True}] * 2
 
 
-def test_what_comes_with_ordinary_work_is_not_registered() -> None:
+def test_events_of_ordinary_work_are_not_registered() -> None:
     gpu = OneGpu(pynvml.nvmlEventTypeAll)
-    watch(gpu, Parent(0), clock(0.5))  # type: ignore[arg-type]
+    watch_events(gpu, Parent(0), clock(0.5))  # type: ignore[arg-type]
     noise = pynvml.nvmlEventTypePState | pynvml.nvmlEventTypeClock | pynvml.nvmlEventTypeSingleBitEccError
     (types,) = gpu.registered
     assert isinstance(types, int)
@@ -83,9 +83,9 @@ def test_what_comes_with_ordinary_work_is_not_registered() -> None:
 
 
 @pytest.mark.parametrize("types", [None, 0, pynvml.nvmlEventTypeClock])
-def test_a_gpu_that_has_nothing_to_report_is_said_to_have_nothing(types: int | None) -> None:
+def test_gpu_without_relevant_events_is_reported_as_not_applicable(types: int | None) -> None:
     parent = Parent(9)
     with pytest.raises(Fault, match="reports no events") as said:
-        watch(OneGpu(types), parent, clock(0.5))  # type: ignore[arg-type]
+        watch_events(OneGpu(types), parent, clock(0.5))  # type: ignore[arg-type]
     assert said.value.code == "not-applicable"
     assert parent.heard == [{"inforom": True}]

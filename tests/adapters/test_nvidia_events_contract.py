@@ -12,10 +12,10 @@ import pynvml
 import pytest
 
 from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE, EventWatch, event_signal
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.signals import EVENTS_MODULE, EventWatch, meaning
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Stuck
+from scrubber.domain.errors import DriverTimeout
 from scrubber.domain.telemetry import Signal
 from scrubber.ports.device import Inventory
 from tests.nvidia.world import World
@@ -40,7 +40,7 @@ class Node:
         """Every device there is, once it is known whether its events are heard."""
         devices = await self._inventory.devices()
         self.watch.follow(devices)
-        await self.watch.ready(20.0)
+        await self.watch.wait_until_ready(20.0)
         return devices
 
     def child_of(self, device: Device) -> int:
@@ -50,7 +50,7 @@ class Node:
         return living.pid
 
     def children_of(self, device: Device) -> list[Child]:
-        return [child for child in self.children._living if child.device == (device.parent or device.id)]
+        return [child for child in self.children._live if child.device == (device.parent or device.id)]
 
 
 class Gated(Children):
@@ -69,9 +69,11 @@ class Gated(Children):
 
 @pytest.fixture
 async def node(world: World) -> AsyncIterator[Node]:
-    children = Children(kill_limit=20.0)
+    children = Children(kill_timeout=20.0)
     inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, poll=0.05, patience=60.0, pauses=(0.01,))
+    watch = EventWatch(
+        children, world.places, inventory.fingerprint, poll_interval=0.05, silence_timeout=60.0, restart_delays=(0.01,)
+    )
     yield Node(world, children, watch, inventory)
     await watch.close()
     await inventory.close()
@@ -118,14 +120,14 @@ async def until_true(holds: Callable[[], bool]) -> None:
         (1 << 40, Signal("GPU", "changed")),
     ],
 )
-def test_each_type_of_event_is_a_signal(kind: int, signal: Signal) -> None:
-    assert meaning("GPU", kind, 79) == signal
+def test_each_event_type_maps_to_its_signal(kind: int, signal: Signal) -> None:
+    assert event_signal("GPU", kind, 79) == signal
 
 
 # --- whole GPUs
 
 
-async def test_an_xid_is_told_and_stands_for_its_gpu_alone(node: Node) -> None:
+async def test_xid_is_signalled_and_counted_for_its_gpu_alone(node: Node) -> None:
     first, second = await node.follow()
     signals = node.watch.listen()
     node.world.gpus[0].raise_xid(79)
@@ -139,14 +141,14 @@ async def test_an_xid_is_told_and_stands_for_its_gpu_alone(node: Node) -> None:
     assert node.watch.xids(first.id) == {}
 
 
-async def test_an_ecc_error_is_told(node: Node) -> None:
+async def test_ecc_error_is_signalled(node: Node) -> None:
     _, second = await node.follow()
     signals = node.watch.listen()
     node.world.gpus[1].add_ecc_errors(1)
     assert await until(signals, Signal(second.id, "ecc")) == []
 
 
-async def test_a_flood_that_nobody_reads_is_one_signal_of_each_kind(node: Node) -> None:
+async def test_unread_event_flood_collapses_to_one_signal_of_each_kind(node: Node) -> None:
     first, second = await node.follow()
     signals, witness = node.watch.listen(), node.watch.listen()
     for _ in range(200):
@@ -158,7 +160,7 @@ async def test_a_flood_that_nobody_reads_is_one_signal_of_each_kind(node: Node) 
     assert node.watch.xids(second.id) == {}
 
 
-async def test_types_that_say_nothing_about_health_are_not_asked_for(node: Node) -> None:
+async def test_event_types_unrelated_to_health_are_not_registered(node: Node) -> None:
     gpu = node.world.gpus[0]
     noise = (pynvml.nvmlEventTypePState, pynvml.nvmlEventTypeClock, pynvml.nvmlEventTypeSingleBitEccError)
     gpu.set("event_types", sum(noise) | pynvml.nvmlEventTypeXidCriticalError)
@@ -170,7 +172,7 @@ async def test_types_that_say_nothing_about_health_are_not_asked_for(node: Node)
     assert await until(signals, Signal(first.id, "xid", 79)) == []
 
 
-async def test_an_inforom_that_is_corrupt_is_told_of_its_gpu_alone_and_costs_no_question_its_deadline(
+async def test_corrupt_inforom_is_reported_for_its_gpu_alone(
     node: Node,
 ) -> None:
     node.world.gpus[0].fail("nvmlDeviceValidateInforom", 14)
@@ -182,13 +184,13 @@ async def test_an_inforom_that_is_corrupt_is_told_of_its_gpu_alone_and_costs_no_
     assert not node.watch.inforom_corrupt(second.id)
 
 
-async def test_a_gpu_without_events_is_named_and_its_child_lets_go_of_it(node: Node) -> None:
+async def test_gpu_without_events_is_listed_as_unwatched_and_its_child_ends(node: Node) -> None:
     gpu = node.world.gpus[0]
     gpu.unset("event_types")
     first, second = await node.follow()
-    assert list(node.watch.unwatched) == [first.id]
-    assert "reports no events" in node.watch.unwatched[first.id]
-    assert node.watch.unheard(first.id) is None
+    assert list(node.watch.unwatched_gpus) == [first.id]
+    assert "reports no events" in node.watch.unwatched_gpus[first.id]
+    assert node.watch.event_stream_error(first.id) is None
     for child in node.children_of(first):
         assert await child.wait(20.0)
     assert node.child_of(second)
@@ -197,7 +199,7 @@ async def test_a_gpu_without_events_is_named_and_its_child_lets_go_of_it(node: N
 # --- trouble
 
 
-async def test_a_gpu_that_hangs_keeps_no_other_silent(node: Node) -> None:
+async def test_hanging_gpu_does_not_silence_events_of_other_gpus(node: Node) -> None:
     devices = await node._inventory.devices()
     node.world.gpus[0].hang("nvmlDeviceRegisterEvents")
     node.watch.follow(devices)
@@ -205,43 +207,43 @@ async def test_a_gpu_that_hangs_keeps_no_other_silent(node: Node) -> None:
     await until(signals, Signal(devices[1].id, "changed"))
     node.world.gpus[1].raise_xid(79)
     await until(signals, Signal(devices[1].id, "xid", 79))
-    assert list(node.watch.unwatched) == [devices[0].id]
+    assert list(node.watch.unwatched_gpus) == [devices[0].id]
 
 
-async def test_a_gpu_that_hung_is_watched_once_it_answers(world: World) -> None:
-    children = Children(kill_limit=20.0)
+async def test_hanging_gpu_is_watched_once_it_answers(world: World) -> None:
+    children = Children(kill_timeout=20.0)
     inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, patience=2.0, pauses=(0.01,))
+    watch = EventWatch(children, world.places, inventory.fingerprint, silence_timeout=2.0, restart_delays=(0.01,))
     devices = await inventory.devices()
     world.gpus[0].hang("nvmlDeviceRegisterEvents")
     watch.follow(devices)
-    await watch.ready(20.0)
-    assert "did not answer about its events" in watch.unwatched[devices[0].id]
-    assert watch.unheard(devices[0].id) == watch.unwatched[devices[0].id]
+    await watch.wait_until_ready(20.0)
+    assert "did not answer about its events" in watch.unwatched_gpus[devices[0].id]
+    assert watch.event_stream_error(devices[0].id) == watch.unwatched_gpus[devices[0].id]
     signals = watch.listen()
     world.gpus[0].heal()
     await until(signals, Signal(devices[0].id, "changed"))
-    assert watch.unheard(devices[0].id) is None
+    assert watch.event_stream_error(devices[0].id) is None
     await watch.close()
     await inventory.close()
     await children.close()
 
 
-async def test_a_gpu_that_is_lost_is_told_and_tried_again(node: Node) -> None:
+async def test_lost_gpu_is_signalled_and_watched_again_later(node: Node) -> None:
     first, second = await node.follow()
     signals = node.watch.listen()
     node.world.gpus[0].lose()
     assert await until(signals, Signal(first.id, "lost")) == []
-    assert "fallen off the bus" in node.watch.unwatched[first.id]
+    assert "fallen off the bus" in node.watch.unwatched_gpus[first.id]
     node.world.gpus[0].unset("error")
     await until(signals, Signal(first.id, "changed"))
     node.world.gpus[0].raise_xid(79)
     await until(signals, Signal(first.id, "xid", 79))
-    assert node.watch.unwatched == {}
+    assert node.watch.unwatched_gpus == {}
     assert node.watch.xids(second.id) == {}
 
 
-async def test_a_child_that_is_killed_is_replaced_and_the_gap_is_told(node: Node) -> None:
+async def test_killed_event_child_is_replaced_and_the_watch_gap_is_signalled(node: Node) -> None:
     first, _ = await node.follow()
     signals = node.watch.listen()
     node.world.gpus[0].raise_xid(79)
@@ -253,12 +255,12 @@ async def test_a_child_that_is_killed_is_replaced_and_the_gap_is_told(node: Node
     await until(signals, Signal(first.id, "xid", 48))
 
 
-async def test_watching_one_gpu_attaches_no_other(node: Node) -> None:
+async def test_watching_one_gpu_attaches_to_no_other(node: Node) -> None:
     devices = await node._inventory.devices()
     for gpu in node.world.gpus:
         gpu.unset("attached")
     node.watch.follow(devices)
-    await node.watch.ready(20.0)
+    await node.watch.wait_until_ready(20.0)
     attached = [{int(pid) for pid in (gpu.get("attached") or "").split()} for gpu in node.world.gpus]
     assert attached == [{node.child_of(device)} for device in devices]
 
@@ -266,47 +268,47 @@ async def test_watching_one_gpu_attaches_no_other(node: Node) -> None:
 # --- resets
 
 
-async def test_a_pause_ends_the_child_of_its_gpu_alone_and_what_it_missed_is_told(node: Node) -> None:
+async def test_pause_ends_only_its_gpus_child_and_resume_signals_the_watch_gap(node: Node) -> None:
     first, second = await node.follow()
     child, other = node.child_of(first), node.child_of(second)
     await node.watch.pause(first.id)
     assert not Path(f"/proc/{child}").exists()
     assert node.child_of(second) == other
-    assert list(node.watch.unwatched) == [first.id]
+    assert list(node.watch.unwatched_gpus) == [first.id]
     node.watch.follow([first, second])  # the inventory is read meanwhile
-    await node.watch.ready(20.0)
+    await node.watch.wait_until_ready(20.0)
     assert node.children.pids() == {other}
     signals = node.watch.listen()
     await node.watch.resume(first.id, 20.0)
-    assert node.watch.unheard(first.id) is None
+    assert node.watch.event_stream_error(first.id) is None
     node.world.gpus[0].raise_xid(79)  # at once: from the return on nothing is missed
     assert await until(signals, Signal(first.id, "xid", 79)) == [Signal(first.id, "changed")]
 
 
-async def test_a_gpu_that_two_resets_concern_is_watched_again_after_the_second(node: Node) -> None:
+async def test_gpu_paused_by_two_resets_is_watched_again_after_the_second(node: Node) -> None:
     first, second = await node.follow()
     other = node.child_of(second)
     await node.watch.pause(first.id)
     await node.watch.pause(first.id)
     await node.watch.resume(first.id, 20.0)
     assert node.children.pids() == {other}
-    assert node.watch.unheard(first.id) is not None
+    assert node.watch.event_stream_error(first.id) is not None
     await node.watch.resume(first.id, 20.0)
-    assert node.watch.unheard(first.id) is None
+    assert node.watch.event_stream_error(first.id) is None
 
 
-async def test_a_gpu_that_is_not_heard_again_in_time_is_unheard_until_it_is(node: Node) -> None:
+async def test_event_stream_of_a_gpu_counts_as_lost_until_watching_resumes(node: Node) -> None:
     first, second = await node.follow()
     await node.watch.pause(first.id)
     signals = node.watch.listen()
     await node.watch.resume(first.id, 0.0)
-    assert node.watch.unheard(first.id) == "Its events have not been watched since it was reset."
-    assert node.watch.unheard(second.id) is None
+    assert node.watch.event_stream_error(first.id) == "Its events have not been watched since it was reset."
+    assert node.watch.event_stream_error(second.id) is None
     await until(signals, Signal(first.id, "changed"))
-    assert node.watch.unheard(first.id) is None
+    assert node.watch.event_stream_error(first.id) is None
 
 
-async def test_a_pause_in_the_midst_of_a_start_leaves_no_child(node: Node) -> None:
+async def test_pause_during_an_event_childs_start_leaves_no_child(node: Node) -> None:
     devices = await node._inventory.devices()
     node.watch.follow(devices[:1])
     await asyncio.sleep(0)  # its start is under way
@@ -315,10 +317,10 @@ async def test_a_pause_in_the_midst_of_a_start_leaves_no_child(node: Node) -> No
 
 
 @pytest.mark.parametrize("then", ["resumed at once", "resumed once it has ended", "closed"])
-async def test_a_pause_that_is_cut_short_in_the_midst_of_a_start_leaves_no_child(world: World, then: str) -> None:
-    children, others = Gated(kill_limit=20.0), Children()
+async def test_cancelled_pause_during_an_event_childs_start_leaves_no_child(world: World, then: str) -> None:
+    children, others = Gated(kill_timeout=20.0), Children()
     inventory = NvidiaInventory(world.places, others, node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, patience=60.0, pauses=(0.01,))
+    watch = EventWatch(children, world.places, inventory.fingerprint, silence_timeout=60.0, restart_delays=(0.01,))
     (first, _) = await inventory.devices()
     watch.follow([first])
     await children.asked.wait()
@@ -335,7 +337,7 @@ async def test_a_pause_that_is_cut_short_in_the_midst_of_a_start_leaves_no_child
         await asyncio.sleep(0)
         children.gate.set()
         await resuming
-        assert watch.unheard(first.id) is None
+        assert watch.event_stream_error(first.id) is None
         assert len(children.pids()) == 1
         signals = watch.listen()
         world.gpus[0].raise_xid(79)
@@ -349,7 +351,7 @@ async def test_a_pause_that_is_cut_short_in_the_midst_of_a_start_leaves_no_child
     await others.close()
 
 
-async def test_a_resume_that_another_reset_overtakes_does_not_wait_for_its_end(node: Node) -> None:
+async def test_resume_overtaken_by_another_reset_does_not_wait_for_that_reset(node: Node) -> None:
     first, _ = await node.follow()
     await node.watch.pause(first.id)
     resuming = asyncio.create_task(node.watch.resume(first.id, 3600.0))
@@ -357,28 +359,28 @@ async def test_a_resume_that_another_reset_overtakes_does_not_wait_for_its_end(n
     await node.watch.pause(first.id)
     async with asyncio.timeout(20):
         await resuming
-    assert node.watch.unheard(first.id) == "Its events have not been watched since it was reset."
+    assert node.watch.event_stream_error(first.id) == "Its events have not been watched since it was reset."
     await node.watch.resume(first.id, 20.0)
-    assert node.watch.unheard(first.id) is None
+    assert node.watch.event_stream_error(first.id) is None
 
 
-async def test_a_pause_of_a_gpu_that_nobody_watches_is_done_at_once(node: Node) -> None:
+async def test_pause_of_an_unwatched_gpu_returns_at_once(node: Node) -> None:
     await node.watch.pause("GPU-unheard-of")
     await node.watch.resume("GPU-unheard-of", 20.0)
     await node.watch.resume("GPU-unheard-of", 20.0)
 
 
-async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World) -> None:
-    children = Gated(kill_limit=0.1, send_signal=lambda *_: None)
+async def test_unkillable_event_child_is_reported_and_not_replaced(world: World) -> None:
+    children = Gated(kill_timeout=0.1, send_signal=lambda *_: None)
     children.gate.set()
     inventory = NvidiaInventory(world.places, Children(), node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, pauses=(0.01,))
+    watch = EventWatch(children, world.places, inventory.fingerprint, restart_delays=(0.01,))
     (first, _) = await inventory.devices()
     world.gpus[0].hang("nvmlDeviceGetSupportedEventTypes")
     world.gpus[0].unset("attached")
     watch.follow([first])
     await until_true(lambda: world.gpus[0].get("attached") is not None)
-    with pytest.raises(Stuck, match="cannot be ended"):
+    with pytest.raises(DriverTimeout, match="cannot be ended"):
         await watch.pause(first.id)
     (abandoned,) = children.abandoned
     assert abandoned.device == first.id
@@ -386,12 +388,12 @@ async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World
     await watch.resume(first.id, 20.0)
     await asyncio.sleep(0)  # what it began by then has begun
     assert not children.asked.is_set()
-    assert "cannot be ended" in (watch.unheard(first.id) or "")
+    assert "cannot be ended" in (watch.event_stream_error(first.id) or "")
     children.send_signal = signal.pidfd_send_signal
     os.kill(abandoned.pid, 9)  # while it hangs: once it does not, it ends by itself
     world.gpus[0].heal()
     await until_true(lambda: not children.abandoned)
-    await until_true(lambda: watch.unheard(first.id) is None)
+    await until_true(lambda: watch.event_stream_error(first.id) is None)
     await watch.close()
     await inventory.close()
 
@@ -399,7 +401,7 @@ async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World
 # --- instances
 
 
-async def test_an_event_of_an_instance_is_its_own_and_one_of_the_gpu_is_everybody_s(node: Node) -> None:
+async def test_instance_event_concerns_the_instance_and_gpu_event_all_instances(node: Node) -> None:
     gpu = node.world.gpus[0]
     instances = gpu.split("1g.18gb", "1g.18gb")
     first, second, _ = await node.follow()
@@ -414,7 +416,7 @@ async def test_an_event_of_an_instance_is_its_own_and_one_of_the_gpu_is_everybod
     assert node.watch.xids(second.id) == {}
 
 
-async def test_an_xid_of_the_gpu_stands_for_an_instance_that_was_made_later(node: Node) -> None:
+async def test_gpu_xid_applies_to_an_instance_created_later(node: Node) -> None:
     first, _ = await node.follow()
     signals = node.watch.listen()
     node.world.gpus[0].raise_xid(79)
@@ -425,7 +427,7 @@ async def test_an_xid_of_the_gpu_stands_for_an_instance_that_was_made_later(node
     assert node.watch.xids(first.id) == {}
 
 
-async def test_an_event_of_the_gpu_instance_is_one_of_all_its_compute_instances(node: Node) -> None:
+async def test_gpu_instance_event_concerns_all_its_compute_instances(node: Node) -> None:
     node.world.gpus[0].split("1g.18gb", "1g.18gb")
     first, second, _ = await node.follow()
     shared = dict(first.traits) | {"compute_instance": "1"}
@@ -439,7 +441,7 @@ async def test_an_event_of_the_gpu_instance_is_one_of_all_its_compute_instances(
     assert (node.watch.xids(first.id), node.watch.xids(second.id)) == ({94: 1}, {})
 
 
-async def test_a_new_layout_of_instances_is_told_to_the_node(node: Node) -> None:
+async def test_mig_configuration_change_is_signalled_for_the_node(node: Node) -> None:
     gpu = node.world.gpus[0]
     gpu.set("event_types", pynvml.nvmlEventMigConfigChange)
     await node.follow()
@@ -451,7 +453,7 @@ async def test_a_new_layout_of_instances_is_told_to_the_node(node: Node) -> None
 # --- GPUs that come and go
 
 
-async def test_a_gpu_that_appears_or_vanishes_is_told_to_the_node(node: Node) -> None:
+async def test_added_or_removed_gpu_is_signalled_for_the_node(node: Node) -> None:
     node.watch.start()
     await node.follow()
     signals = node.watch.listen()
@@ -463,7 +465,7 @@ async def test_a_gpu_that_appears_or_vanishes_is_told_to_the_node(node: Node) ->
     await until(signals, Signal(None, "changed"))
 
 
-async def test_files_of_the_kernel_that_cannot_be_read_for_a_while_are_a_change_and_no_end(world: World) -> None:
+async def test_temporarily_unreadable_kernel_files_signal_a_change_and_do_not_stop_the_watch(world: World) -> None:
     answers: Iterator[object] = iter(["as ever", OSError("gone"), "as ever"])
 
     async def fingerprint() -> str:
@@ -472,7 +474,7 @@ async def test_files_of_the_kernel_that_cannot_be_read_for_a_while_are_a_change_
             raise found
         return str(found)
 
-    watch = EventWatch(Children(), world.places, fingerprint, poll=0.01)
+    watch = EventWatch(Children(), world.places, fingerprint, poll_interval=0.01)
     signals = watch.listen()
     watch.start()
     for _ in range(2):
@@ -480,7 +482,7 @@ async def test_files_of_the_kernel_that_cannot_be_read_for_a_while_are_a_change_
     await watch.close()
 
 
-async def test_a_gpu_that_is_not_followed_any_more_is_let_go_and_its_xids_are_kept(node: Node) -> None:
+async def test_unfollowed_gpu_is_released_and_its_xid_counts_are_kept(node: Node) -> None:
     first, second = await node.follow()
     signals = node.watch.listen()
     node.world.gpus[0].raise_xid(79)
@@ -495,7 +497,7 @@ async def test_a_gpu_that_is_not_followed_any_more_is_let_go_and_its_xids_are_ke
     assert node.watch.xids(first.id) == {79: 1}
 
 
-async def test_closing_ends_the_stream_and_every_child(node: Node) -> None:
+async def test_closing_the_watch_ends_the_stream_and_every_child(node: Node) -> None:
     node.watch.start()
     await node.follow()
     signals = node.watch.listen()

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.nvidia.holders import IdleLevel, NvidiaHolders
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments
+from scrubber.adapters.nvidia.holders import IdleMemory, NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments
 from scrubber.domain.device import Access, AccessKind, Device
-from scrubber.domain.errors import Away, Lost, Unreadable
+from scrubber.domain.errors import DeviceLost, Unavailable, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from tests.adapters.sim_rig import Tenant
 from tests.nvidia.world import MIB, World
@@ -43,7 +43,7 @@ class Node:
         self.names: dict[int, str] = {}
         self.children = Children()
         places = world.places
-        self._questions = QuestionPool(
+        self._questions = RequestPool(
             self.children,
             DRIVER_MODULE,
             arguments=driver_arguments(places),
@@ -57,9 +57,9 @@ class Node:
             places,
             infrastructure=self._name,
             walk_deadline=walk_deadline,
-            look_budget=look_budget,
-            idle=IdleLevel(ALLOWANCE, MARGIN),
-            settle=0.02,
+            process_budget=look_budget,
+            idle=IdleMemory(ALLOWANCE, MARGIN),
+            confirm_seconds=0.02,
         )
         self._tenants: list[Tenant] = []
 
@@ -82,7 +82,7 @@ class Node:
 
     async def not_covered(self, device: Device) -> list[str]:
         """Without what concerns other processes of this machine, and without what no walk sees."""
-        said = (await self.holders.holders(device)).not_covered
+        said = (await self.holders.list_holders(device)).not_covered
         others = ("could not be looked into", "short-lived", "in pieces")
         return [each for each in said if each != UNSEEN and not any(words in each for words in others)]
 
@@ -119,14 +119,12 @@ signal.pause()
 # --- the driver's lists
 
 
-async def test_an_idle_device_is_nobody_s(node: Node, device: Device) -> None:
-    assert not await node.holders.held(device)
-    assert (await node.holders.holders(device)).holders == ()
+async def test_idle_device_has_no_holders(node: Node, device: Device) -> None:
+    assert not await node.holders.is_held(device)
+    assert (await node.holders.list_holders(device)).holders == ()
 
 
-async def test_nobody_is_missed_with_a_driver_that_writes_longer_rows_than_it_should(
-    node: Node, device: Device
-) -> None:
+async def test_process_list_with_oversized_rows_loses_no_holder(node: Node, device: Device) -> None:
     node.world.set("long_process_rows", "")
     tenants = [node.open("/dev/null") for _ in range(3)]
     for tenant in tenants:
@@ -135,85 +133,85 @@ async def test_nobody_is_missed_with_a_driver_that_writes_longer_rows_than_it_sh
 
 
 @pytest.mark.parametrize("list_name", ["compute", "graphics", "mps"])
-async def test_whoever_is_in_any_of_the_lists_holds_the_device(node: Node, device: Device, list_name: str) -> None:
+async def test_process_in_any_driver_list_holds_the_device(node: Node, device: Device, list_name: str) -> None:
     tenant = node.open("/dev/null")
     node.world.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
-    assert await node.holders.held(device)
-    (holder,) = (await node.holders.holders(device)).holders
+    assert await node.holders.is_held(device)
+    (holder,) = (await node.holders.list_holders(device)).holders
     assert (holder.pid, holder.kind) == (tenant.pid, HolderKind.PROCESS)
     assert holder.started > 0
     assert "signal.pause" in holder.command
     _, other = await node.inventory.devices()
-    assert not await node.holders.held(other)
+    assert not await node.holders.is_held(other)
     assert await node.kinds(other) == {}
 
 
-async def test_a_process_in_two_lists_is_one_holder(node: Node, device: Device) -> None:
+async def test_process_in_two_driver_lists_is_one_holder(node: Node, device: Device) -> None:
     tenant = node.open("/dev/null")
     node.world.gpus[0].add_process(tenant.pid, MIB)
     node.world.gpus[0].add_process(tenant.pid, None, list_name="graphics")
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
 
 
-async def test_our_own_children_are_no_holders(node: Node, device: Device) -> None:
-    await node.holders.holders(device)
+async def test_services_own_children_are_no_holders(node: Node, device: Device) -> None:
+    await node.holders.list_holders(device)
     assert len(node.children.pids()) == 2
     for pid in (os.getpid(), *node.children.pids()):
         node.world.gpus[0].add_process(pid, 0)
-    assert not await node.holders.held(device)
+    assert not await node.holders.is_held(device)
     assert await node.kinds(device) == {}
 
 
 # --- nodes
 
 
-async def test_a_process_that_only_has_the_node_open_is_found_by_the_walk(node: Node, device: Device) -> None:
+async def test_process_with_only_the_device_node_open_is_found_by_the_walk(node: Node, device: Device) -> None:
     tenant = node.open(node.world.gpus[0].node)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
     _, other = await node.inventory.devices()
     assert await node.kinds(other) == {}
 
 
-async def test_the_nodes_that_all_gpus_share_are_nobody_s(node: Node, device: Device) -> None:
+async def test_shared_device_nodes_make_no_process_a_holder(node: Node, device: Device) -> None:
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
         node.open(node.world.root / "dev" / name)
     assert await node.kinds(device) == {}
     assert await node.not_covered(device) == []
 
 
-async def test_without_the_gpu_s_node_nobody_can_say_who_has_it(node: Node, device: Device) -> None:
+async def test_holders_are_unreadable_without_the_gpus_device_node(node: Node, device: Device) -> None:
     node.world.gpus[0].node.unlink()
     with pytest.raises(Unreadable, match="who has it open is not known"):
-        await node.holders.holders(device)
+        await node.holders.list_holders(device)
     node.world.gpus[0].node.write_text("no device")
     with pytest.raises(Unreadable, match="no device node"):
-        await node.holders.holders(device)
+        await node.holders.list_holders(device)
     with pytest.raises(Unreadable, match="no device node"):
-        await node.holders.holders(replace(device, access=()))
+        await node.holders.list_holders(replace(device, access=()))
 
 
 # --- ghosts
 
 
-async def test_a_listed_process_that_is_gone_is_a_ghost(node: Node, device: Device) -> None:
+async def test_listed_process_that_no_longer_exists_is_an_untraceable_holder(node: Node, device: Device) -> None:
     node.world.gpus[0].add_process(GONE, MIB)
-    assert await node.holders.held(device)
+    assert await node.holders.is_held(device)
     (ghost,) = (await node.report(device)).holders
-    assert (ghost.pid, ghost.kind) == (0, HolderKind.GHOST)
+    assert (ghost.pid, ghost.kind) == (0, HolderKind.UNTRACEABLE)
     assert str(GONE) in ghost.command
 
 
-async def test_a_process_that_the_driver_cannot_name_is_never_ignored(node: Node, device: Device) -> None:
+async def test_process_without_a_pid_in_the_driver_list_is_an_untraceable_holder(node: Node, device: Device) -> None:
     node.world.gpus[0].add_process(0, MIB)
-    assert await node.holders.held(device)
-    assert await node.kinds(device) == {0: HolderKind.GHOST}
+    assert await node.holders.is_held(device)
+    assert await node.kinds(device) == {0: HolderKind.UNTRACEABLE}
 
 
-async def test_a_zombie_in_the_list_is_gone(node: Node, device: Device) -> None:
+async def test_listed_zombie_counts_as_gone(node: Node, device: Device) -> None:
     tenant = node.open("/dev/null")
     node.world.gpus[0].add_process(tenant.pid, MIB)
     kill_without_reaping(tenant)
-    assert await node.kinds(device) == {0: HolderKind.GHOST}
+    assert await node.kinds(device) == {0: HolderKind.UNTRACEABLE}
 
 
 def kill_without_reaping(tenant: Tenant) -> None:
@@ -223,34 +221,36 @@ def kill_without_reaping(tenant: Tenant) -> None:
     os.close(pidfd)
 
 
-async def test_memory_in_use_without_anyone_is_a_ghost(node: Node, device: Device) -> None:
+async def test_memory_in_use_without_a_process_is_an_untraceable_holder(node: Node, device: Device) -> None:
     node.world.gpus[0].set("used", ALLOWANCE + 5)
-    assert await node.holders.held(device)
+    assert await node.holders.is_held(device)
     (ghost,) = (await node.report(device)).holders
-    assert ghost.kind is HolderKind.GHOST
+    assert ghost.kind is HolderKind.UNTRACEABLE
     assert "5 bytes of memory are in use above the idle level" in ghost.command
 
 
-async def test_a_ghost_of_two_kinds_is_one(node: Node, device: Device) -> None:
+async def test_untraceable_memory_and_process_are_one_untraceable_holder(node: Node, device: Device) -> None:
     node.world.gpus[0].set("used", ALLOWANCE + 5)
     node.world.gpus[0].add_process(GONE, MIB)
-    assert await node.kinds(device) == {0: HolderKind.GHOST}
+    assert await node.kinds(device) == {0: HolderKind.UNTRACEABLE}
     assert len((await node.report(device)).holders) == 1
 
 
-async def test_memory_of_a_process_that_is_there_is_no_ghost(node: Node, device: Device) -> None:
+async def test_memory_of_an_existing_process_is_no_untraceable_holder(node: Node, device: Device) -> None:
     tenant = node.open(node.world.gpus[0].node)
     node.world.gpus[0].set("used", ALLOWANCE + MIB)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
 
 
 @pytest.mark.parametrize("wanted", [2, 4])
-async def test_a_process_whose_memory_is_being_taken_back_is_no_ghost(node: Node, device: Device, wanted: int) -> None:
+async def test_process_whose_memory_is_being_released_is_no_untraceable_holder(
+    node: Node, device: Device, wanted: int
+) -> None:
     """Until that is done it is listed, and nobody is there; it is looked at again until it is over."""
-    gpu, usage, looks = node.world.gpus[0], node.holders._usage, 0
+    gpu, usage, looks = node.world.gpus[0], node.holders._read_usage, 0
     gpu.add_process(GONE, MIB)
     gpu.set("used", ALLOWANCE + MIB)
-    node.holders._settle = 60.0
+    node.holders._confirm_seconds = 60.0
 
     async def looking(each: Device) -> object:
         nonlocal looks
@@ -260,8 +260,8 @@ async def test_a_process_whose_memory_is_being_taken_back_is_no_ghost(node: Node
             gpu.set("used", 0)
         return await usage(each)
 
-    node.holders._usage = looking  # type: ignore[method-assign, assignment]
-    assert (await node.holders.holders(device)).holders == ()
+    node.holders._read_usage = looking  # type: ignore[method-assign, assignment]
+    assert (await node.holders.list_holders(device)).holders == ()
     assert looks == wanted
 
 
@@ -277,12 +277,12 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) 
 """
 
 
-async def test_a_dead_leader_with_live_threads_is_unkillable(node: Node, device: Device) -> None:
+async def test_dead_leader_with_live_threads_is_unkillable(node: Node, device: Device) -> None:
     tenant = node.run(DEAD_LEADER, str(node.world.gpus[0].node)).until_its_leader_is_dead()
     assert await node.kinds(device) == {tenant.pid: HolderKind.UNKILLABLE}
 
 
-async def test_a_stopped_holder_is_a_process_like_any_other(node: Node, device: Device) -> None:
+async def test_stopped_holder_is_reported_as_a_process(node: Node, device: Device) -> None:
     tenant = node.open(node.world.gpus[0].node)
     os.kill(tenant.pid, signal.SIGSTOP)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
@@ -291,36 +291,40 @@ async def test_a_stopped_holder_is_a_process_like_any_other(node: Node, device: 
 # --- infrastructure
 
 
-async def test_infrastructure_is_named_and_does_not_hold_the_device(node: Node, device: Device) -> None:
+async def test_infrastructure_process_is_named_and_does_not_hold_the_device(node: Node, device: Device) -> None:
     daemon = node.open(node.world.gpus[0].node)
     node.names[daemon.pid] = "nvidia-persistenced.service"
     node.world.gpus[0].add_process(daemon.pid, 2 * ALLOWANCE)
-    assert not await node.holders.held(device)
-    (holder,) = (await node.holders.holders(device)).holders
+    assert not await node.holders.is_held(device)
+    (holder,) = (await node.holders.list_holders(device)).holders
     assert holder == Holder(
         daemon.pid, holder.started, HolderKind.INFRASTRUCTURE, command="nvidia-persistenced.service"
     )
 
 
-async def test_memory_that_the_infrastructure_does_not_explain_is_a_ghost(node: Node, device: Device) -> None:
+async def test_memory_that_infrastructure_does_not_account_for_is_an_untraceable_holder(
+    node: Node, device: Device
+) -> None:
     daemon = node.open(node.world.gpus[0].node)
     node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
     node.world.gpus[0].add_process(daemon.pid, None)
     node.world.gpus[0].set("used", ALLOWANCE + MIB)
-    assert await node.holders.held(device)
-    assert await node.kinds(device) == {daemon.pid: HolderKind.INFRASTRUCTURE, 0: HolderKind.GHOST}
+    assert await node.holders.is_held(device)
+    assert await node.kinds(device) == {daemon.pid: HolderKind.INFRASTRUCTURE, 0: HolderKind.UNTRACEABLE}
 
 
-async def test_a_tenant_beside_the_infrastructure_holds_the_device(node: Node, device: Device) -> None:
+async def test_tenant_beside_infrastructure_holds_the_device(node: Node, device: Device) -> None:
     daemon, tenant = node.open(node.world.gpus[0].node), node.open(node.world.gpus[0].node)
     node.names[daemon.pid] = "nvidia-persistenced.service"
     node.world.gpus[0].add_process(daemon.pid, 0)
     node.world.gpus[0].add_process(tenant.pid, 0)
-    assert await node.holders.held(device)
+    assert await node.holders.is_held(device)
     assert await node.kinds(device) == {daemon.pid: HolderKind.INFRASTRUCTURE, tenant.pid: HolderKind.PROCESS}
 
 
-async def test_nobody_takes_over_a_name_with_a_pid(node: Node, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_with_a_reused_pid_does_not_inherit_an_infrastructure_name(
+    node: Node, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The name belonged to an earlier process of that PID: the one that was found has another start time."""
     tenant = node.open(node.world.gpus[0].node)
     node.names[tenant.pid] = "nvidia-persistenced.service"
@@ -339,15 +343,17 @@ async def instances(node: Node) -> tuple[Device, Device]:
     return first, second
 
 
-async def test_an_instance_has_a_list_of_its_own(node: Node, instances: tuple[Device, Device]) -> None:
+async def test_instance_has_its_own_process_list(node: Node, instances: tuple[Device, Device]) -> None:
     tenant = node.open("/dev/null")
     gpu = node.world.gpus[0]
     gpu.add_process(tenant.pid, MIB, instance=gpu.instances[1])
-    assert [await node.holders.held(each) for each in instances] == [False, True]
+    assert [await node.holders.is_held(each) for each in instances] == [False, True]
     assert [await node.kinds(each) for each in instances] == [{}, {tenant.pid: HolderKind.PROCESS}]
 
 
-async def test_the_gpu_s_node_ties_nobody_to_one_instance(node: Node, instances: tuple[Device, Device]) -> None:
+async def test_open_gpu_node_makes_a_process_holder_of_no_instance(
+    node: Node, instances: tuple[Device, Device]
+) -> None:
     node.open(node.world.gpus[0].node)
     for each in instances:
         assert await node.kinds(each) == {}
@@ -356,7 +362,9 @@ async def test_the_gpu_s_node_ties_nobody_to_one_instance(node: Node, instances:
         ]
 
 
-async def test_a_capability_node_ties_to_its_instance_alone(node: Node, instances: tuple[Device, Device]) -> None:
+async def test_open_capability_node_makes_a_process_holder_of_its_instance_alone(
+    node: Node, instances: tuple[Device, Device]
+) -> None:
     first, second = instances
     capability = next(each.host_path for each in first.access if "nvidia-cap" in each.host_path)
     tenant = node.open(capability)
@@ -364,7 +372,7 @@ async def test_a_capability_node_ties_to_its_instance_alone(node: Node, instance
     assert await node.kinds(second) == {}
 
 
-async def test_an_instance_whose_capability_nodes_are_not_known_says_so(
+async def test_unknown_capability_nodes_of_an_instance_are_reported_as_not_covered(
     node: Node, instances: tuple[Device, Device]
 ) -> None:
     first, _ = instances
@@ -373,14 +381,14 @@ async def test_an_instance_whose_capability_nodes_are_not_known_says_so(
     assert "capability nodes of the instance" in sentence
 
 
-async def test_a_capability_node_that_only_a_container_has_is_known_by_its_number(
+async def test_capability_node_present_only_in_a_container_is_found_by_its_device_number(
     node: Node, instances: tuple[Device, Device]
 ) -> None:
     first, _ = instances
     terminal = Path(next(each.host_path for each in first.access if "nvidia-cap" in each.host_path)).resolve()
     number = terminal.stat().st_rdev
     name = f"nvidia-caps/nvidia-cap{os.minor(number)}"
-    unmade = Access(AccessKind.NODE, str(node.world.root / "unmade" / name), f"/dev/{name}")
+    unmade = Access(AccessKind.DEVICE_NODE, str(node.world.root / "unmade" / name), f"/dev/{name}")
     instance = replace(first, access=(first.access[0], unmade))
     tenant = node.open(terminal)
     (sentence,) = await node.not_covered(instance)
@@ -390,22 +398,24 @@ async def test_a_capability_node_that_only_a_container_has_is_known_by_its_numbe
     assert await node.kinds(instance) == {tenant.pid: HolderKind.PROCESS}
 
 
-async def test_an_instance_s_memory_is_its_own(node: Node, instances: tuple[Device, Device]) -> None:
+async def test_memory_of_one_instance_does_not_count_for_its_sibling(
+    node: Node, instances: tuple[Device, Device]
+) -> None:
     node.world.gpus[0].instances[0].set("used", ALLOWANCE + MIB)
-    assert [await node.holders.held(each) for each in instances] == [True, False]
-    assert await node.kinds(instances[0]) == {0: HolderKind.GHOST}
+    assert [await node.holders.is_held(each) for each in instances] == [True, False]
+    assert await node.kinds(instances[0]) == {0: HolderKind.UNTRACEABLE}
 
 
-async def test_the_driver_s_own_memory_grows_with_the_slices_of_an_instance(tmp_path: Path) -> None:
+async def test_idle_memory_allowance_of_an_instance_grows_with_its_slices(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", mebibytes=258) as world:
         world.gpus[0].split("3g.71gb", "1g.18gb")
         node = Node(world)
         large, small, _ = await node.inventory.devices()
         for instance in world.gpus[0].instances:
             instance.set("used", 3 * ALLOWANCE)
-        assert [await node.holders.held(each) for each in (large, small)] == [False, True]
+        assert [await node.holders.is_held(each) for each in (large, small)] == [False, True]
         world.gpus[0].instances[0].set("used", 3 * ALLOWANCE + MARGIN + 1)
-        assert await node.holders.held(large)
+        assert await node.holders.is_held(large)
         await node.close()
 
 
@@ -413,54 +423,56 @@ async def test_the_driver_s_own_memory_grows_with_the_slices_of_an_instance(tmp_
 
 
 @pytest.mark.parametrize("list_name", ["compute", "graphics", "mps"])
-async def test_whoever_is_in_any_of_the_lists_uses_the_device(node: Node, device: Device, list_name: str) -> None:
+async def test_process_in_any_driver_list_is_a_user_of_the_device(node: Node, device: Device, list_name: str) -> None:
     tenant = node.open("/dev/null")
     node.world.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
-    (user,) = await node.holders.users(device)
+    (user,) = await node.holders.list_users(device)
     assert (user.pid, user.kind) == (tenant.pid, HolderKind.PROCESS)
     assert user.command.startswith("python")
-    assert [each.identity for each in (await node.holders.holders(device)).holders] == [user.identity]
+    assert [each.identity for each in (await node.holders.list_holders(device)).holders] == [user.identity]
     _, other = await node.inventory.devices()
-    assert await node.holders.users(other) == ()
+    assert await node.holders.list_users(other) == ()
 
 
-async def test_infrastructure_is_among_the_users_as_such(node: Node, device: Device) -> None:
+async def test_infrastructure_users_are_marked_as_infrastructure(node: Node, device: Device) -> None:
     daemon, tenant = node.open("/dev/null"), node.open("/dev/null")
     node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
     for each in (daemon, tenant):
         node.world.gpus[0].add_process(each.pid, MIB)
-    users = {user.pid: (user.kind, user.command) for user in await node.holders.users(device)}
+    users = {user.pid: (user.kind, user.command) for user in await node.holders.list_users(device)}
     assert users[daemon.pid] == (HolderKind.INFRASTRUCTURE, "gpu-operator/nvidia-dcgm")
     assert users[tenant.pid][0] is HolderKind.PROCESS
 
 
-async def test_who_is_gone_or_has_no_name_or_is_ours_is_no_user(node: Node, device: Device) -> None:
+async def test_gone_unnamed_and_own_processes_are_no_users(node: Node, device: Device) -> None:
     zombie = node.open("/dev/null")
     kill_without_reaping(zombie)
     for pid in (0, GONE, zombie.pid, os.getpid()):
         node.world.gpus[0].add_process(pid, MIB)
-    assert await node.holders.users(device) == ()
+    assert await node.holders.list_users(device) == ()
 
 
-async def test_who_uses_a_device_is_asked_of_the_driver_alone(node: Node, device: Device) -> None:
+async def test_listing_users_queries_the_driver_without_a_walk(node: Node, device: Device) -> None:
     """Cheap enough for every second: no child walks."""
     node.open(node.world.gpus[0].node)
-    assert await node.holders.users(device) == ()
+    assert await node.holders.list_users(device) == ()
     assert len(node.children.pids()) == 1
 
 
-async def test_a_fast_path_says_that_nobody_looked_who_has_the_node_open(
+async def test_fast_path_reports_open_device_nodes_as_not_covered(
     node: Node, device: Device, instances: tuple[Device, Device]
 ) -> None:
     unasked = "open without a context of the driver's were not looked for on this path"
-    assert node.holders.not_asked(device) == (f"holders: processes that have the device's node {unasked}",)
-    (sentence,) = node.holders.not_asked(instances[0])
+    assert node.holders.not_covered(device) == (f"holders: processes that have the device's node {unasked}",)
+    (sentence,) = node.holders.not_covered(instances[0])
     assert sentence == f"holders: processes that have the instance's or its GPU's nodes {unasked}"
 
 
-async def test_what_no_walk_sees_is_said_once(node: Node, device: Device, instances: tuple[Device, Device]) -> None:
+async def test_gap_in_walk_coverage_is_reported_once(
+    node: Node, device: Device, instances: tuple[Device, Device]
+) -> None:
     for each in (device, *instances):
-        assert (await node.holders.holders(each)).not_covered.count(UNSEEN) == 1
+        assert (await node.holders.list_holders(each)).not_covered.count(UNSEEN) == 1
 
 
 # --- walks under attack
@@ -486,68 +498,66 @@ signal.pause()
 """Half a million descriptors, for the price of a few megabytes."""
 
 
-async def test_a_tenant_that_makes_the_walk_slow_takes_no_device_out_of_service(tmp_path: Path) -> None:
+async def test_tenant_that_slows_the_walk_takes_no_device_out_of_service(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", mebibytes=64) as world:
         node = Node(world, look_budget=1.0)
         devices = await node.inventory.devices()
         crowd, holder = node.run(CROWDED), node.open(world.gpus[0].node)
-        reports = [await node.holders.holders(device) for device in devices]
+        reports = [await node.holders.list_holders(device) for device in devices]
         assert [[each.pid for each in report.holders] for report in reports] == [[holder.pid], []]
         for report in reports:
-            (left_out,) = (each for each in report.unfinished if each.pid == crowd.pid)
+            (left_out,) = (each for each in report.uninspected if each.pid == crowd.pid)
             assert left_out.started > 0
             assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
         crowd.end()
         for device in devices:
-            assert crowd.pid not in {each.pid for each in (await node.holders.holders(device)).unfinished}
+            assert crowd.pid not in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
         await node.close()
 
 
-async def test_a_listed_process_that_there_is_no_time_to_look_through_is_a_holder_and_no_ghost(tmp_path: Path) -> None:
+async def test_listed_process_without_time_for_inspection_is_a_holder_and_not_untraceable(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", mebibytes=64) as world:
         node = Node(world, look_budget=0.0)
         device, _ = await node.inventory.devices()
         tenant = node.open("/dev/null")
         world.gpus[0].add_process(tenant.pid, MIB)
-        report = await node.holders.holders(device)
+        report = await node.holders.list_holders(device)
         assert [(each.pid, each.kind) for each in report.holders] == [(tenant.pid, HolderKind.PROCESS)]
-        assert tenant.pid not in {each.pid for each in report.unfinished}
+        assert tenant.pid not in {each.pid for each in report.uninspected}
         await node.close()
 
 
-async def test_memory_that_somebody_unfinished_may_have_is_no_ghost(tmp_path: Path) -> None:
+async def test_memory_possibly_used_by_an_uninspected_process_is_no_untraceable_holder(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", mebibytes=64) as world:
         node = Node(world, look_budget=0.0)
         device, _ = await node.inventory.devices()
         world.gpus[0].set("used", ALLOWANCE + MIB)
         node.open(world.gpus[0].node)
-        report = await node.holders.holders(device)
+        report = await node.holders.list_holders(device)
         assert report.holders == ()
-        assert report.unfinished
+        assert report.uninspected
         await node.close()
 
 
-async def test_infrastructure_that_there_is_no_time_to_look_through_keeps_nobody_out(tmp_path: Path) -> None:
+async def test_uninspected_infrastructure_process_blocks_no_device(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", mebibytes=64) as world:
         node = Node(world, look_budget=0.0)
         device, _ = await node.inventory.devices()
         daemon = node.open(world.gpus[0].node)
-        assert daemon.pid in {each.pid for each in (await node.holders.holders(device)).unfinished}
+        assert daemon.pid in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
         node.names[daemon.pid] = "nvidia-persistenced.service"
-        assert daemon.pid not in {each.pid for each in (await node.holders.holders(device)).unfinished}
+        assert daemon.pid not in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
         await node.close()
 
 
-async def test_a_walk_without_an_answer_is_no_fault_of_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scrubber.adapters.nvidia.holders.WALKER_MODULE", "tests.adapters.wayward_child")
     with World.create(tmp_path / "world", mebibytes=64) as world:
         node = Node(world, walk_deadline=0.05)
         for device in await node.inventory.devices():
-            with pytest.raises(Away):
-                await node.holders.holders(device)
-            assert not await node.holders.held(device)
+            with pytest.raises(Unavailable):
+                await node.holders.list_holders(device)
+            assert not await node.holders.is_held(device)
         await node.close()
 
 
@@ -557,7 +567,7 @@ TWO_TABLES = CROWDED.replace("range(40)", "range(2)").replace(
 """The last thing that is opened is what is looked for, behind thousands of others."""
 
 
-async def test_a_holder_behind_more_descriptors_than_a_walk_gets_through_is_found_by_the_walks_that_follow(
+async def test_holder_behind_many_descriptors_is_found_by_subsequent_walks(
     tmp_path: Path,
 ) -> None:
     with World.create(tmp_path / "world", mebibytes=64) as world:
@@ -566,26 +576,26 @@ async def test_a_holder_behind_more_descriptors_than_a_walk_gets_through_is_foun
         holder = node.run(TWO_TABLES, str(world.gpus[0].node))
         found: list[int] = []
         while holder.pid not in found:
-            found = [each.pid for each in (await node.holders.holders(device, scrub="scrub-1")).holders]
+            found = [each.pid for each in (await node.holders.list_holders(device, scrub="scrub-1")).holders]
         await node.close()
 
 
 # --- the idle level
 
 
-async def test_memory_is_waited_for_until_it_is_back(node: Node, device: Device) -> None:
+async def test_idle_wait_lasts_until_the_memory_is_released(node: Node, device: Device) -> None:
     gpu = node.world.gpus[0]
-    assert await node.holders.settled(device, 20.0) == 0
+    assert await node.holders.wait_until_idle(device, 20.0) == 0
     gpu.set("used", MARGIN + 7)
-    assert await node.holders.settled(device, 0.0) == 7
+    assert await node.holders.wait_until_idle(device, 0.0) == 7
     with freeing(node):
-        assert await node.holders.settled(device, 20.0) == 0
+        assert await node.holders.wait_until_idle(device, 20.0) == 0
 
 
 @contextmanager
 def freeing(node: Node) -> Iterator[None]:
     """The driver gives the memory back while somebody waits for it: from the third time that it is asked."""
-    usage, asked = node.holders._usage, 0
+    usage, asked = node.holders._read_usage, 0
 
     async def asking(device: Device) -> object:
         nonlocal asked
@@ -594,40 +604,40 @@ def freeing(node: Node) -> Iterator[None]:
             node.world.gpus[0].set("used", 0)
         return await usage(device)
 
-    node.holders._usage = asking  # type: ignore[method-assign, assignment]
+    node.holders._read_usage = asking  # type: ignore[method-assign, assignment]
     yield
     assert asked == 3
 
 
-async def test_a_device_that_is_lost_is_lost_here_too(node: Node, device: Device) -> None:
+async def test_holders_of_a_lost_device_raise_device_lost(node: Node, device: Device) -> None:
     node.world.gpus[0].lose()
-    for ask in (node.holders.held, node.holders.holders):
-        with pytest.raises(Lost):
+    for ask in (node.holders.is_held, node.holders.list_holders):
+        with pytest.raises(DeviceLost):
             await ask(device)
 
 
-def test_the_idle_level_is_not_what_was_found_at_first() -> None:
-    idle = IdleLevel(ALLOWANCE, MARGIN)
-    idle.seen("GPU", ALLOWANCE * 3)
-    assert idle.of("GPU") == ALLOWANCE
-    assert idle.above("GPU", ALLOWANCE * 3) == ALLOWANCE * 2
+def test_idle_level_is_not_raised_by_the_first_measurement() -> None:
+    idle = IdleMemory(ALLOWANCE, MARGIN)
+    idle.record_idle("GPU", ALLOWANCE * 3)
+    assert idle.limit("GPU") == ALLOWANCE
+    assert idle.excess("GPU", ALLOWANCE * 3) == ALLOWANCE * 2
 
 
-def test_the_idle_level_falls_with_what_was_seen_and_is_forgotten_with_the_driver() -> None:
-    idle = IdleLevel(ALLOWANCE, MARGIN)
-    idle.seen("GPU", MIB)
-    idle.seen("GPU", 3 * MIB)
-    assert idle.of("GPU") == MIB + MARGIN
-    assert (idle.of("other"), idle.of("other", 3)) == (ALLOWANCE, 3 * ALLOWANCE)
+def test_idle_level_falls_with_measurements_and_is_forgotten_with_the_driver() -> None:
+    idle = IdleMemory(ALLOWANCE, MARGIN)
+    idle.record_idle("GPU", MIB)
+    idle.record_idle("GPU", 3 * MIB)
+    assert idle.limit("GPU") == MIB + MARGIN
+    assert (idle.limit("other"), idle.limit("other", 3)) == (ALLOWANCE, 3 * ALLOWANCE)
     idle.forget("GPU")
-    assert idle.of("GPU") == ALLOWANCE
+    assert idle.limit("GPU") == ALLOWANCE
 
 
 @given(st.lists(st.integers(0, 1 << 40)), st.integers(0, 1 << 40))
-def test_no_history_lets_more_memory_pass_than_the_allowance(seen: list[int], used: int) -> None:
-    idle = IdleLevel(ALLOWANCE, MARGIN)
+def test_idle_level_never_exceeds_the_allowance(seen: list[int], used: int) -> None:
+    idle = IdleMemory(ALLOWANCE, MARGIN)
     for each in seen:
-        before = idle.of("GPU")
-        idle.seen("GPU", each)
-        assert MARGIN <= idle.of("GPU") <= before <= ALLOWANCE
-    assert idle.above("GPU", used) == max(0, used - idle.of("GPU")) >= used - ALLOWANCE
+        before = idle.limit("GPU")
+        idle.record_idle("GPU", each)
+        assert MARGIN <= idle.limit("GPU") <= before <= ALLOWANCE
+    assert idle.excess("GPU", used) == max(0, used - idle.limit("GPU")) >= used - ALLOWANCE

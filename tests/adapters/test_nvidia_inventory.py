@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.domain.errors import Away
+from scrubber.domain.errors import Unavailable
 from tests.adapters.nvidia_asking import Asking, asking
 
 
@@ -27,7 +27,7 @@ async def brief(tmp_path: Path) -> AsyncIterator[Asking]:
         yield made
 
 
-async def test_gpus_are_described_as_the_driver_knows_them(node: Asking) -> None:
+async def test_gpus_are_described_as_the_driver_reports_them(node: Asking) -> None:
     first, second = await node.inventory.devices()
     gpu = node.gpu(first)
     assert (first.index, second.index) == ("0", "1")
@@ -44,20 +44,20 @@ async def test_gpus_are_described_as_the_driver_knows_them(node: Asking) -> None
     assert node.inventory.not_advertised == {}
 
 
-async def test_the_identity_names_the_driver(node: Asking) -> None:
+async def test_inventory_identity_names_the_driver(node: Asking) -> None:
     identity = await node.inventory.identity()
     assert (identity.node, identity.driver) == ("node-1", "580.65.06")
     assert identity.boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-async def test_each_gpu_is_described_by_a_child_of_its_own_that_is_gone_afterwards(node: Asking) -> None:
+async def test_each_gpu_is_described_by_its_own_child_that_ends_afterwards(node: Asking) -> None:
     await node.inventory.devices()
     (first,), (second,) = (gpu.attached() for gpu in node.world.gpus)
     assert first != second
     assert node.children.pids() == frozenset()
 
 
-async def test_asking_about_one_gpu_touches_no_other(node: Asking) -> None:
+async def test_query_about_one_gpu_attaches_to_no_other(node: Asking) -> None:
     device, _ = await node.inventory.devices()
     before = [gpu.attached() for gpu in node.world.gpus]
     await node.telemetry.snapshot(device)
@@ -68,13 +68,13 @@ async def test_asking_about_one_gpu_touches_no_other(node: Asking) -> None:
     assert after[1] == before[1]
 
 
-async def test_naming_the_driver_touches_no_gpu(node: Asking) -> None:
+async def test_identifying_the_driver_attaches_to_no_gpu(node: Asking) -> None:
     await node.inventory.identity()
     await node.inventory.fingerprint()
     assert [gpu.attached() for gpu in node.world.gpus] == [(), ()]
 
 
-async def test_an_older_driver_that_knows_fewer_functions_is_described_with_fewer_traits(node: Asking) -> None:
+async def test_gpu_is_described_with_fewer_traits_by_an_older_driver(node: Asking) -> None:
     node.world.age(
         "nvmlDeviceGetGspFirmwareVersion",
         "nvmlDeviceGetMemoryInfo_v2",
@@ -89,7 +89,7 @@ async def test_an_older_driver_that_knows_fewer_functions_is_described_with_fewe
 # --- a GPU that is not well
 
 
-async def test_a_gpu_that_is_lost_at_the_start_is_left_out_and_named(node: Asking) -> None:
+async def test_gpu_lost_at_the_start_is_omitted_and_named(node: Asking) -> None:
     first, second = node.world.gpus
     first.lose()
     assert [device.id for device in await node.inventory.devices()] == [second.uuid]
@@ -97,7 +97,7 @@ async def test_a_gpu_that_is_lost_at_the_start_is_left_out_and_named(node: Askin
     assert "fallen off the bus" in node.inventory.not_advertised[first.pci_address]
 
 
-async def test_a_gpu_that_never_answers_costs_only_itself(brief: Asking) -> None:
+async def test_gpu_that_never_answers_does_not_affect_other_gpus(brief: Asking) -> None:
     first, second = brief.world.gpus
     second.hang()
     assert [device.id for device in await brief.inventory.devices()] == [first.uuid]
@@ -107,9 +107,11 @@ async def test_a_gpu_that_never_answers_costs_only_itself(brief: Asking) -> None
     assert brief.inventory.not_advertised == {}
 
 
-async def test_a_gpu_that_could_not_be_described_is_worth_another_look_now_and_then(node: Asking) -> None:
+async def test_gpu_that_could_not_be_described_is_retried_periodically(node: Asking) -> None:
     now = [100.0]
-    inventory = NvidiaInventory(node.world.places, node.children, node="node-1", again=30.0, monotonic=lambda: now[0])
+    inventory = NvidiaInventory(
+        node.world.places, node.children, node="node-1", retry_after=30.0, monotonic=lambda: now[0]
+    )
     node.world.gpus[0].lose()
     await inventory.devices()
     marks = []
@@ -124,19 +126,19 @@ async def test_a_gpu_that_could_not_be_described_is_worth_another_look_now_and_t
 
 
 @pytest.mark.parametrize("code", [15, 16, 999])
-async def test_a_gpu_that_was_seen_stays_as_it_was_seen(node: Asking, code: int) -> None:
+async def test_described_gpu_keeps_its_description_during_later_errors(node: Asking, code: int) -> None:
     before = await node.inventory.devices()
     node.world.gpus[1].set("error", code)
     assert await node.inventory.devices() == before
 
 
-async def test_a_gpu_that_hangs_stays_as_it_was_seen(brief: Asking) -> None:
+async def test_hanging_gpu_keeps_its_earlier_description(brief: Asking) -> None:
     before = await brief.inventory.devices()
     brief.world.gpus[0].hang()
     assert await brief.inventory.devices() == before
 
 
-async def test_a_gpu_leaves_the_list_when_the_bus_says_that_it_is_gone(node: Asking) -> None:
+async def test_gpu_removed_from_the_bus_is_removed_from_the_inventory(node: Asking) -> None:
     _, second = await node.inventory.devices()
     mark = await node.inventory.fingerprint()
     node.world.remove_gpu(node.world.gpus[0])
@@ -145,7 +147,7 @@ async def test_a_gpu_leaves_the_list_when_the_bus_says_that_it_is_gone(node: Ask
     assert second.index == "1"
 
 
-async def test_a_gpu_that_is_plugged_in_joins_the_list(node: Asking) -> None:
+async def test_gpu_added_to_the_bus_is_added_to_the_inventory(node: Asking) -> None:
     before = await node.inventory.devices()
     mark = await node.inventory.fingerprint()
     added = node.world.add_gpu()
@@ -155,7 +157,7 @@ async def test_a_gpu_that_is_plugged_in_joins_the_list(node: Asking) -> None:
     assert (after[2].id, after[2].index) == (added.uuid, "2")
 
 
-async def test_a_gpu_that_was_given_to_a_virtual_machine_is_left_out_and_named(node: Asking) -> None:
+async def test_gpu_passed_through_to_a_virtual_machine_is_omitted_and_named(node: Asking) -> None:
     first, second = node.world.gpus
     await node.inventory.devices()
     link = first.pci_device / "driver"
@@ -165,18 +167,18 @@ async def test_a_gpu_that_was_given_to_a_virtual_machine_is_left_out_and_named(n
     assert "vfio-pci" in node.inventory.not_advertised[first.pci_address]
 
 
-async def test_a_host_of_vgpus_is_left_out_and_named(node: Asking) -> None:
+async def test_vgpu_host_is_omitted_and_named(node: Asking) -> None:
     first, second = node.world.gpus
     first.set("virtualization", 3)
     assert [device.id for device in await node.inventory.devices()] == [second.uuid]
     assert "host of vGPUs" in node.inventory.not_advertised[first.pci_address]
 
 
-async def test_a_gpu_that_is_being_reset_is_left_alone_and_listed(node: Asking) -> None:
+async def test_gpu_being_reset_is_not_queried_and_stays_in_the_inventory(node: Asking) -> None:
     before = await node.inventory.devices()
     first, second = node.world.gpus
     touched = first.attached(), len(second.attached())
-    async with node.inventory.hold([first.pci_address]):
+    async with node.inventory.suspend([first.pci_address]):
         assert await node.inventory.devices() == before
     assert first.attached() == touched[0]
     assert len(second.attached()) == touched[1] + 1
@@ -194,36 +196,38 @@ async def test_a_gpu_that_is_being_reset_is_left_alone_and_listed(node: Asking) 
         (999, "internal error"),
     ],
 )
-async def test_a_driver_that_does_not_start_is_away_with_a_sentence(node: Asking, code: int, sentence: str) -> None:
+async def test_driver_that_does_not_start_is_unavailable_with_the_reason(
+    node: Asking, code: int, sentence: str
+) -> None:
     node.world.init_error(code)
-    with pytest.raises(Away, match=sentence):
+    with pytest.raises(Unavailable, match=sentence):
         await node.inventory.devices()
-    with pytest.raises(Away, match=sentence):
+    with pytest.raises(Unavailable, match=sentence):
         await node.inventory.identity()
 
 
-async def test_a_driver_without_its_library_is_away(node: Asking) -> None:
+async def test_driver_without_its_library_is_unavailable(node: Asking) -> None:
     (node.world.library_directory / "libnvidia-ml.so.1").unlink()
-    with pytest.raises(Away, match=r"libnvidia-ml\.so\.1"):
+    with pytest.raises(Unavailable, match=r"libnvidia-ml\.so\.1"):
         await node.inventory.devices()
 
 
-async def test_a_driver_that_comes_back_is_asked_again(node: Asking) -> None:
+async def test_driver_that_returns_is_queried_again(node: Asking) -> None:
     before = await node.inventory.devices()
     node.world.remove_driver()
-    with pytest.raises(Away):
+    with pytest.raises(Unavailable):
         await node.inventory.devices()
     node.world.bring_driver_back()
     assert await node.inventory.devices() == before
 
 
-async def test_a_driver_that_hangs_for_all_is_away(brief: Asking) -> None:
+async def test_driver_that_hangs_for_all_gpus_is_unavailable(brief: Asking) -> None:
     brief.world.set("hangs/nvmlInitWithFlags", "")
-    with pytest.raises(Away, match="did not answer"):
+    with pytest.raises(Unavailable, match="did not answer"):
         await brief.inventory.devices()
 
 
-async def test_a_driver_without_gpus_is_no_error(tmp_path: Path) -> None:
+async def test_driver_without_gpus_is_no_error(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=0) as node:
         assert await node.inventory.devices() == ()
         assert node.inventory.not_advertised == {}
@@ -232,7 +236,7 @@ async def test_a_driver_without_gpus_is_no_error(tmp_path: Path) -> None:
 # --- instances
 
 
-async def test_instances_come_in_place_of_their_gpu(node: Asking) -> None:
+async def test_mig_instances_replace_their_gpu_in_the_inventory(node: Asking) -> None:
     gpu = node.world.gpus[0]
     instances = gpu.split("1g.18gb", "2g.35gb")
     first, second, whole = await node.inventory.devices()
@@ -248,7 +252,7 @@ async def test_instances_come_in_place_of_their_gpu(node: Asking) -> None:
     assert [device.id for device in await node.inventory.devices()] == [gpu.uuid, whole.id]
 
 
-async def test_a_gpu_in_mig_mode_without_instances_is_left_out_and_named(node: Asking) -> None:
+async def test_gpu_in_mig_mode_without_instances_is_omitted_and_named(node: Asking) -> None:
     gpu, other = node.world.gpus
     gpu.split()
     assert [device.id for device in await node.inventory.devices()] == [other.uuid]
@@ -258,7 +262,7 @@ async def test_a_gpu_in_mig_mode_without_instances_is_left_out_and_named(node: A
 # --- links
 
 
-async def test_gpus_joined_by_a_link_are_peers(node: Asking) -> None:
+async def test_gpus_joined_by_nvlink_are_peers(node: Asking) -> None:
     first, second = node.world.gpus
     first.link(0, second)
     second.link(0, first)
@@ -267,9 +271,7 @@ async def test_gpus_joined_by_a_link_are_peers(node: Asking) -> None:
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-async def test_gpus_on_switches_are_peers_also_where_the_driver_does_not_say_what_is_at_the_far_end(
-    node: Asking, speaks: bool
-) -> None:
+async def test_gpus_on_nvswitches_are_peers_even_without_a_remote_device_type(node: Asking, speaks: bool) -> None:
     if not speaks:
         node.world.age("nvmlDeviceGetNvLinkRemoteDeviceType")
     for number, gpu in enumerate(node.world.gpus):

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, device_request, driver_arguments
+from scrubber.adapters.nvidia.event_watch import EventWatch
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments
 from scrubber.adapters.nvidia.resetter import NvidiaResetter
-from scrubber.adapters.nvidia.signals import EventWatch
 from scrubber.adapters.nvidia.smi import NvidiaSmi
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
+from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from tests.nvidia.world import Gpu, World
 
@@ -63,16 +63,18 @@ class Seen:
     def show(self, device: Device, *looks: tuple[Holder, ...] | Exception) -> None:
         self.looks[device.id] = list(looks)
 
-    async def held(self, device: Device) -> bool:
-        return bool((await self.holders(device)).holders)
+    async def is_held(self, device: Device) -> bool:
+        return bool((await self.list_holders(device)).holders)
 
-    async def users(self, device: Device) -> tuple[Holder, ...]:
-        return (await self.holders(device)).holders
+    async def list_users(self, device: Device) -> tuple[Holder, ...]:
+        return (await self.list_holders(device)).holders
 
-    def not_asked(self, device: Device) -> tuple[str, ...]:
+    def not_covered(self, device: Device) -> tuple[str, ...]:
         return ()
 
-    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
+    async def list_holders(
+        self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
+    ) -> HolderReport:
         looks = self.looks.get(device.id, [()])
         look = looks.pop(0) if len(looks) > 1 else looks[0]
         if isinstance(look, Exception):
@@ -86,7 +88,7 @@ class Erasing:
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         return self.pids.get(device.id)
 
 
@@ -95,11 +97,11 @@ class Bench:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.places = Places(
+        self.places = DriverPaths(
             world.root, world.root / "dev", world.root / "proc/driver/nvidia", world.root / "sys", world.root / "run"
         )
         self.children = Children()
-        self.questions = QuestionPool(
+        self.questions = RequestPool(
             self.children,
             DRIVER_MODULE,
             arguments=driver_arguments(self.places),
@@ -118,17 +120,17 @@ class Bench:
             holders=self.holders,
             erasers=self.erasing,
             events=self.events,
-            questions=self.questions,
-            holdings=(self.inventory,),
+            driver_pool=self.questions,
+            suspendables=(self.inventory,),
             children=self.children,
-            places=self.places,
+            paths=self.places,
             uid=lambda: self.uid,
         )
 
     async def start(self) -> None:
         self.devices = await self.inventory.devices()
         self.events.follow(self.devices)
-        await self.events.ready(LONG)
+        await self.events.wait_until_ready(LONG)
 
     async def close(self) -> None:
         await self.events.close()
@@ -157,12 +159,12 @@ class Bench:
     async def ask(
         self, device: Device, question: str = "used", *, deadline: float | None = None, **more: object
     ) -> Any:
-        return await self.questions.ask(device.id, about(device, question, **more), deadline=deadline)
+        return await self.questions.request(device.id, device_request(device, question, **more), deadline=deadline)
 
     async def watched(self) -> None:
         """Return once the events of every GPU are heard."""
         async with asyncio.timeout(LONG):
-            while self.events.unwatched:
+            while self.events.unwatched_gpus:
                 await anext(self.stream)
 
 
@@ -219,7 +221,7 @@ async def a_moment() -> None:
 
 
 @TWO_GPUS
-async def test_a_reset_cures_the_gpu_and_its_xids_are_forgotten(bench: Bench, device: Device) -> None:
+async def test_reset_restores_the_gpu_and_clears_its_xid_counts(bench: Bench, device: Device) -> None:
     bench.gpu.add_ecc_errors(2)
     bench.gpu.raise_xid(95)
     async with asyncio.timeout(LONG):
@@ -233,7 +235,7 @@ async def test_a_reset_cures_the_gpu_and_its_xids_are_forgotten(bench: Bench, de
     assert bench.witnessed("words") == [["--gpu-reset", "-i", device.id]]
 
 
-async def test_no_process_of_ours_has_the_gpu_open_while_it_is_reset(bench: Bench, device: Device) -> None:
+async def test_no_process_of_the_service_has_the_gpu_open_during_its_reset(bench: Bench, device: Device) -> None:
     await bench.ask(device)
     assert bench.gpu.attached()
     await bench.resetter.reset(device, LONG)
@@ -241,30 +243,32 @@ async def test_no_process_of_ours_has_the_gpu_open_while_it_is_reset(bench: Benc
 
 
 @TWO_GPUS
-async def test_persistence_mode_is_off_for_the_reset_and_on_again_afterwards(bench: Bench, device: Device) -> None:
+async def test_persistence_mode_is_disabled_for_the_reset_and_restored_afterwards(bench: Bench, device: Device) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.world.gpus[1].set("persistence_mode", 1)
     plan = await bench.resetter.plan(device)
-    assert any("persistence mode" in act for act in plan.acts)
+    assert any("persistence mode" in act for act in plan.actions)
     await bench.resetter.reset(device, LONG)
     assert bench.witnessed("persistence") == [["0"]]
     assert [gpu.text("persistence_mode") for gpu in bench.world.gpus] == ["1", "1"]
 
 
-async def test_a_gpu_without_persistence_mode_is_left_without_it(bench: Bench, device: Device) -> None:
+async def test_gpu_without_persistence_mode_stays_without_persistence_mode(bench: Bench, device: Device) -> None:
     await bench.resetter.reset(device, LONG)
     assert bench.gpu.text("persistence_mode") == "0"
 
 
 @TWO_GPUS
-async def test_questions_and_events_of_the_other_gpus_go_on_meanwhile(bench: Bench, device: Device, gate: Gate) -> None:
+async def test_requests_and_events_of_other_gpus_continue_during_a_reset(
+    bench: Bench, device: Device, gate: Gate
+) -> None:
     other = bench.devices[1]
     resetting = asyncio.create_task(bench.resetter.reset(device, LONG))
     await gate.reached()
     assert "total" in await bench.ask(other)
-    with pytest.raises(Away, match="is being reset"):
+    with pytest.raises(Unavailable, match="is being reset"):
         await bench.ask(device)
-    assert bench.events.unwatched.keys() == {device.id}
+    assert bench.events.unwatched_gpus.keys() == {device.id}
     assert await bench.inventory.devices() == bench.devices
     bench.world.gpus[1].raise_xid(94)
     async with asyncio.timeout(LONG):
@@ -278,7 +282,7 @@ async def test_questions_and_events_of_the_other_gpus_go_on_meanwhile(bench: Ben
 
 
 @TWO_GPUS
-async def test_where_a_driver_opens_every_gpu_for_everybody_all_children_let_go(world: World) -> None:
+async def test_all_children_end_before_a_reset_when_the_driver_opens_every_gpu(world: World) -> None:
     world.set("attaches_all", "")
     bench = Bench(world)
     bench.replace_program()
@@ -292,7 +296,7 @@ async def test_where_a_driver_opens_every_gpu_for_everybody_all_children_let_go(
     await bench.close()
 
 
-async def test_nvidia_smi_gets_an_environment_that_we_wrote(
+async def test_nvidia_smi_runs_with_a_clean_environment(
     bench: Bench, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_SERVICE", "x")
@@ -301,7 +305,7 @@ async def test_nvidia_smi_gets_an_environment_that_we_wrote(
     assert set(names) - {"LC_CTYPE"} == {"LANG", "LD_LIBRARY_PATH", "PATH"}
 
 
-async def test_a_gpu_that_answers_nothing_until_it_is_reset_is_reset(bench: Bench, device: Device) -> None:
+async def test_gpu_that_answers_only_after_a_reset_is_reset(bench: Bench, device: Device) -> None:
     bench.gpu.need_reset()
     bench.holders.show(device, Unreadable("The GPU answers nothing until it is reset."), ())
     assert (await bench.resetter.plan(device)).blockers == ()
@@ -323,19 +327,19 @@ async def test_two_resets_of_one_gpu_never_overlap(bench: Bench, device: Device,
 
 
 @TWO_GPUS
-async def test_gpus_that_nvlink_joins_are_reset_in_one_command_before_ampere(bench: Bench) -> None:
+async def test_nvlink_peers_before_ampere_are_reset_in_one_command(bench: Bench) -> None:
     for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
         one.set("architecture", 5)
         one.link(0, other)
     bench.replace_program(then="")
     bench.devices = await bench.inventory.devices()
     first, second = bench.devices
-    assert (await bench.resetter.plan(second)).together == (first.id,)
+    assert (await bench.resetter.plan(second)).also_reset == (first.id,)
     await bench.resetter.reset(second, LONG)
     assert bench.witnessed("words") == [["--gpu-reset", "-i", f"{second.id},{first.id}"]]
     assert bench.witnessed("attached") == [[]]
     bench.holders.show(first, (TRAIN,))
-    with pytest.raises(Held, match=r"train \(PID 7\) holds device 0"):
+    with pytest.raises(DeviceBusy, match=r"train \(PID 7\) holds device 0"):
         await bench.resetter.reset(second, 5.0)
 
 
@@ -343,37 +347,39 @@ async def test_gpus_that_nvlink_joins_are_reset_in_one_command_before_ampere(ben
 
 
 def nothing_was_done(bench: Bench) -> bool:
-    return not (bench.world.root / "witness").exists() and bench.gpu.resets() == 0 and not bench.events.unwatched
+    return not (bench.world.root / "witness").exists() and bench.gpu.resets() == 0 and not bench.events.unwatched_gpus
 
 
-async def test_a_gpu_that_somebody_holds_is_left_alone(bench: Bench, device: Device) -> None:
+async def test_held_gpu_is_not_reset(bench: Bench, device: Device) -> None:
     bench.holders.show(device, (TRAIN,))
     assert (await bench.resetter.plan(device)).blockers == ("train (PID 7) holds device 0: it has to end first.",)
-    with pytest.raises(Held, match=r"train \(PID 7\)"):
+    with pytest.raises(DeviceBusy, match=r"train \(PID 7\)"):
         await bench.resetter.reset(device, LONG)
     assert nothing_was_done(bench)
 
 
-async def test_a_gpu_that_is_being_cleared_is_left_alone(bench: Bench, device: Device) -> None:
+async def test_gpu_with_a_running_eraser_is_not_reset(bench: Bench, device: Device) -> None:
     bench.erasing.pids[device.id] = 99
-    with pytest.raises(Held, match="PID 99"):
+    with pytest.raises(DeviceBusy, match="PID 99"):
         await bench.resetter.reset(device, LONG)
     assert nothing_was_done(bench)
 
 
-async def test_somebody_who_comes_after_the_plan_is_seen_and_everything_is_put_back(
+async def test_holder_that_appears_after_planning_blocks_the_reset_and_settings_are_restored(
     bench: Bench, device: Device
 ) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.holders.show(device, (), (TRAIN,))
-    with pytest.raises(Held, match=r"train \(PID 7\)"):
+    with pytest.raises(DeviceBusy, match=r"train \(PID 7\)"):
         await bench.resetter.reset(device, LONG)
     await bench.watched()
     assert nothing_was_done(bench)
     assert bench.gpu.text("persistence_mode") == "1"
 
 
-async def test_a_daemon_gets_a_moment_to_let_go_once_persistence_mode_is_off(bench: Bench, device: Device) -> None:
+async def test_reset_waits_for_a_daemon_to_close_the_gpu_after_persistence_mode_is_disabled(
+    bench: Bench, device: Device
+) -> None:
     bench.gpu.set("persistence_mode", 1)
     daemon = (Holder(10, 1, HolderKind.INFRASTRUCTURE, "nvidia-persistenced.service"),)
     bench.holders.show(device, daemon, daemon, ())
@@ -381,28 +387,28 @@ async def test_a_daemon_gets_a_moment_to_let_go_once_persistence_mode_is_off(ben
     assert bench.gpu.resets() == 1
 
 
-async def test_somebody_whom_only_the_driver_sees_is_no_fault_of_the_gpu(bench: Bench, device: Device) -> None:
+async def test_gpu_in_use_by_a_client_known_only_to_the_driver_is_busy_not_faulty(bench: Bench, device: Device) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.gpu.add_process(os.getpid(), 4096)
-    with pytest.raises(Held, match="In use by another client"):
+    with pytest.raises(DeviceBusy, match="In use by another client"):
         await bench.resetter.reset(device, LONG)
     assert (bench.gpu.resets(), bench.gpu.text("persistence_mode")) == (0, "1")
 
 
-async def test_a_child_that_cannot_be_ended_keeps_the_gpu_from_being_reset(world: World) -> None:
+async def test_child_that_cannot_be_killed_blocks_the_reset(world: World) -> None:
     bench = Bench(world)
     kill, bench.children.send_signal = bench.children.send_signal, lambda pidfd, number: None
-    bench.children.kill_limit = 0.05
+    bench.children.kill_timeout = 0.05
     await bench.start()
     (device,) = bench.devices
     await bench.ask(device)
     bench.gpu.hang("nvmlDeviceGetMemoryInfo_v2")
-    with pytest.raises(Stuck, match="did not answer"):
+    with pytest.raises(DriverTimeout, match="did not answer"):
         await bench.ask(device, deadline=0.05)
     async with asyncio.timeout(LONG):
         while not bench.children.abandoned:
             await a_moment()
-    with pytest.raises(Stuck, match="cannot be ended"):
+    with pytest.raises(DriverTimeout, match="cannot be ended"):
         await bench.resetter.reset(device, LONG)
     assert bench.gpu.resets() == 0
     bench.children.send_signal = kill
@@ -415,7 +421,7 @@ async def test_a_child_that_cannot_be_ended_keeps_the_gpu_from_being_reset(world
 
 
 @pytest.mark.parametrize("why", ["nobody", "uninstalled", "guest"])
-async def test_where_there_is_no_reset_it_is_said_and_nothing_is_touched(bench: Bench, why: str) -> None:
+async def test_unavailable_reset_is_refused_with_the_reason_and_nothing_is_changed(bench: Bench, why: str) -> None:
     if why == "nobody":
         bench.uid = 65534
     elif why == "uninstalled":
@@ -431,7 +437,7 @@ async def test_where_there_is_no_reset_it_is_said_and_nothing_is_touched(bench: 
     assert nothing_was_done(bench)
 
 
-async def test_an_instance_is_not_reset_because_its_gpu_would_lose_all_of_them(short_tmp: Path) -> None:
+async def test_mig_instance_is_not_reset_because_its_gpu_would_lose_all_instances(short_tmp: Path) -> None:
     with World.create(short_tmp / "w", gpus=1, mebibytes=64) as world:
         world.gpus[0].split("1g.18gb", "1g.18gb")
         bench = Bench(world)
@@ -440,7 +446,7 @@ async def test_an_instance_is_not_reset_because_its_gpu_would_lose_all_of_them(s
         first, second = bench.devices
         bench.holders.show(second, (TRAIN,))
         plan = await bench.resetter.plan(first)
-        assert plan.together == (second.id,)
+        assert plan.also_reset == (second.id,)
         assert plan.unavailable is not None
         assert len(plan.blockers) == 1
         with pytest.raises(Unreadable, match="MIG instance"):
@@ -464,7 +470,7 @@ async def test_fabric_manager_is_found_by_its_pid_file(bench: Bench, running: bo
     assert [("Fabric Manager" in blocker) for blocker in blockers] == ([] if running else [True])
 
 
-async def test_a_plan_without_the_driver_is_blocked_until_it_is_there(bench: Bench, device: Device) -> None:
+async def test_reset_plan_is_blocked_while_the_driver_is_missing(bench: Bench, device: Device) -> None:
     bench.world.remove_driver()
     assert any("load it (modprobe nvidia)" in each for each in (await bench.resetter.plan(device)).blockers)
     bench.world.bring_driver_back()
@@ -474,7 +480,7 @@ async def test_a_plan_without_the_driver_is_blocked_until_it_is_there(bench: Ben
 # --- a reset that goes wrong
 
 
-async def test_a_reset_that_fails_says_how_and_everything_is_put_back(bench: Bench, device: Device) -> None:
+async def test_failed_reset_reports_the_cause_and_restores_settings(bench: Bench, device: Device) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.gpu.fail_resets()
     bench.gpu.raise_xid(95)
@@ -490,27 +496,25 @@ async def test_a_reset_that_fails_says_how_and_everything_is_put_back(bench: Ben
     assert "total" in await bench.ask(device)
 
 
-async def test_a_gpu_that_fell_off_the_bus_needs_a_reboot(bench: Bench, device: Device) -> None:
+async def test_gpu_that_fell_off_the_bus_requires_a_reboot(bench: Bench, device: Device) -> None:
     bench.gpu.lose()
-    bench.holders.show(device, Lost("It fell off the bus."))
+    bench.holders.show(device, DeviceLost("It fell off the bus."))
     with pytest.raises(Unreadable, match=r"the GPU has fallen off the bus.*needs a reboot"):
         await bench.resetter.reset(device, LONG)
 
 
-async def test_a_reset_that_does_not_end_is_killed_at_its_deadline_and_everything_is_put_back(
-    bench: Bench, device: Device
-) -> None:
+async def test_hanging_reset_is_killed_at_its_deadline_and_settings_are_restored(bench: Bench, device: Device) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.gpu.hang_resets()
     smi, limits = bench.resetter._smi, list[float]()
     run = smi.reset
 
-    async def soon_over(gpus: Sequence[str], about: str, deadline: float) -> None:
+    async def soon_over(gpus: Sequence[str], subject: str, deadline: float) -> None:
         limits.append(deadline)
-        await run(gpus, about, 0.5)
+        await run(gpus, subject, 0.5)
 
     smi.reset = soon_over  # type: ignore[method-assign]
-    with pytest.raises(Stuck, match="was killed"):
+    with pytest.raises(DriverTimeout, match="was killed"):
         await bench.resetter.reset(device, LONG)
     (limit,) = limits
     assert LONG / 2 <= limit < LONG, "what was left of its own deadline"
@@ -519,24 +523,24 @@ async def test_a_reset_that_does_not_end_is_killed_at_its_deadline_and_everythin
     assert "total" in await bench.ask(device)
 
 
-async def test_a_driver_that_hangs_over_the_gpu_is_stuck_at_the_deadline_and_untouched(
+async def test_driver_hanging_on_the_gpu_is_reported_stuck_at_the_deadline_without_changes(
     bench: Bench, device: Device
 ) -> None:
     bench.gpu.hang()
-    with pytest.raises(Stuck):
+    with pytest.raises(DriverTimeout):
         await bench.resetter.reset(device, 0.2)
     assert not (bench.world.root / "witness").exists()
 
 
 @TWO_GPUS
-async def test_no_reset_is_begun_that_has_no_time_to_end(bench: Bench, device: Device) -> None:
+async def test_reset_that_could_not_finish_before_its_deadline_is_not_begun(bench: Bench, device: Device) -> None:
     """Something of ours may have the GPU open for as long as another one hangs."""
     bench.gpu.set("persistence_mode", 1)
     assert (await bench.resetter.plan(device)).blockers == ()  # who is asked for the facts has been started
     bench.world.gpus[1].hang("nvmlDeviceGetName")
     listing = asyncio.create_task(bench.inventory.devices())
     await asyncio.sleep(0)  # the round is under way
-    with pytest.raises(Held, match="before everything had let go of it"):
+    with pytest.raises(DeviceBusy, match="before everything had let go of it"):
         await bench.resetter.reset(device, 5.0)
     listing.cancel()
     assert not (bench.world.root / "witness").exists()
@@ -545,7 +549,7 @@ async def test_no_reset_is_begun_that_has_no_time_to_end(bench: Bench, device: D
 
 
 @TWO_GPUS
-async def test_of_gpus_that_are_reset_together_each_gets_its_persistence_mode_back(bench: Bench) -> None:
+async def test_gpus_reset_together_each_get_their_persistence_mode_back(bench: Bench) -> None:
     """Also when the other could not be switched, and the reset does not happen."""
     for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
         one.set("architecture", 5)
@@ -559,13 +563,13 @@ async def test_of_gpus_that_are_reset_together_each_gets_its_persistence_mode_ba
     assert [gpu.text("persistence_mode") for gpu in bench.world.gpus] == ["1", "1"]
 
 
-async def test_a_gpu_that_does_not_come_back_is_not_called_reset(bench: Bench, device: Device) -> None:
+async def test_gpu_that_does_not_return_after_a_reset_is_reported_unreadable(bench: Bench, device: Device) -> None:
     bench.replace_program(then='(gpu / "error").write_text("15\\n")')
     with pytest.raises(Unreadable, match=r"was reset, but .* does not describe it"):
         await bench.resetter.reset(device, LONG)
 
 
-async def test_persistence_mode_that_does_not_come_back_is_told(bench: Bench, device: Device) -> None:
+async def test_persistence_mode_that_cannot_be_restored_is_reported(bench: Bench, device: Device) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.replace_program(
         then='(gpu / "errors").mkdir(); (gpu / "errors/nvmlDeviceSetPersistenceMode").write_text("4\\n")'
@@ -590,7 +594,7 @@ async def stand_still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None
 
 
 @pytest.mark.parametrize("seconds", [LONG / 2 + 1, LONG - 0.1, LONG + 1, 100 * LONG])
-async def test_a_standstill_while_the_facts_are_read_is_held_against_nobody(
+async def test_process_stall_while_planning_does_not_fail_the_reset(
     bench: Bench,
     device: Device,
     stand_still: Callable[[float], None],
@@ -605,12 +609,12 @@ async def test_a_standstill_while_the_facts_are_read_is_held_against_nobody(
             await a_moment()
         return HolderReport(())
 
-    monkeypatch.setattr(bench.holders, "holders", holders)
+    monkeypatch.setattr(bench.holders, "list_holders", holders)
     await bench.resetter.reset(device, LONG)
     assert bench.gpu.resets() == 1
 
 
-async def test_a_driver_is_not_called_stuck_after_a_standstill_that_left_it_no_time(
+async def test_driver_is_not_reported_stuck_after_a_process_stall_consumed_the_time(
     bench: Bench, device: Device, stand_still: Callable[[float], None]
 ) -> None:
     bench.gpu.set("persistence_mode", 1)
@@ -622,14 +626,14 @@ async def test_a_driver_is_not_called_stuck_after_a_standstill_that_left_it_no_t
             stand_still(stands.pop())
 
     bench.children.send_signal = kill_and_stand_still
-    with pytest.raises(Held, match="before everything had let go of it"):
+    with pytest.raises(DeviceBusy, match="before everything had let go of it"):
         await bench.resetter.reset(device, LONG)
     assert not stands
     assert not (bench.world.root / "witness").exists()
     assert bench.gpu.text("persistence_mode") == "1"
 
 
-async def test_a_caller_that_leaves_leaves_nothing_half_done(bench: Bench, device: Device, gate: Gate) -> None:
+async def test_cancelled_reset_finishes_and_restores_settings(bench: Bench, device: Device, gate: Gate) -> None:
     bench.gpu.set("persistence_mode", 1)
     resetting = asyncio.create_task(bench.resetter.reset(device, LONG))
     await gate.reached()
@@ -646,15 +650,15 @@ async def test_a_caller_that_leaves_leaves_nothing_half_done(bench: Bench, devic
 # --- the program that does not die
 
 
-async def test_a_run_that_does_not_die_is_abandoned_and_no_second_one_is_started(world: World) -> None:
+async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(world: World) -> None:
     gpu = world.gpus[0]
     gpu.hang_resets()
-    smi = NvidiaSmi(Places(world.root), kill_limit=0.05, kill=lambda group, number: None)
-    with pytest.raises(Stuck, match="cannot be ended"):
+    smi = NvidiaSmi(DriverPaths(world.root), kill_timeout=0.05, kill=lambda group, number: None)
+    with pytest.raises(DriverTimeout, match="cannot be ended"):
         await smi.reset([gpu.uuid], "Device 0", 0.5)
     (run,) = smi.abandoned
     assert run.device == gpu.uuid
-    with pytest.raises(Stuck, match=str(run.pid)):
+    with pytest.raises(DriverTimeout, match=str(run.pid)):
         await smi.reset([gpu.uuid], "Device 0", LONG)
     os.kill(run.pid, signal.SIGKILL)
     gpu.heal()
@@ -665,23 +669,23 @@ async def test_a_run_that_does_not_die_is_abandoned_and_no_second_one_is_started
     assert gpu.resets() == 1
 
 
-async def test_a_program_that_talks_without_end_fills_no_memory_and_its_last_words_count(world: World) -> None:
+async def test_endless_nvidia_smi_output_is_bounded_and_its_end_is_reported(world: World) -> None:
     world.nvidia_smi.write_text(
         f"#!{sys.executable} -IS\nimport sys\n"
         "for _ in range(2000):\n    print('x' * 1000)\nprint('The last word. ' * 100)\nsys.exit(3)\n"
     )
-    smi = NvidiaSmi(Places(world.root))
+    smi = NvidiaSmi(DriverPaths(world.root))
     with pytest.raises(Unreadable, match=r"no such reset: The last word\.") as failure:
         await smi.reset([world.gpus[0].uuid], "Device 0", LONG)
     assert len(str(failure.value)) < 500
 
 
-async def test_a_run_that_ended_is_not_waited_for_because_of_whoever_has_its_output(world: World) -> None:
+async def test_ended_nvidia_smi_is_not_waited_for_because_a_child_keeps_its_output_open(world: World) -> None:
     left = world.root / "left"
     world.nvidia_smi.write_text(
         f"#!/bin/sh\nsleep 600 &\necho $! > {left}.new; mv {left}.new {left}\nsleep 0.1\necho 'Done, all but one.'; exit 3\n"
     )
-    smi = NvidiaSmi(Places(world.root), kill_limit=0.05)
+    smi = NvidiaSmi(DriverPaths(world.root), kill_timeout=0.05)
     try:
         with pytest.raises(Unreadable, match=r"no such reset: Done, all but one\."):
             await smi.reset([world.gpus[0].uuid], "Device 0", LONG)

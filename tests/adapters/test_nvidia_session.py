@@ -10,11 +10,11 @@ import pynvml
 import pytest
 
 from scrubber.adapters.children.child import Fault
-from scrubber.adapters.nvidia.driver_health import recovery, scrub_on_free_disabled
-from scrubber.adapters.nvidia.errors import DriverAway, NvmlFault
-from scrubber.adapters.nvidia.nvml import Gpu, Session
+from scrubber.adapters.nvidia.driver_health import recovery_action_name, scrub_on_free_condition
+from scrubber.adapters.nvidia.errors import DriverUnavailable, NvmlFault
+from scrubber.adapters.nvidia.nvml import NvmlGpu, NvmlSession
 
-GPU = Gpu(None, "0000:1b:00.0")
+GPU = NvmlGpu(None, "0000:1b:00.0")
 
 
 def failing(*codes: int, then: Any = None) -> Callable[..., Any]:
@@ -29,30 +29,28 @@ def failing(*codes: int, then: Any = None) -> Callable[..., Any]:
     return function
 
 
-def test_nvml_is_started_once_and_never_so_that_it_knows_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nvml_is_initialized_once_with_the_no_gpus_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     flags: list[int] = []
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", flags.append)
-    session = Session(tmp_path, tmp_path)
+    session = NvmlSession(tmp_path, tmp_path)
     session.open()
     session.open()
     assert flags == [pynvml.NVML_INIT_FLAG_NO_GPUS]
 
 
-def test_a_driver_that_does_not_start_is_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_driver_that_does_not_start_is_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", failing(9))
-    with pytest.raises(DriverAway, match="not loaded"):
-        Session(tmp_path, tmp_path).open()
+    with pytest.raises(DriverUnavailable, match="not loaded"):
+        NvmlSession(tmp_path, tmp_path).open()
 
 
-def test_a_driver_that_was_loaded_anew_is_started_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reloaded_driver_is_initialized_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     flags: list[int] = []
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", flags.append)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: flags.append(-1))
     proc = tmp_path / "nvidia"
     proc.mkdir()
-    session = Session(proc, tmp_path)
+    session = NvmlSession(proc, tmp_path)
     session.open()
     proc.rename(tmp_path / "before")
     proc.mkdir()
@@ -61,7 +59,7 @@ def test_a_driver_that_was_loaded_anew_is_started_anew(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("code", [3, 13, 22, 25, 26])
-def test_what_does_not_apply_is_none(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_optional_value_that_does_not_apply_is_none(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSerial", failing(code, code))
     assert GPU.optional("nvmlDeviceGetSerial") is None
     with pytest.raises(NvmlFault, match=r"GPU 0000:1b:00\.0, nvmlDeviceGetSerial"):
@@ -69,18 +67,18 @@ def test_what_does_not_apply_is_none(monkeypatch: pytest.MonkeyPatch, code: int)
 
 
 @pytest.mark.parametrize("code", [1, 2, 4, 6, 14, 15, 16, 17, 21, 999, 4711])
-def test_every_other_error_is_told_also_where_a_value_is_optional(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_every_other_nvml_error_is_raised_for_optional_values(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSerial", failing(code))
     with pytest.raises(NvmlFault) as caught:
         GPU.optional("nvmlDeviceGetSerial")
-    assert caught.value.number == code
+    assert caught.value.nvml_code == code
 
 
-def test_a_function_that_the_binding_does_not_have_does_not_apply() -> None:
+def test_function_missing_from_the_binding_does_not_apply() -> None:
     assert GPU.optional("nvmlDeviceGetSomethingOfTheFuture") is None
 
 
-def test_a_text_that_is_none_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_is_not_utf8_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"\xff".decode())
     with pytest.raises(Fault, match="no text"):
         GPU.call("nvmlDeviceGetName")
@@ -98,13 +96,13 @@ def row(pid: int) -> pynvml.c_nvmlProcessInfo_v2_t:
     return pynvml.c_nvmlProcessInfo_v2_t(pid, 10, 0xFFFFFFFF, 0xFFFFFFFF)
 
 
-def test_a_list_that_grows_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_that_grows_while_being_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, failing(7, 7, 7, then=[row(11)]))
     (entry,) = GPU.processes()
     assert (entry.pid, entry.memory, entry.kind, entry.gi, entry.ci) == (11, 10, "compute", None, None)
 
 
-def test_a_list_that_never_stands_still_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_that_keeps_growing_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, failing(*[7] * 4, then=[]))
     with pytest.raises(NvmlFault) as caught:
         GPU.processes()
@@ -125,26 +123,32 @@ def field(kind: int, member: str, value: float, status: int = 0) -> pynvml.c_nvm
     ("kind", "member", "value"),
     [(0, "dVal", 3.0), (1, "uiVal", 3), (2, "ulVal", 3), (3, "ullVal", 1 << 40), (4, "sllVal", -3), (5, "siVal", -3)],
 )
-def test_fields_are_read_by_their_type(monkeypatch: pytest.MonkeyPatch, kind: int, member: str, value: float) -> None:
+def test_field_values_are_read_by_their_type(
+    monkeypatch: pytest.MonkeyPatch, kind: int, member: str, value: float
+) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda *_: [field(kind, member, value)])
     assert GPU.fields([230]) == {230: value}
 
 
 @pytest.mark.parametrize("status", [2, 3, 25])
-def test_a_field_that_the_driver_does_not_know_is_none(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_field_unknown_to_the_driver_is_none(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda *_: [field(1, "uiVal", 0, status)])
     assert GPU.fields([230]) == {230: None}
 
 
 @pytest.mark.parametrize("answers", [[field(1, "uiVal", 0, 15)], [field(99, "uiVal", 0)]])
-def test_a_field_that_cannot_be_read_is_a_fault(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Any]) -> None:
+def test_field_that_cannot_be_read_is_a_fault(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Any]) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda *_: answers)
     with pytest.raises(Fault):
         GPU.fields([230])
 
 
-def test_an_unknown_recovery_is_not_none() -> None:
-    assert (recovery(None), recovery(0), recovery(99)) == (None, "none", "unknown-99")
+def test_unknown_recovery_action_is_named_by_its_number() -> None:
+    assert (recovery_action_name(None), recovery_action_name(0), recovery_action_name(99)) == (
+        None,
+        "none",
+        "unknown-99",
+    )
 
 
 # --- what the kernel module was told
@@ -162,10 +166,10 @@ def test_an_unknown_recovery_is_not_none() -> None:
         ('RegistryDwords: ""\n', False),
     ],
 )
-def test_an_option_that_keeps_the_driver_from_clearing_is_seen(tmp_path: Path, parameters: str, disabled: bool) -> None:
+def test_module_option_that_disables_scrub_on_free_is_detected(tmp_path: Path, parameters: str, disabled: bool) -> None:
     (tmp_path / "params").write_text(parameters, encoding="ascii")
-    assert bool(scrub_on_free_disabled(tmp_path)) is disabled
+    assert bool(scrub_on_free_condition(tmp_path)) is disabled
 
 
-def test_a_driver_without_such_a_file_was_told_nothing(tmp_path: Path) -> None:
-    assert scrub_on_free_disabled(tmp_path) == {}
+def test_missing_module_parameters_file_yields_no_condition(tmp_path: Path) -> None:
+    assert scrub_on_free_condition(tmp_path) == {}

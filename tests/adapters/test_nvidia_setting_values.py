@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scrubber.adapters.nvidia.driver_settings import SETTINGS
-from scrubber.adapters.nvidia.setting_values import milliwatts_of, offsets_of, refusals, watts
+from scrubber.adapters.nvidia.setting_values import format_watts, parse_offsets, parse_watts, validation_errors
 
 POSSIBLE = {
     "compute_mode": "exclusive-process",
@@ -21,14 +21,14 @@ POSSIBLE = {
 }
 
 
-def test_what_some_gpu_can_have_may_be_wanted() -> None:
-    assert refusals(POSSIBLE) == ()
-    assert refusals({}) == ()
+def test_possible_setting_values_are_accepted() -> None:
+    assert validation_errors(POSSIBLE) == ()
+    assert validation_errors({}) == ()
 
 
-def test_every_setting_that_is_brought_back_can_be_wanted_and_no_other() -> None:
+def test_exactly_the_restorable_settings_are_accepted() -> None:
     assert {setting.name for setting in SETTINGS} == set(POSSIBLE)
-    (sentence,) = refusals({"no_such_setting": "1"})
+    (sentence,) = validation_errors({"no_such_setting": "1"})
     assert all(f"{name}" in sentence for name in ("no_such_setting", *POSSIBLE))
 
 
@@ -56,21 +56,21 @@ def test_every_setting_that_is_brought_back_can_be_wanted_and_no_other() -> None
         ("clock_offsets", "graphics P0 +1, graphics P0 +2", "write graphics P0 +2"),
     ],
 )
-def test_what_no_gpu_can_have_is_refused_with_what_to_write_instead(name: str, value: str, advice: str) -> None:
-    (sentence,) = refusals({name: value})
+def test_impossible_setting_value_is_refused_with_the_accepted_form(name: str, value: str, advice: str) -> None:
+    (sentence,) = validation_errors({name: value})
     assert f'{name} cannot be "{value}"' in sentence
     assert advice in sentence
 
 
-def test_each_of_them_is_named() -> None:
-    assert len(refusals({"compute_mode": "fast", "power_limit_watts": "lots", "ecc_mode": "enabled"})) == 2
+def test_each_invalid_setting_is_reported() -> None:
+    assert len(validation_errors({"compute_mode": "fast", "power_limit_watts": "lots", "ecc_mode": "enabled"})) == 2
 
 
 @pytest.mark.parametrize("milliwatts", [200_000, 312_500, 700_125, 1_000_000, 1_200_500])
-def test_a_limit_that_the_driver_has_can_be_wanted_as_it_is_written(milliwatts: int) -> None:
-    assert milliwatts_of(watts(milliwatts)) == milliwatts
+def test_power_limit_of_the_driver_can_be_written_in_watts(milliwatts: int) -> None:
+    assert parse_watts(format_watts(milliwatts)) == milliwatts
 
 
-def test_offsets_that_are_not_named_are_none() -> None:
-    assert offsets_of("none") == {}
-    assert offsets_of("memory P8 -50") == {("memory", 8): -50}
+def test_clock_offsets_are_parsed_and_none_means_no_offsets() -> None:
+    assert parse_offsets("none") == {}
+    assert parse_offsets("memory P8 -50") == {("memory", 8): -50}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.nvidia.work import NvidiaGpu
+from scrubber.adapters.nvidia.gpu_control import NvmlGpuControl
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unreadable
 from tests.adapters.nvidia_asking import Asking, asking
@@ -25,7 +25,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Asking]:
         yield made
 
 
-async def test_a_gpu_that_nobody_changed_has_the_drivers_defaults(node: Asking) -> None:
+async def test_unchanged_gpu_has_the_drivers_default_settings(node: Asking) -> None:
     snapshot = await node.snapshot()
     assert snapshot.settings == snapshot.defaults
     assert snapshot.defaults == {
@@ -57,7 +57,7 @@ async def test_a_gpu_that_nobody_changed_has_the_drivers_defaults(node: Asking) 
         ("ecc_mode_pending", "0", "ecc_mode", "disabled"),
     ],
 )
-async def test_what_a_tenant_changed_is_seen_and_brought_back(
+async def test_setting_changed_by_a_tenant_is_detected_and_restored(
     node: Asking, attribute: str, tampered: str, name: str, shown: str
 ) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
@@ -81,19 +81,19 @@ async def test_what_a_tenant_changed_is_seen_and_brought_back(
         ("accounting_mode", "enabled"),
     ],
 )
-async def test_a_policy_may_want_another_value(node: Asking, name: str, value: str) -> None:
+async def test_policy_value_overrides_the_default_setting(node: Asking, name: str, value: str) -> None:
     device = node.devices()[0]
     assert await node.settings.restore(device, {name: value}) == {name: value}
     assert (await node.telemetry.snapshot(device)).settings[name] == value
 
 
-async def test_persistence_mode_is_the_operators(node: Asking) -> None:
+async def test_enabled_persistence_mode_counts_as_the_default(node: Asking) -> None:
     node.world.gpus[0].set("persistence_mode", 1)
     snapshot = await node.snapshot()
     assert snapshot.defaults["persistence_mode"] == snapshot.settings["persistence_mode"] == "enabled"
 
 
-async def test_every_restoring_lifts_locked_clocks_and_forgets_accounted_processes(node: Asking) -> None:
+async def test_every_restore_unlocks_clocks_and_clears_accounted_processes(node: Asking) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.set("gpu_locked_clocks", "345 345")
     gpu.set("memory_locked_clocks", "1593 1593")
@@ -103,7 +103,7 @@ async def test_every_restoring_lifts_locked_clocks_and_forgets_accounted_process
     assert (locked, gpu.get("accounting_pids")) == (("none", "none"), "")
 
 
-async def test_settings_that_a_gpu_does_not_have_are_in_no_answer(node: Asking) -> None:
+async def test_unsupported_settings_are_omitted(node: Asking) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.unset("application_clocks", "power_limit_default", "clock_offsets/0.0", "clock_offsets/2.0", "ecc_mode_default")
     snapshot = await node.telemetry.snapshot(device)
@@ -112,21 +112,21 @@ async def test_settings_that_a_gpu_does_not_have_are_in_no_answer(node: Asking) 
     assert await node.settings.restore(device, {"application_clocks": "1,2", "no_such_setting": "1"}) == {}
 
 
-async def test_a_setting_that_stays_is_read_back_as_it_is(node: Asking) -> None:
+async def test_setting_that_does_not_change_is_returned_with_its_actual_value(node: Asking) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.set("compute_mode", 2)
     gpu.refuse_changes("compute_mode")
     assert await node.settings.restore(device, {"compute_mode": "default"}) == {"compute_mode": "prohibited"}
 
 
-async def test_a_setting_that_is_right_is_not_written(node: Asking) -> None:
+async def test_setting_with_the_requested_value_is_not_written(node: Asking) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.fail("nvmlDeviceSetComputeMode", 999)
     assert await node.settings.restore(device, {"compute_mode": "default"}) == {"compute_mode": "default"}
 
 
 @pytest.mark.parametrize(("code", "sentence"), [(4, "run the scrub service as root"), (999, "internal error")])
-async def test_a_setting_that_the_driver_refuses_is_a_fault(node: Asking, code: int, sentence: str) -> None:
+async def test_setting_that_the_driver_refuses_is_a_fault(node: Asking, code: int, sentence: str) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.set("compute_mode", 2)
     gpu.fail("nvmlDeviceSetComputeMode", code)
@@ -144,13 +144,13 @@ async def test_a_setting_that_the_driver_refuses_is_a_fault(node: Asking, code: 
         ("ecc_mode", "on"),
     ],
 )
-async def test_a_value_that_a_setting_cannot_have_is_refused_by_name(node: Asking, name: str, value: str) -> None:
+async def test_unsupported_setting_value_is_refused_by_name(node: Asking, name: str, value: str) -> None:
     device = node.devices()[0]
     with pytest.raises(Unreadable, match=name):
         await node.settings.restore(device, {name: value})
 
 
-async def test_nothing_is_written_through_an_instance(tmp_path: Path) -> None:
+async def test_no_setting_is_written_through_a_mig_instance(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=1) as node:
         gpu = node.world.gpus[0]
         gpu.split("1g.18gb")
@@ -168,49 +168,49 @@ async def test_nothing_is_written_through_an_instance(tmp_path: Path) -> None:
 class Unsettled:
     """Memory that does not come back."""
 
-    async def settled(self, _: Device, deadline: float) -> int:
+    async def wait_until_idle(self, _: Device, deadline: float) -> int:
         return int(deadline)
 
 
-async def test_the_fence_lets_one_process_in_and_is_taken_away_again(node: Asking) -> None:
+async def test_fence_restricts_the_gpu_to_one_process_and_can_be_removed(node: Asking) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
-    asked = NvidiaGpu(node.questions, Unsettled())
+    asked = NvmlGpuControl(node.questions, Unsettled())
     assert await asked.compute_mode(device) == "default"
     await asked.fence(device)
     assert gpu.number("compute_mode") == 3
-    assert await asked.settled(device, 7.0) == 7
+    assert await asked.wait_until_idle(device, 7.0) == 7
     await asked.unfence(device, "default")
     assert gpu.number("compute_mode") == 0
 
 
-async def test_an_instance_cannot_be_fenced(tmp_path: Path) -> None:
+async def test_mig_instance_cannot_be_fenced(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=1) as node:
         node.world.gpus[0].split("1g.18gb")
         device = node.devices()[0]
-        asked = NvidiaGpu(node.questions, Unsettled())
+        asked = NvmlGpuControl(node.questions, Unsettled())
         assert await asked.compute_mode(device) is None
         await asked.fence(device)
         await asked.unfence(device, "prohibited")
         assert node.world.gpus[0].number("compute_mode") == 0
 
 
-async def test_a_mode_that_nobody_knows_is_not_gone_back_to(node: Asking) -> None:
+async def test_unknown_compute_mode_is_not_restored(node: Asking) -> None:
     with pytest.raises(Unreadable, match="no value of compute_mode"):
-        await NvidiaGpu(node.questions, Unsettled()).unfence(node.devices()[0], "as before")
+        await NvmlGpuControl(node.questions, Unsettled()).unfence(node.devices()[0], "as before")
 
 
 @pytest.mark.parametrize("reserved_is_told", [True, False])
-async def test_memory_is_told_in_bytes(node: Asking, reserved_is_told: bool) -> None:
+async def test_memory_is_reported_in_bytes(node: Asking, reserved_is_told: bool) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.set("used", 4096)
     if not reserved_is_told:
         node.world.age("nvmlDeviceGetMemoryInfo_v2")
-    total, reserved, used = await NvidiaGpu(node.questions, Unsettled()).memory(device)
+    total, reserved, used = await NvmlGpuControl(node.questions, Unsettled()).memory(device)
     assert (total, reserved) == (gpu.number("total"), gpu.number("reserved") if reserved_is_told else 0)
     assert used == 4096 + (0 if reserved_is_told else gpu.number("reserved"))
 
 
-async def test_persistence_mode_is_switched_and_told(node: Asking) -> None:
+async def test_persistence_mode_is_switched_and_reported(node: Asking) -> None:
     device = node.devices()[0]
     assert await node.ask(device, "persistence") == {"mode": "disabled"}
     assert await node.ask(device, "persistence", mode="enabled") == {"mode": "enabled"}

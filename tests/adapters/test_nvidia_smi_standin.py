@@ -26,7 +26,7 @@ def smi(world: World, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([world.nvidia_smi, *words], capture_output=True, text=True, check=False)
 
 
-def test_a_reset_forgets_conditions_and_settings_and_clears_no_memory(world: World) -> None:
+def test_nvidia_smi_reset_clears_conditions_and_settings_but_not_memory(world: World) -> None:
     there = world.gpus[0]
     there.fill("secret")
     there.add_ecc_errors(3)
@@ -52,7 +52,7 @@ def test_a_reset_forgets_conditions_and_settings_and_clears_no_memory(world: Wor
     assert there.content().startswith(b"secret")
 
 
-def test_a_reset_is_refused_while_anybody_has_the_gpu(world: World) -> None:
+def test_nvidia_smi_reset_is_refused_while_a_process_has_the_gpu(world: World) -> None:
     there, other = world.gpus
     opener = [sys.executable, "-c", OPENER, str(there.node)]
     with subprocess.Popen(opener, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -73,7 +73,7 @@ def test_a_reset_is_refused_while_anybody_has_the_gpu(world: World) -> None:
     assert smi(world, "--gpu-reset", "-i", there.uuid).returncode == 0
 
 
-def test_our_own_use_of_the_driver_blocks_a_reset_too(world: World) -> None:
+def test_open_nvml_handle_blocks_a_nvidia_smi_reset(world: World) -> None:
     first, second = world.gpus
     with console(world.environment) as nvml:
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
@@ -84,7 +84,7 @@ def test_our_own_use_of_the_driver_blocks_a_reset_too(world: World) -> None:
         assert smi(world, "--gpu-reset", "-i", first.uuid).returncode == 0
 
 
-def test_a_reset_fails_as_it_is_told(world: World) -> None:
+def test_nvidia_smi_fails_with_the_documented_exit_codes(world: World) -> None:
     first, second = world.gpus
     first.fail_resets()
     failed = smi(world, "--gpu-reset", "-i", first.uuid)
@@ -97,7 +97,7 @@ def test_a_reset_fails_as_it_is_told(world: World) -> None:
     assert smi(world, "--gpu-reset", "-i", first.uuid).returncode == 9
 
 
-def test_a_reset_that_hangs_ends_with_a_signal_only(world: World) -> None:
+def test_hanging_nvidia_smi_reset_ends_only_by_a_signal(world: World) -> None:
     world.gpus[0].hang_resets()
     with subprocess.Popen([world.nvidia_smi, "--gpu-reset", "-i", "0"]) as stuck:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -106,7 +106,7 @@ def test_a_reset_that_hangs_ends_with_a_signal_only(world: World) -> None:
         assert stuck.wait() == -signal.SIGKILL
 
 
-def test_a_reset_leaves_mig_mode_on_and_no_instance(tmp_path: Path) -> None:
+def test_nvidia_smi_reset_keeps_mig_mode_and_removes_all_instances(tmp_path: Path) -> None:
     with World.create(tmp_path / "split", gpus=1, mebibytes=34) as world:
         there = world.gpus[0]
         there.split("1g.18gb", "1g.18gb")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.domain.errors import Lost, Stuck, Unreadable
+from scrubber.domain.errors import DeviceLost, DriverTimeout, Unreadable
 from tests.adapters.nvidia_asking import Asking, asking
 from tests.nvidia.world import Gpu
 
@@ -21,23 +21,23 @@ async def node(tmp_path: Path) -> AsyncIterator[Asking]:
         yield made
 
 
-async def test_a_healthy_gpu_has_nothing_to_report(node: Asking) -> None:
+async def test_healthy_gpu_reports_no_conditions(node: Asking) -> None:
     snapshot = await node.snapshot()
-    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.held) == (0, 31, False)
-    assert (snapshot.recovery, snapshot.conditions, snapshot.errors) == ("none", {}, {})
+    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.is_held) == (0, 31, False)
+    assert (snapshot.recovery_action, snapshot.conditions, snapshot.errors) == ("none", {}, {})
     assert set(snapshot.settings) == set(snapshot.defaults)
     assert snapshot.counters["pcie_replays"] == 0
 
 
-async def test_values_that_do_not_apply_are_absent_and_not_zero(node: Asking) -> None:
+async def test_unsupported_values_are_absent_not_zero(node: Asking) -> None:
     gpu = node.world.gpus[0]
     gpu.unset("ecc_uncorrected_volatile", "temperature", "fields/230", "pcie_replays", "remapped_rows_correctable")
     snapshot = await node.snapshot()
-    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.recovery) == (None, None, None)
+    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.recovery_action) == (None, None, None)
     assert "pcie_replays" not in snapshot.counters
 
 
-async def test_xids_come_from_the_events(node: Asking) -> None:
+async def test_xids_in_a_snapshot_come_from_the_event_watch(node: Asking) -> None:
     device = node.devices()[0]
     node.told.seen[device.id] = {95: 2}
     assert (await node.telemetry.snapshot(device)).errors == {95: 2}
@@ -58,12 +58,12 @@ async def test_xids_come_from_the_events(node: Asking) -> None:
         (42, "unknown-42"),
     ],
 )
-async def test_what_the_driver_asks_for_has_a_word(node: Asking, action: int, word: str) -> None:
+async def test_recovery_action_requested_by_the_driver_is_named(node: Asking, action: int, word: str) -> None:
     node.world.gpus[0].set("fields/230", action)
-    assert (await node.snapshot()).recovery == word
+    assert (await node.snapshot()).recovery_action == word
 
 
-async def test_a_gpu_whose_events_nobody_hears_is_not_healthy_for_want_of_bad_news(node: Asking) -> None:
+async def test_gpu_with_a_lost_event_stream_has_a_condition(node: Asking) -> None:
     first, second = node.devices()
     node.told.deaf[first.id] = "Its child does not live long."
     node.told.corrupt.add(first.id)
@@ -138,7 +138,7 @@ def unscrubbed(gpu: Gpu) -> None:
         (unscrubbed, "scrub-on-free-disabled", "RMDisableScrubOnFree"),
     ],
 )
-async def test_what_is_wrong_is_a_condition_with_what_was_read(
+async def test_each_fault_is_a_condition_with_the_value_read(
     node: Asking, harm: Callable[[Gpu], None], code: str, read: str
 ) -> None:
     harm(node.world.gpus[0])
@@ -147,14 +147,14 @@ async def test_what_is_wrong_is_a_condition_with_what_was_read(
     assert read in conditions[code]
 
 
-async def test_an_idle_link_may_be_slow(node: Asking) -> None:
+async def test_idle_link_at_low_speed_is_no_fault(node: Asking) -> None:
     gpu = node.world.gpus[0]
     gpu.set("pcie_generation", 1)
     gpu.set("performance_state", 8)
     assert (await node.snapshot()).conditions == {}
 
 
-async def test_links_that_nothing_is_plugged_into_are_nobodys_fault(node: Asking) -> None:
+async def test_inactive_links_of_an_unconnected_gpu_are_no_fault(node: Asking) -> None:
     gpu = node.world.gpus[0]
     gpu.link(0, "00000000:C0:00.0", active=False)
     gpu.link(1, "00000000:C1:00.0", active=False)
@@ -172,7 +172,7 @@ async def test_links_that_nothing_is_plugged_into_are_nobodys_fault(node: Asking
         (1, 0, False, None),
     ],
 )
-async def test_a_gpu_that_could_not_join_its_fabric_says_so(
+async def test_gpu_that_failed_to_join_its_fabric_has_a_condition(
     node: Asking, state: int, status: int, linked: bool, condition: str | None
 ) -> None:
     gpu = node.world.gpus[0]
@@ -183,7 +183,7 @@ async def test_a_gpu_that_could_not_join_its_fabric_says_so(
     assert (await node.snapshot()).conditions.get("fabric-failed") == condition
 
 
-async def test_drivers_that_know_the_older_name_only_are_understood(node: Asking) -> None:
+async def test_older_nvml_function_names_are_supported(node: Asking) -> None:
     node.world.age("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV")
     node.world.gpus[0].set("clocks_event_reasons", 0x80)
     snapshot = await node.snapshot()
@@ -191,7 +191,7 @@ async def test_drivers_that_know_the_older_name_only_are_understood(node: Asking
     assert snapshot.temperature_celsius == 31
 
 
-async def test_errors_are_counted_by_name(node: Asking) -> None:
+async def test_ecc_errors_are_counted_by_name(node: Asking) -> None:
     gpu = node.world.gpus[0]
     gpu.add_ecc_errors(3)
     counted: dict[str, str | int] = {
@@ -221,38 +221,38 @@ async def test_errors_are_counted_by_name(node: Asking) -> None:
 # --- a GPU that does not answer
 
 
-async def test_a_gpu_that_needs_a_reset_says_only_that(node: Asking) -> None:
+async def test_gpu_that_requires_a_reset_reports_only_that_condition(node: Asking) -> None:
     device = node.devices()[0]
     node.gpu(device).need_reset()
     snapshot = await node.telemetry.snapshot(device)
     assert set(snapshot.conditions) == {"reset-required"}
-    assert (snapshot.held, snapshot.settings, snapshot.defaults) == (None, {}, {})
+    assert (snapshot.is_held, snapshot.settings, snapshot.defaults) == (None, {}, {})
     with pytest.raises(Unreadable, match="until it is reset"):
         await node.ask(device, "used")
 
 
-async def test_a_lost_gpu_is_lost_and_the_others_answer(node: Asking) -> None:
+async def test_lost_gpu_is_reported_lost_while_other_gpus_answer(node: Asking) -> None:
     device, other = node.devices()
     node.gpu(device).lose()
-    with pytest.raises(Lost, match="fallen off the bus"):
+    with pytest.raises(DeviceLost, match="fallen off the bus"):
         await node.telemetry.snapshot(device)
     assert (await node.telemetry.snapshot(other)).device == other.id
 
 
-async def test_a_gpu_that_hangs_is_stuck_and_the_others_answer(tmp_path: Path) -> None:
+async def test_hanging_gpu_is_reported_stuck_while_other_gpus_answer(tmp_path: Path) -> None:
     async with asking(tmp_path, deadline=2.0) as node:
         device, other = node.devices()
         gpu = node.gpu(device)
         gpu.hang()
         stuck = asyncio.create_task(node.telemetry.snapshot(device))
         assert (await node.telemetry.snapshot(other)).device == other.id
-        with pytest.raises(Stuck):
+        with pytest.raises(DriverTimeout):
             await stuck
         gpu.heal()
         assert (await node.telemetry.snapshot(device)).device == device.id
 
 
-async def test_instances_of_a_gpu_that_hangs_cost_one_child_between_them(tmp_path: Path) -> None:
+async def test_instances_of_a_hanging_gpu_share_one_hung_child(tmp_path: Path) -> None:
     async with asking(tmp_path, deadline=2.0) as node:
         node.world.gpus[0].split("1g.18gb", "1g.18gb")
         one, another, other = node.devices()
@@ -262,13 +262,13 @@ async def test_instances_of_a_gpu_that_hangs_cost_one_child_between_them(tmp_pat
         answers = await asyncio.gather(
             *(node.telemetry.snapshot(each) for each in (one, another)), return_exceptions=True
         )
-        assert [type(answer) for answer in answers] == [Stuck, Stuck]
+        assert [type(answer) for answer in answers] == [DriverTimeout, DriverTimeout]
         await node.telemetry.snapshot(other)
         assert len(node.gpu(other).attached()) == asked + 1
 
 
 @pytest.mark.parametrize("code", [9, 18, 1])
-async def test_a_device_whose_driver_is_gone_is_unreadable(node: Asking, code: int) -> None:
+async def test_device_is_unreadable_when_its_driver_is_gone(node: Asking, code: int) -> None:
     device = node.devices()[0]
     await node.telemetry.snapshot(device)
     node.world.init_error(code)
@@ -278,20 +278,20 @@ async def test_a_device_whose_driver_is_gone_is_unreadable(node: Asking, code: i
     assert (await node.telemetry.snapshot(device)).conditions == {}
 
 
-async def test_another_gpu_at_the_same_address_is_never_taken_for_it(node: Asking) -> None:
+async def test_different_gpu_at_the_same_address_is_device_lost(node: Asking) -> None:
     device = node.devices()[0]
     node.gpu(device).set("uuid", "GPU-00000000-0000-0000-0000-000000000000")
-    with pytest.raises(Lost, match="another one now"):
+    with pytest.raises(DeviceLost, match="another one now"):
         await node.telemetry.snapshot(device)
 
 
-async def test_a_gpu_that_appeared_after_the_child_began_is_found_by_it(node: Asking) -> None:
+async def test_gpu_that_appeared_after_the_child_started_is_found(node: Asking) -> None:
     await node.snapshot(0)
     node.world.add_gpu()
     assert (await node.snapshot(2)).conditions == {}
 
 
-async def test_a_gpu_that_was_taken_off_the_bus_and_found_again_is_attached_anew(node: Asking) -> None:
+async def test_gpu_that_returned_to_the_bus_is_attached_again(node: Asking) -> None:
     await node.snapshot()
     gpu = node.world.gpus[0]
     before = gpu.attached()
@@ -305,7 +305,7 @@ async def test_a_gpu_that_was_taken_off_the_bus_and_found_again_is_attached_anew
 # --- instances
 
 
-async def test_an_instance_shows_its_gpus_condition_and_its_own_holders(tmp_path: Path) -> None:
+async def test_instance_reports_its_gpus_conditions_and_its_own_holders(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=1) as node:
         gpu = node.world.gpus[0]
         first, second = gpu.split("1g.18gb", "2g.35gb")
@@ -316,23 +316,23 @@ async def test_an_instance_shows_its_gpus_condition_and_its_own_holders(tmp_path
         for snapshot in (one, other):
             assert set(snapshot.conditions) == {"row-remap-pending"}
             assert snapshot.ecc_uncorrected == 1
-        assert (one.held, other.held) == (False, True)
+        assert (one.is_held, other.is_held) == (False, True)
         assert (one.device, other.device) == (first.uuid, second.uuid)
 
 
-async def test_an_instance_that_was_taken_apart_is_lost(tmp_path: Path) -> None:
+async def test_destroyed_mig_instance_is_device_lost(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=1) as node:
         node.world.gpus[0].split("1g.18gb")
         device = node.devices()[0]
         node.world.gpus[0].merge()
-        with pytest.raises(Lost, match="MIG instance"):
+        with pytest.raises(DeviceLost, match="MIG instance"):
             await node.telemetry.snapshot(device)
 
 
 # --- who uses it
 
 
-async def test_processes_of_all_three_lists_are_told(node: Asking) -> None:
+async def test_processes_of_all_three_driver_lists_are_reported(node: Asking) -> None:
     device = node.devices()[0]
     gpu = node.gpu(device)
     gpu.add_process(11, 1024)
@@ -343,7 +343,7 @@ async def test_processes_of_all_three_lists_are_told(node: Asking) -> None:
     assert (used["total"], used["reserved"]) == (gpu.number("total"), gpu.number("reserved"))
 
 
-async def test_a_driver_that_lists_no_processes_at_all_is_not_believed_to_have_none(node: Asking) -> None:
+async def test_driver_that_lists_no_processes_at_all_is_unreadable(node: Asking) -> None:
     device = node.devices()[0]
     for version in ("_v2", "_v3"):
         node.gpu(device).fail(f"nvmlDeviceGetComputeRunningProcesses{version}", 3)
@@ -351,7 +351,7 @@ async def test_a_driver_that_lists_no_processes_at_all_is_not_believed_to_have_n
         await node.ask(device, "used")
 
 
-async def test_an_instance_has_its_own_processes_and_those_that_nobody_can_place(tmp_path: Path) -> None:
+async def test_instance_lists_its_own_processes_and_those_without_an_instance(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=1) as node:
         gpu = node.world.gpus[0]
         first, second = gpu.split("1g.18gb", "1g.18gb")

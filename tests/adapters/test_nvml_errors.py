@@ -3,68 +3,68 @@
 import pynvml
 import pytest
 
-from scrubber.adapters.children.questions import FAULTS
-from scrubber.adapters.nvidia.errors import MEANINGS, DriverAway, Kind, NvmlFault, meaning_of
+from scrubber.adapters.children.request_pool import FAULT_TYPES
+from scrubber.adapters.nvidia.errors import NVML_ERRORS, DriverUnavailable, NvmlErrorKind, NvmlFault, error_info
 
 CODES = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 
 
 @pytest.mark.parametrize(("name", "number"), sorted(CODES.items()))
-def test_every_error_of_nvml_is_in_the_table(name: str, number: int) -> None:
-    meaning = MEANINGS[number]
-    assert meaning.sentence.endswith(".")
-    assert meaning.kind is Kind.NOT_APPLICABLE or meaning.kind.value in FAULTS
+def test_every_nvml_error_is_in_the_table(name: str, number: int) -> None:
+    meaning = NVML_ERRORS[number]
+    assert meaning.message.endswith(".")
+    assert meaning.kind is NvmlErrorKind.NOT_APPLICABLE or meaning.kind.value in FAULT_TYPES
 
 
-def test_the_table_holds_nothing_that_nvml_does_not_answer() -> None:
-    assert set(MEANINGS) == set(CODES.values())
+def test_error_table_contains_only_nvml_errors() -> None:
+    assert set(NVML_ERRORS) == set(CODES.values())
 
 
-def test_every_error_has_a_sentence_of_its_own() -> None:
-    assert len({meaning.sentence for meaning in MEANINGS.values()}) == len(MEANINGS)
+def test_every_nvml_error_has_its_own_message() -> None:
+    assert len({meaning.message for meaning in NVML_ERRORS.values()}) == len(NVML_ERRORS)
 
 
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (pynvml.NVML_ERROR_GPU_IS_LOST, Kind.LOST),
-        (pynvml.NVML_ERROR_GPU_NOT_FOUND, Kind.LOST),
-        (pynvml.NVML_ERROR_RESET_REQUIRED, Kind.UNREADABLE),
-        (pynvml.NVML_ERROR_NO_DATA, Kind.UNREADABLE),
-        (pynvml.NVML_ERROR_UNKNOWN, Kind.UNREADABLE),
-        (pynvml.NVML_ERROR_IN_USE, Kind.HELD),
-        (pynvml.NVML_ERROR_TIMEOUT, Kind.STUCK),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, Kind.AWAY),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, Kind.AWAY),
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, Kind.NOT_APPLICABLE),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, Kind.NOT_APPLICABLE),
-        (pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, Kind.NOT_APPLICABLE),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, NvmlErrorKind.LOST),
+        (pynvml.NVML_ERROR_GPU_NOT_FOUND, NvmlErrorKind.LOST),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, NvmlErrorKind.UNREADABLE),
+        (pynvml.NVML_ERROR_NO_DATA, NvmlErrorKind.UNREADABLE),
+        (pynvml.NVML_ERROR_UNKNOWN, NvmlErrorKind.UNREADABLE),
+        (pynvml.NVML_ERROR_IN_USE, NvmlErrorKind.HELD),
+        (pynvml.NVML_ERROR_TIMEOUT, NvmlErrorKind.STUCK),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, NvmlErrorKind.AWAY),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, NvmlErrorKind.AWAY),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, NvmlErrorKind.NOT_APPLICABLE),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, NvmlErrorKind.NOT_APPLICABLE),
+        (pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NvmlErrorKind.NOT_APPLICABLE),
     ],
 )
-def test_what_follows_from_an_error(number: int, kind: Kind) -> None:
-    assert meaning_of(number).kind is kind
+def test_each_nvml_error_maps_to_its_kind(number: int, kind: NvmlErrorKind) -> None:
+    assert error_info(number).kind is kind
 
 
-def test_an_error_that_nobody_knows_is_unreadable_and_never_fine() -> None:
-    assert meaning_of(4711).kind is Kind.UNREADABLE
+def test_unknown_nvml_error_is_unreadable_and_never_healthy() -> None:
+    assert error_info(4711).kind is NvmlErrorKind.UNREADABLE
 
 
-def test_what_does_not_apply_is_a_fault_where_the_value_is_needed() -> None:
+def test_unsupported_value_is_a_fault_where_the_value_is_required() -> None:
     fault = NvmlFault(pynvml.NVML_ERROR_NOT_SUPPORTED, "GPU 0000:1b:00.0, nvmlDeviceGetUUID")
     assert (fault.code, fault.not_applicable) == ("unreadable", True)
-    assert fault.sentence.startswith("GPU 0000:1b:00.0, nvmlDeviceGetUUID: ")
+    assert fault.message.startswith("GPU 0000:1b:00.0, nvmlDeviceGetUUID: ")
 
 
 @pytest.mark.parametrize("number", sorted(CODES.values()))
-def test_whatever_keeps_nvml_from_starting_is_no_fault_of_a_device(number: int) -> None:
-    fault = DriverAway(number)
+def test_nvml_initialization_error_is_no_device_fault(number: int) -> None:
+    fault = DriverUnavailable(number)
     assert fault.code == "away"
-    assert MEANINGS[number].sentence in fault.sentence
+    assert NVML_ERRORS[number].message in fault.message
 
 
-def test_a_missing_driver_and_a_driver_of_another_version_are_told_apart() -> None:
+def test_missing_driver_and_driver_version_mismatch_are_distinguished() -> None:
     missing, other, no_library = (
-        DriverAway(number).sentence
+        DriverUnavailable(number).message
         for number in (
             pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
             pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,

@@ -51,14 +51,14 @@ def refused(code: int) -> "pytest.RaisesExc[Refused]":
 # --- initialisation
 
 
-def test_every_function_that_the_source_names_is_in_the_library(tmp_path: Path) -> None:
+def test_library_exports_every_function_named_in_its_source(tmp_path: Path) -> None:
     built = tmp_path / "library.so"
     built.write_bytes(library())
     loaded = ctypes.CDLL(str(built))
     assert [name for name in exported_functions() if not hasattr(loaded, name)] == []
 
 
-def test_a_library_that_is_copied_out_of_its_world_finds_no_driver(world: World, tmp_path: Path) -> None:
+def test_library_copied_elsewhere_finds_no_driver(world: World, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "libnvidia-ml.so.1").write_bytes(library())
@@ -66,7 +66,7 @@ def test_a_library_that_is_copied_out_of_its_world_finds_no_driver(world: World,
         nvml.call("nvmlInit")
 
 
-def test_nothing_answers_before_initialisation_or_after_shutdown(world: World) -> None:
+def test_every_function_fails_before_initialization_and_after_shutdown(world: World) -> None:
     with console(world.environment) as nvml:
         for _ in range(2):  # nested, as the real one counts
             nvml.call("nvmlInit")
@@ -88,7 +88,7 @@ def test_nothing_answers_before_initialisation_or_after_shutdown(world: World) -
 
 
 @pytest.mark.parametrize("code", [4, 9, 18, 999])
-def test_what_is_wrong_with_the_driver_is_said_at_initialisation_and_ever_after(world: World, code: int) -> None:
+def test_driver_error_is_reported_at_initialization_and_afterwards(world: World, code: int) -> None:
     with console(world.environment) as nvml:
         world.init_error(code)
         with refused(code):
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_the_driver_is_said_at_initialisation_and_ever_after(
         assert nvml.call("nvmlErrorString", 9) == "Driver Not Loaded"
 
 
-def test_a_node_without_gpus_is_an_error_unless_asked_for(tmp_path: Path) -> None:
+def test_node_without_gpus_is_an_error_unless_allowed_by_flag(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", gpus=0) as world, console(world.environment) as nvml:
         with refused(pynvml.NVML_ERROR_NOT_FOUND):
             nvml.call("nvmlInit")
@@ -110,7 +110,7 @@ def test_a_node_without_gpus_is_an_error_unless_asked_for(tmp_path: Path) -> Non
         assert nvml.call("nvmlDeviceGetCount") == 0
 
 
-def test_asking_about_one_gpu_attaches_to_no_other(world: World, nvml: Console) -> None:
+def test_query_about_one_gpu_attaches_to_no_other(world: World, nvml: Console) -> None:
     first, second = world.gpus
     handle = gpu(nvml, world, 1)
     assert nvml.call("nvmlDeviceGetUUID", handle) == second.uuid
@@ -119,14 +119,14 @@ def test_asking_about_one_gpu_attaches_to_no_other(world: World, nvml: Console) 
     assert first.attached() == (nvml.pid,), "a search by UUID passes every GPU on the way"
 
 
-def test_an_initialisation_attaches_to_no_gpu(world: World) -> None:
+def test_initialization_attaches_to_no_gpu(world: World) -> None:
     with console(world.environment) as nvml:
         nvml.call("nvmlInit")
         assert nvml.call("nvmlDeviceGetCount") == 2
         assert [gpu.attached() for gpu in world.gpus] == [()] * 2
 
 
-def test_an_initialisation_that_may_not_attach_knows_no_gpu(world: World) -> None:
+def test_initialization_without_attach_lists_no_gpu(world: World) -> None:
     with console(world.environment) as nvml:
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS | pynvml.NVML_INIT_FLAG_NO_ATTACH)
         assert nvml.call("nvmlDeviceGetCount") == 0
@@ -134,7 +134,7 @@ def test_an_initialisation_that_may_not_attach_knows_no_gpu(world: World) -> Non
             gpu(nvml, world)
 
 
-def test_a_gpu_that_is_attached_to_is_open_until_shutdown(world: World, nvml: Console) -> None:
+def test_attached_gpu_stays_open_until_shutdown(world: World, nvml: Console) -> None:
     def opened() -> bool:
         wanted = world.gpus[0].node.stat().st_rdev
         return any(entry.stat().st_rdev == wanted for entry in Path(f"/proc/{nvml.pid}/fd").iterdir())
@@ -146,7 +146,7 @@ def test_a_gpu_that_is_attached_to_is_open_until_shutdown(world: World, nvml: Co
     assert not opened()
 
 
-def test_a_device_node_is_nobody_else_s(world: World) -> None:
+def test_gpu_device_nodes_have_unique_device_numbers(world: World) -> None:
     numbers = [world.gpus[0].node.stat().st_rdev, world.gpus[1].node.stat().st_rdev]
     numbers += [Path(f"/dev/{name}").stat().st_rdev for name in ("null", "zero", "full", "random", "tty")]
     assert len(set(numbers)) == len(numbers)
@@ -155,7 +155,7 @@ def test_a_device_node_is_nobody_else_s(world: World) -> None:
 # --- what goes wrong with one GPU
 
 
-def test_an_error_of_one_function_or_of_one_gpu_is_its_alone(world: World, nvml: Console) -> None:
+def test_error_of_one_function_or_gpu_affects_no_other(world: World, nvml: Console) -> None:
     first, second = gpu(nvml, world, 0), gpu(nvml, world, 1)
     world.gpus[0].fail("nvmlDeviceGetName", 999)
     with refused(999):
@@ -171,9 +171,7 @@ def test_an_error_of_one_function_or_of_one_gpu_is_its_alone(world: World, nvml:
     assert nvml.call("nvmlDeviceGetName", first) == "NVIDIA H200"
 
 
-def test_a_gpu_that_is_taken_out_is_lost_and_one_that_is_put_in_is_seen_after_initialising_again(
-    world: World, nvml: Console
-) -> None:
+def test_removed_gpu_is_lost_and_added_gpu_appears_after_reinitialization(world: World, nvml: Console) -> None:
     first = gpu(nvml, world, 0)
     world.remove_gpu(world.gpus[0])
     with refused(pynvml.NVML_ERROR_GPU_IS_LOST):
@@ -186,7 +184,7 @@ def test_a_gpu_that_is_taken_out_is_lost_and_one_that_is_put_in_is_seen_after_in
     assert nvml.call("nvmlDeviceGetUUID", gpu(nvml, world, 1)) == added.uuid
 
 
-def test_a_call_about_a_gpu_that_hangs_never_returns(world: World, nvml: Console) -> None:
+def test_call_about_a_hanging_gpu_never_returns(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     world.gpus[0].hang("nvmlDeviceGetTemperature")
     assert nvml.call("nvmlDeviceGetName", handle)
@@ -199,7 +197,7 @@ def test_a_call_about_a_gpu_that_hangs_never_returns(world: World, nvml: Console
     assert not nvml.answers_within(0)
 
 
-def test_an_older_driver_knows_fewer_functions(world: World, nvml: Console) -> None:
+def test_older_driver_lacks_newer_functions(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     world.age("nvmlDeviceGetMemoryInfo_v2")
     with refused(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
@@ -207,7 +205,7 @@ def test_an_older_driver_knows_fewer_functions(world: World, nvml: Console) -> N
     assert nvml.call("nvmlDeviceGetMemoryInfo", handle).total == 16 * MIB
 
 
-def test_what_a_gpu_does_not_have_is_not_supported(world: World, nvml: Console) -> None:
+def test_unsupported_gpu_features_return_not_supported(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     world.gpus[0].unset("temperature", "ecc_mode")
     for function, arguments in (
@@ -226,7 +224,7 @@ def test_what_a_gpu_does_not_have_is_not_supported(world: World, nvml: Console) 
 # --- what a GPU says about itself
 
 
-def test_a_gpu_is_described(world: World, nvml: Console) -> None:
+def test_gpu_attributes_are_returned(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world, 1), world.gpus[1]
     answers = {
         "nvmlDeviceGetUUID": there.uuid,
@@ -251,7 +249,7 @@ def test_a_gpu_is_described(world: World, nvml: Console) -> None:
     assert nvml.call("nvmlSystemGetCudaDriverVersion_v2") == 13000
 
 
-def test_reserved_memory_counts_as_used_in_the_old_call_only(world: World, nvml: Console) -> None:
+def test_reserved_memory_counts_as_used_only_in_the_old_call(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     world.gpus[0].set("used", 3 * MIB)
     old = nvml.call("nvmlDeviceGetMemoryInfo", handle)
@@ -262,7 +260,7 @@ def test_reserved_memory_counts_as_used_in_the_old_call_only(world: World, nvml:
         nvml.call("nvmlDeviceGetMemoryInfo", handle, version=0x1000018)
 
 
-def test_each_field_fails_for_itself(world: World, nvml: Console) -> None:
+def test_each_field_value_has_its_own_status(world: World, nvml: Console) -> None:
     world.gpus[0].set("fields/230", 4)
     world.gpus[0].set("fields/92", "18446744073709551615 3")
     asked = [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 92, 7]
@@ -272,7 +270,7 @@ def test_each_field_fails_for_itself(world: World, nvml: Console) -> None:
     assert absent.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_links_say_where_they_lead(world: World, nvml: Console) -> None:
+def test_nvlinks_report_state_and_remote_device(world: World, nvml: Console) -> None:
     first, second = world.gpus
     first.link(0, second)
     first.link(1, "00000000:C0:00.0", active=False)
@@ -286,7 +284,7 @@ def test_links_say_where_they_lead(world: World, nvml: Console) -> None:
         nvml.call("nvmlDeviceGetNvLinkState", handle, pynvml.NVML_NVLINK_MAX_LINKS)
 
 
-def test_two_gpus_meet_where_the_world_says_else_by_their_numa_nodes(world: World, nvml: Console) -> None:
+def test_topology_is_the_configured_level_or_derived_from_numa_nodes(world: World, nvml: Console) -> None:
     first, second = gpu(nvml, world, 0), gpu(nvml, world, 1)
 
     def level(one: Handle, other: Handle) -> object:
@@ -301,7 +299,7 @@ def test_two_gpus_meet_where_the_world_says_else_by_their_numa_nodes(world: Worl
     assert [level(first, second), level(second, first)] == [pynvml.NVML_TOPOLOGY_SINGLE] * 2
 
 
-def test_retired_pages_come_in_a_buffer_that_is_large_enough(world: World, nvml: Console) -> None:
+def test_retired_pages_are_returned_in_a_large_enough_buffer(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     world.gpus[0].set("retired_pages/0", "")
     world.gpus[0].set("retired_pages/1", " ".join(hex(0x1000 * page) for page in range(1, 9)))
@@ -309,7 +307,7 @@ def test_retired_pages_come_in_a_buffer_that_is_large_enough(world: World, nvml:
     assert nvml.call("nvmlDeviceGetRetiredPages", handle, 1) == [0x1000 * page for page in range(1, 9)]
 
 
-def test_the_fabric_is_asked_in_each_version(world: World, nvml: Console) -> None:
+def test_fabric_info_is_returned_in_each_version(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world), world.gpus[0]
     versions = {
         "c_nvmlGpuFabricInfo_v2_t": pynvml.nvmlGpuFabricInfo_v2,
@@ -329,7 +327,7 @@ def test_the_fabric_is_asked_in_each_version(world: World, nvml: Console) -> Non
 # --- processes
 
 
-def test_processes_are_listed_by_kind_with_what_they_use(world: World, nvml: Console) -> None:
+def test_processes_are_listed_by_kind_with_their_memory(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world), world.gpus[0]
     assert nvml.call("nvmlDeviceGetComputeRunningProcesses", handle) == []
     for pid in range(101, 121):
@@ -357,7 +355,7 @@ print(1, flush=True); sys.stdin.read()
 """
 
 
-def test_a_process_that_holds_its_entry_is_listed_until_it_is_dead(world: World, nvml: Console) -> None:
+def test_process_with_an_open_entry_is_listed_until_its_death(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     entries = world.gpus[0].directory / "processes/compute.d"
     entries.mkdir(parents=True)
@@ -396,7 +394,7 @@ def split_nvml(split: World) -> Iterator[Console]:
         yield nvml
 
 
-def test_instances_are_found_through_their_gpu(split: World, split_nvml: Console) -> None:
+def test_mig_instances_are_found_through_their_gpu(split: World, split_nvml: Console) -> None:
     nvml, parent = split_nvml, gpu(split_nvml, split)
     assert nvml.call("nvmlDeviceGetMigMode", parent) == [1, 1]
     handles = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index) for index in range(3)]
@@ -411,7 +409,7 @@ def test_instances_are_found_through_their_gpu(split: World, split_nvml: Console
     assert nvml.call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handles[2]) is not None
 
 
-def test_an_instance_has_a_share_and_answers_for_little_else(split: World, split_nvml: Console) -> None:
+def test_mig_instance_reports_its_share_and_refuses_gpu_settings(split: World, split_nvml: Console) -> None:
     nvml = split_nvml
     handle = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu(nvml, split), 2)
     memory = nvml.call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2)
@@ -426,7 +424,7 @@ def test_an_instance_has_a_share_and_answers_for_little_else(split: World, split
         nvml.call("nvmlDeviceSetComputeMode", gpu(nvml, split), 3)
 
 
-def test_a_process_is_listed_on_its_instance_and_on_the_gpu(split: World, split_nvml: Console) -> None:
+def test_process_on_an_instance_is_listed_on_the_instance_and_on_its_gpu(split: World, split_nvml: Console) -> None:
     nvml, parent = split_nvml, gpu(split_nvml, split)
     first, second, _ = split.gpus[0].instances
     split.gpus[0].add_process(101, MIB, instance=second)
@@ -436,7 +434,7 @@ def test_a_process_is_listed_on_its_instance_and_on_the_gpu(split: World, split_
     assert first.ids != second.ids == (2, 0)
 
 
-def test_an_instance_that_was_taken_apart_is_no_device_any_more(split: World, split_nvml: Console) -> None:
+def test_destroyed_mig_instance_is_no_longer_a_device(split: World, split_nvml: Console) -> None:
     nvml = split_nvml
     handle = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu(nvml, split), 0)
     split.gpus[0].merge()
@@ -461,7 +459,7 @@ def test_an_instance_that_was_taken_apart_is_no_device_any_more(split: World, sp
         ("nvmlDeviceSetMigMode", (1,), "nvmlDeviceGetMigMode", [0, 1]),
     ],
 )
-def test_what_is_set_is_read_back(
+def test_written_settings_are_read_back(
     world: World, nvml: Console, setter: str, arguments: tuple[int, ...], getter: str, expected: object
 ) -> None:
     handle = gpu(nvml, world)
@@ -487,7 +485,7 @@ def test_application_clocks_are_set_as_a_pair_and_reset(world: World, nvml: Cons
     assert world.gpus[0].text("gpu_locked_clocks") == "none"
 
 
-def test_restrictions_and_offsets_are_kept_by_kind(world: World, nvml: Console) -> None:
+def test_restrictions_and_clock_offsets_are_stored_by_kind(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     nvml.call("nvmlDeviceSetAPIRestriction", handle, 0, 0)
     assert nvml.call("nvmlDeviceGetAPIRestriction", handle, 0) == 0
@@ -500,7 +498,7 @@ def test_restrictions_and_offsets_are_kept_by_kind(world: World, nvml: Console) 
     assert (read.clockOffsetMHz, read.minClockOffsetMHz, read.maxClockOffsetMHz) == (-200, -500, 500)
 
 
-def test_accounting_remembers_until_it_is_cleared(world: World, nvml: Console) -> None:
+def test_accounted_processes_are_listed_until_cleared(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     world.gpus[0].set("accounting_pids", "101\n102")
     with refused(pynvml.NVML_ERROR_NOT_SUPPORTED):
@@ -511,7 +509,7 @@ def test_accounting_remembers_until_it_is_cleared(world: World, nvml: Console) -
     assert nvml.call("nvmlDeviceGetAccountingPids", handle) == []
 
 
-def test_a_value_out_of_range_is_refused_and_a_stubborn_one_only_seems_to_change(world: World, nvml: Console) -> None:
+def test_out_of_range_setting_is_refused_and_a_stubborn_setting_does_not_change(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world), world.gpus[0]
     for setter, value in (("nvmlDeviceSetPowerManagementLimit", 900000), ("nvmlDeviceSetComputeMode", 1)):
         with refused(pynvml.NVML_ERROR_INVALID_ARGUMENT):
@@ -527,7 +525,7 @@ def test_a_value_out_of_range_is_refused_and_a_stubborn_one_only_seems_to_change
 # --- events
 
 
-def test_a_set_hears_what_happens_after_it_registered(world: World, nvml: Console) -> None:
+def test_event_set_receives_only_events_after_registration(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world), world.gpus[0]
     there.raise_xid(13)
     events = nvml.call("nvmlEventSetCreate")
@@ -553,7 +551,7 @@ def test_a_set_hears_what_happens_after_it_registered(world: World, nvml: Consol
     nvml.call("nvmlEventSetFree", events)
 
 
-def test_only_supported_events_can_be_asked_for_and_only_those_asked_for_are_heard(world: World, nvml: Console) -> None:
+def test_only_supported_and_registered_events_are_delivered(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world), world.gpus[0]
     events = nvml.call("nvmlEventSetCreate")
     with refused(pynvml.NVML_ERROR_NOT_SUPPORTED):
@@ -564,7 +562,7 @@ def test_only_supported_events_can_be_asked_for_and_only_those_asked_for_are_hea
     assert nvml.call("nvmlEventSetWait_v2", events, 10_000).eventData == 48
 
 
-def test_an_event_names_the_instance_that_it_concerns(split: World, split_nvml: Console) -> None:
+def test_event_names_the_instance_concerned(split: World, split_nvml: Console) -> None:
     nvml, handle = split_nvml, gpu(split_nvml, split)
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
@@ -579,7 +577,7 @@ def asleep_in_one_wait(pid: int) -> bool:
     return called == str(POLL) and int(arguments[2], 16) >= 60_000
 
 
-def test_a_wait_for_events_sleeps_until_one_comes_whichever_process_writes_it(world: World, nvml: Console) -> None:
+def test_event_wait_sleeps_until_any_process_writes_an_event(world: World, nvml: Console) -> None:
     handle, there = gpu(nvml, world), world.gpus[0]
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
@@ -590,7 +588,7 @@ def test_a_wait_for_events_sleeps_until_one_comes_whichever_process_writes_it(wo
     assert nvml.answer().eventData == 95
 
 
-def test_waits_of_several_processes_all_hear_an_event(world: World) -> None:
+def test_waits_of_several_processes_all_receive_an_event(world: World) -> None:
     with console(world.environment) as one, console(world.environment) as other:
         for nvml in (one, other):
             nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
@@ -601,7 +599,7 @@ def test_waits_of_several_processes_all_hear_an_event(world: World) -> None:
         assert [nvml.answer().eventData for nvml in (one, other)] == [79, 79]
 
 
-def test_an_error_that_is_first_of_its_kind_ends_a_wait(world: World, nvml: Console) -> None:
+def test_newly_set_error_ends_an_event_wait(world: World, nvml: Console) -> None:
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, world), pynvml.nvmlEventTypeXidCriticalError, events)
     nvml.ask("nvmlEventSetWait_v2", events, 600_000)
@@ -612,7 +610,7 @@ def test_an_error_that_is_first_of_its_kind_ends_a_wait(world: World, nvml: Cons
         nvml.answer()
 
 
-def test_waiting_for_events_of_a_lost_gpu_says_so(world: World, nvml: Console) -> None:
+def test_event_wait_on_a_lost_gpu_returns_an_error(world: World, nvml: Console) -> None:
     handle = gpu(nvml, world)
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
@@ -622,7 +620,7 @@ def test_waiting_for_events_of_a_lost_gpu_says_so(world: World, nvml: Console) -
         nvml.answer()
 
 
-def test_a_device_node_can_be_opened_like_any_other(world: World) -> None:
+def test_device_node_can_be_opened_like_any_other(world: World) -> None:
     descriptor = os.open(world.gpus[0].node, os.O_RDWR | os.O_NOCTTY)
     assert os.fstat(descriptor).st_rdev == world.gpus[0].node.stat().st_rdev
     os.close(descriptor)

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.kubelet.pid_namespace import Sight, doubt_about, look_around, refuse_another_pid_namespace
+from scrubber.adapters.kubelet.pid_namespace import (
+    PidNamespaceView,
+    find_problem,
+    read_pid_namespace,
+    require_node_pid_namespace,
+)
 from tests.pods import PATIENCE, only_with
 
 INITIAL, ANOTHER = 4026531836, 4026532178
-ELSEWHERE = Sight(pid=7, in_proc=(7,), namespace=ANOTHER, kubelet=0)
+ELSEWHERE = PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=ANOTHER, kubelet_pid=0)
 
 
 @pytest.fixture
@@ -30,53 +35,65 @@ def kubelet(short_tmp: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kubelet", [None, 0, 812])
-def test_the_initial_namespace_needs_no_kubelet_to_be_known(kubelet: int | None) -> None:
-    assert doubt_about(Sight(pid=7, in_proc=(7,), namespace=INITIAL, kubelet=kubelet)) is None
+def test_initial_pid_namespace_is_accepted_without_a_kubelet(kubelet: int | None) -> None:
+    assert find_problem(PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=INITIAL, kubelet_pid=kubelet)) is None
 
 
-def test_a_node_that_is_itself_a_container_is_known_by_its_kubelet() -> None:
-    assert doubt_about(Sight(pid=7, in_proc=(7,), namespace=ANOTHER, kubelet=812)) is None
+def test_node_that_is_itself_a_container_is_accepted_by_its_kubelet() -> None:
+    assert find_problem(PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=ANOTHER, kubelet_pid=812)) is None
 
 
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
         (ELSEWHERE, "The kubelet is not in this PID namespace"),
-        (Sight(pid=7, in_proc=(7,), namespace=ANOTHER, kubelet=None), "start its kubelet first"),
-        (Sight(pid=7, in_proc=(7,), namespace=None, kubelet=0), "The kubelet is not in this PID namespace"),
-        (Sight(pid=7, in_proc=(7,), namespace=None, kubelet=None), "start its kubelet first"),
+        (PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=ANOTHER, kubelet_pid=None), "start its kubelet first"),
+        (
+            PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=None, kubelet_pid=0),
+            "The kubelet is not in this PID namespace",
+        ),
+        (PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=None, kubelet_pid=None), "start its kubelet first"),
         # The node's /proc in a container: its PIDs are nobody's, or somebody else's, whom we would signal.
-        (Sight(pid=7, in_proc=(5012, 7), namespace=ANOTHER, kubelet=812), "/proc shows another PID namespace"),
-        (Sight(pid=7, in_proc=(5012,), namespace=INITIAL, kubelet=812), "/proc shows another PID namespace"),
-        (Sight(pid=7, in_proc=(), namespace=INITIAL, kubelet=812), "/proc shows another PID namespace"),
+        (
+            PidNamespaceView(pid=7, proc_pids=(5012, 7), namespace_inode=ANOTHER, kubelet_pid=812),
+            "/proc shows another PID namespace",
+        ),
+        (
+            PidNamespaceView(pid=7, proc_pids=(5012,), namespace_inode=INITIAL, kubelet_pid=812),
+            "/proc shows another PID namespace",
+        ),
+        (
+            PidNamespaceView(pid=7, proc_pids=(), namespace_inode=INITIAL, kubelet_pid=812),
+            "/proc shows another PID namespace",
+        ),
     ],
 )
-def test_whatever_is_not_proved_to_be_the_nodes_namespace_is_refused(seen: Sight, words: str) -> None:
-    doubt = doubt_about(seen)
+def test_unproved_node_pid_namespace_is_refused(seen: PidNamespaceView, words: str) -> None:
+    doubt = find_problem(seen)
     assert doubt is not None
-    assert words in f"{doubt.sentence} {doubt.remedy}"
+    assert words in f"{doubt.message} {doubt.remedy}"
     assert doubt.remedy.endswith("Set hostPID: true in the service's pod, or run it on the node itself.")
 
 
-def test_a_service_beside_its_kubelet_starts(kubelet: Path) -> None:
-    seen = look_around(kubelet)
-    assert (seen.pid, seen.in_proc, seen.kubelet) == (os.getpid(), (os.getpid(),), os.getpid())
-    assert seen.namespace == os.stat("/proc/self/ns/pid").st_ino
-    refuse_another_pid_namespace(kubelet)
+def test_service_in_the_kubelets_pid_namespace_starts(kubelet: Path) -> None:
+    seen = read_pid_namespace(kubelet)
+    assert (seen.pid, seen.proc_pids, seen.kubelet_pid) == (os.getpid(), (os.getpid(),), os.getpid())
+    assert seen.namespace_inode == os.stat("/proc/self/ns/pid").st_ino
+    require_node_pid_namespace(kubelet)
 
 
-def test_a_kubelet_that_does_not_answer_is_no_witness(tmp_path: Path) -> None:
-    assert look_around(tmp_path / "kubelet.sock").kubelet is None
+def test_kubelet_that_does_not_answer_proves_no_pid_namespace(tmp_path: Path) -> None:
+    assert read_pid_namespace(tmp_path / "kubelet.sock").kubelet_pid is None
 
 
 REFUSED = """
 import sys
 from pathlib import Path
-from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
-from scrubber.domain.errors import BadConfiguration
+from scrubber.adapters.kubelet.pid_namespace import require_node_pid_namespace
+from scrubber.domain.errors import InvalidConfiguration
 try:
-    refuse_another_pid_namespace(Path(sys.argv[1]))
-except BadConfiguration as error:
+    require_node_pid_namespace(Path(sys.argv[1]))
+except InvalidConfiguration as error:
     print(error)
 else:
     print("starts")
@@ -108,24 +125,24 @@ def from_another_namespace(kubelet: Path, *options: str, program: str = REFUSED)
 
 
 @only_with(CAN_UNSHARE)
-def test_the_service_refuses_another_pid_namespace_than_the_nodes(kubelet: Path) -> None:
+def test_service_refuses_a_pid_namespace_other_than_the_nodes(kubelet: Path) -> None:
     said = from_another_namespace(kubelet, "--mount-proc")
     assert said.startswith("The service does not start outside the node's PID namespace. The kubelet is not in this")
     assert "hostPID: true" in said
 
 
 @only_with(CAN_UNSHARE)
-def test_the_service_refuses_a_proc_of_another_pid_namespace_than_its_own(kubelet: Path) -> None:
+def test_service_refuses_a_proc_of_another_pid_namespace(kubelet: Path) -> None:
     assert "/proc shows another PID namespace" in from_another_namespace(kubelet)
 
 
 @only_with(CAN_UNSHARE)
-def test_the_service_refuses_another_pid_namespace_while_no_kubelet_answers(tmp_path: Path) -> None:
+def test_service_refuses_another_pid_namespace_while_no_kubelet_answers(tmp_path: Path) -> None:
     assert "start its kubelet first" in from_another_namespace(tmp_path / "kubelet.sock", "--mount-proc")
 
 
 @only_with(CAN_UNSHARE)
-def test_the_service_starts_in_a_namespace_that_its_kubelet_shares(short_tmp: Path) -> None:
+def test_service_starts_in_a_pid_namespace_shared_with_its_kubelet(short_tmp: Path) -> None:
     """As in a node that is itself a container."""
     program = BESIDE_A_KUBELET + "\n".join(f"    {line}" for line in REFUSED.strip().splitlines())
     assert from_another_namespace(short_tmp / "kubelet.sock", "--mount-proc", program=program) == "starts"

@@ -151,24 +151,26 @@ def standin() -> dict[str, Any]:
     return told(standin_names(), STANDIN, ROOT)
 
 
-def test_cupy_is_imported_and_asked_without_a_driver_and_says_so(real: dict[str, Any]) -> None:
+def test_real_cupy_imports_without_a_driver_and_reports_the_missing_driver(real: dict[str, Any]) -> None:
     """The zygote is started on every node, and tells a node without a driver apart from a broken one by status 35."""
     assert "standin" not in real["version"]
     assert real["driver"] == 0
     assert set(real["statuses"].values()) == {35}, real["statuses"]
 
 
-def test_the_standin_has_nothing_that_the_real_one_lacks(real: dict[str, Any], standin: dict[str, Any]) -> None:
+def test_standin_defines_nothing_that_real_cupy_lacks(real: dict[str, Any], standin: dict[str, Any]) -> None:
     assert "standin" in standin["version"]
     assert real["missing"] == standin["missing"] == []
 
 
-def test_numbers_of_the_interface_are_the_same(real: dict[str, Any], standin: dict[str, Any]) -> None:
+def test_standin_constants_equal_those_of_real_cupy(real: dict[str, Any], standin: dict[str, Any]) -> None:
     assert standin["numbers"] == real["numbers"]
     assert "cuda.runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin" in real["numbers"]
 
 
-def test_functions_of_the_runtime_take_the_same_parameters(real: dict[str, Any], standin: dict[str, Any]) -> None:
+def test_runtime_functions_have_the_same_parameters_in_standin_and_real_cupy(
+    real: dict[str, Any], standin: dict[str, Any]
+) -> None:
     names = [name for name in real["parameters"] if name.startswith(("cuda.runtime.", "cuda.get_"))]
     compared = {name: real["parameters"][name] for name in names if not name.endswith("Error")}
     assert {name: standin["parameters"][name] for name in compared} == compared
@@ -176,13 +178,13 @@ def test_functions_of_the_runtime_take_the_same_parameters(real: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", ["cuda.Stream", "cuda.Event", "RawModule"])
-def test_what_the_standin_can_be_made_with_the_real_one_can(
+def test_objects_of_the_standin_can_be_constructed_alike_in_real_cupy(
     real: dict[str, Any], standin: dict[str, Any], name: str
 ) -> None:
     assert set(standin["parameters"][name]) <= set(real["parameters"][name])
 
 
-def test_failures_read_the_same_and_without_a_driver_are_the_same(
+def test_failures_without_a_driver_are_the_same_in_standin_and_real_cupy(
     real: dict[str, Any], standin: dict[str, Any]
 ) -> None:
     assert standin["messages"] == real["messages"]
@@ -190,14 +192,14 @@ def test_failures_read_the_same_and_without_a_driver_are_the_same(
     assert standin["driver"] == real["driver"]
 
 
-def test_every_name_of_cupy_in_our_code_exists_in_the_real_one_and_in_the_standin() -> None:
+def test_every_cupy_name_in_product_code_exists_in_real_cupy_and_in_the_standin() -> None:
     names = sorted({name for path in CALLERS for name in uses(path)})
     assert names, "nothing of CuPy is used any more"
     assert told(names)["missing"] == []
     assert told(names, STANDIN, ROOT)["missing"] == []
 
 
-def test_the_search_for_names_finds_them(tmp_path: Path) -> None:
+def test_search_for_cupy_names_finds_known_names(tmp_path: Path) -> None:
     source = tmp_path / "one.py"
     source.write_text(
         inspect.cleandoc(

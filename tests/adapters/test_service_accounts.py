@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.kubelet.service_accounts import ServiceAccount, ServiceAccounts, account_in
+from scrubber.adapters.kubelet.service_accounts import ServiceAccount, ServiceAccounts, parse_account
 
 UID = "11111111-2222-3333-4444-555555555555"
 POD = ("gpu-operator", "nvidia-dcgm-x7x9q")
@@ -63,32 +63,32 @@ def kubelet(tmp_path: Path) -> Kubelet:
     return made
 
 
-def test_a_pod_runs_under_the_account_of_its_token(kubelet: Kubelet) -> None:
+def test_pod_runs_under_the_service_account_of_its_token(kubelet: Kubelet) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
     kubelet.volume("certificates", None)
-    assert kubelet.accounts.of(UID) == DCGM
+    assert kubelet.accounts.find(UID) == DCGM
     assert "/".join(DCGM) == "gpu-operator/nvidia-dcgm"
 
 
-def test_several_tokens_of_one_account_are_that_account(kubelet: Kubelet) -> None:
+def test_several_tokens_of_one_account_yield_that_account(kubelet: Kubelet) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
     kubelet.volume("vault", token(payload(warnafter=2)))
-    assert kubelet.accounts.of(UID) == DCGM
+    assert kubelet.accounts.find(UID) == DCGM
 
 
-def test_a_pod_without_a_token_has_no_account(kubelet: Kubelet) -> None:
-    assert kubelet.accounts.of(UID) is None
+def test_pod_without_a_token_has_no_account(kubelet: Kubelet) -> None:
+    assert kubelet.accounts.find(UID) is None
     kubelet.volume("certificates", None)
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
-def test_a_token_that_the_kubelet_s_logs_do_not_bear_out_names_nobody(tmp_path: Path) -> None:
+def test_token_not_confirmed_by_the_kubelets_logs_yields_no_account(tmp_path: Path) -> None:
     """A pod's author may put a file called ``token`` into a volume; he cannot make a log directory."""
     kubelet = Kubelet(tmp_path)
     kubelet.volume("kube-api-access-abcde", token(payload()))
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
     kubelet.log("tenant-a", POD[1])
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_token_that_the_kubelet_s_logs_do_not_bear_out_names_nobody(tmp_path: 
         {"not": "a token"},
     ],
 )
-def test_tokens_that_disagree_name_nobody(kubelet: Kubelet, other: object) -> None:
+def test_tokens_that_disagree_yield_no_account(kubelet: Kubelet, other: object) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
     kubelet.volume("of-the-author", token(other))
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
 @pytest.mark.parametrize(
@@ -129,53 +129,53 @@ def test_tokens_that_disagree_name_nobody(kubelet: Kubelet, other: object) -> No
         token(payload()) + b".more",
     ],
 )
-def test_what_is_no_token_of_this_pod_names_nobody(kubelet: Kubelet, content: bytes) -> None:
-    assert account_in(content, UID, POD) is None
+def test_invalid_or_foreign_token_yields_no_account(kubelet: Kubelet, content: bytes) -> None:
+    assert parse_account(content, UID, POD) is None
     kubelet.volume("kube-api-access-abcde", content)
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
-def test_a_link_out_of_the_volume_is_not_followed(kubelet: Kubelet, tmp_path: Path) -> None:
+def test_symlink_out_of_the_volume_is_not_followed(kubelet: Kubelet, tmp_path: Path) -> None:
     stolen = tmp_path / "stolen"
     stolen.write_bytes(token(payload()))
     volume = kubelet.volume("kube-api-access-abcde", None)
     (volume / "token").symlink_to(stolen)
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
     (volume / "token").unlink()
     (volume / "token").symlink_to("../../../../../../stolen")
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
-def test_a_volume_that_is_a_link_is_not_followed(kubelet: Kubelet, tmp_path: Path) -> None:
+def test_volume_that_is_a_symlink_is_not_followed(kubelet: Kubelet, tmp_path: Path) -> None:
     elsewhere = kubelet.volume("kube-api-access-abcde", token(payload()), uid="other-pod")
     volumes = kubelet.directory / "pods" / UID / "volumes" / "kubernetes.io~projected"
     volumes.mkdir(parents=True)
     (volumes / "kube-api-access-abcde").symlink_to(elsewhere)
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
-def test_what_is_no_readable_file_is_not_waited_for(kubelet: Kubelet) -> None:
+def test_fifo_or_directory_in_place_of_a_token_does_not_block(kubelet: Kubelet) -> None:
     volume = kubelet.volume("kube-api-access-abcde", None)
     os.mkfifo(volume / "token")
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
     (volume / "token").unlink()
     (volume / "token").mkdir()
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
     (volume / "token").rmdir()
     (volume / "token").symlink_to("token")
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
-def test_a_token_that_is_too_long_is_not_read(kubelet: Kubelet) -> None:
+def test_oversized_token_is_not_read(kubelet: Kubelet) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload(padding="x" * (64 * 1024))))
-    assert kubelet.accounts.of(UID) is None
+    assert kubelet.accounts.find(UID) is None
 
 
 @pytest.mark.parametrize("uid", ["", ".", "..", f"../pods/{UID}", "another"])
-def test_what_is_no_uid_names_nobody(kubelet: Kubelet, uid: str) -> None:
+def test_invalid_pod_uid_yields_no_account(kubelet: Kubelet, uid: str) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
-    assert kubelet.accounts.of(uid) is None
+    assert kubelet.accounts.find(uid) is None
 
 
-def test_without_a_kubelet_nobody_has_an_account(tmp_path: Path) -> None:
-    assert ServiceAccounts(tmp_path / "none", tmp_path / "neither").of(UID) is None
+def test_no_pod_has_an_account_without_a_kubelet(tmp_path: Path) -> None:
+    assert ServiceAccounts(tmp_path / "none", tmp_path / "neither").find(UID) is None

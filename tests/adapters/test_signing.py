@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.adapters.signing import node_key
-from scrubber.adapters.signing.ed25519 import EphemeralKey, key_id, verify
-from scrubber.adapters.signing.envelope import LONGEST, read_envelope, write_envelope
+from scrubber.adapters.signing.ed25519 import EphemeralKey, key_id, verify_signature
+from scrubber.adapters.signing.envelope import MAX_ENVELOPE_BYTES, read_envelope, write_envelope
 from scrubber.adapters.signing.node_key import FILE_NAME, NodeKey
-from scrubber.adapters.signing.verdict import judge
-from scrubber.domain.errors import BadConfiguration, InvalidRequest
+from scrubber.adapters.signing.verification import verify_envelope
+from scrubber.domain.errors import InvalidConfiguration, InvalidRequest
 from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
 from scrubber.ports.record import Signer
 from tests.api.service import CERTIFICATE
@@ -48,74 +48,74 @@ def signer(request: pytest.FixtureRequest, tmp_path: Path) -> Signer:
 
 
 class TestEverySigner:
-    def test_what_it_signs_holds_under_its_public_key(self, signer: Signer) -> None:
+    def test_signature_verifies_under_the_signers_public_key(self, signer: Signer) -> None:
         signature = signer.sign(PAYLOAD)
         assert len(signature) == 64
-        assert verify(signer.public_key, PAYLOAD, signature)
+        assert verify_signature(signer.public_key, PAYLOAD, signature)
 
-    def test_the_same_payload_has_the_same_signature(self, signer: Signer) -> None:
+    def test_signature_of_the_same_payload_is_deterministic(self, signer: Signer) -> None:
         assert signer.sign(PAYLOAD) == signer.sign(PAYLOAD)
 
-    def test_what_is_signed_is_the_encoding_and_not_the_payload_alone(self, signer: Signer) -> None:
+    def test_signature_covers_the_dsse_encoding_not_the_bare_payload(self, signer: Signer) -> None:
         public = serialization.load_pem_public_key(signer.public_key.encode())
         public.verify(signer.sign(PAYLOAD), pae(PAYLOAD))  # type: ignore[union-attr, call-arg]
 
-    def test_its_id_is_the_digest_of_its_public_key(self, signer: Signer) -> None:
+    def test_key_id_is_the_digest_of_the_public_key(self, signer: Signer) -> None:
         public = serialization.load_pem_public_key(signer.public_key.encode())
         digest = hashlib.sha256(public.public_bytes(DER, SPKI)).hexdigest()
         assert signer.key_id == f"sha256:{digest}" == key_id(signer.public_key)
 
-    def test_the_public_key_is_one_pem_block_that_ends_its_line(self, signer: Signer) -> None:
+    def test_public_key_is_one_pem_block_with_a_final_newline(self, signer: Signer) -> None:
         assert signer.public_key.startswith("-----BEGIN PUBLIC KEY-----\n")
         assert signer.public_key.endswith("\n-----END PUBLIC KEY-----\n")
 
-    def test_another_key_signed_nothing_of_it(self, signer: Signer) -> None:
+    def test_signature_does_not_verify_under_another_key(self, signer: Signer) -> None:
         other = EphemeralKey()
         assert other.key_id != signer.key_id
-        assert not verify(other.public_key, PAYLOAD, signer.sign(PAYLOAD))
+        assert not verify_signature(other.public_key, PAYLOAD, signer.sign(PAYLOAD))
 
-    def test_nothing_that_is_printed_of_it_is_its_secret(self, signer: Signer) -> None:
+    def test_printed_signer_never_reveals_the_private_key(self, signer: Signer) -> None:
         secret = signer._private.private_bytes_raw()  # type: ignore[attr-defined]
         shown = f"{signer!r} {signer} {signer.key_id} {signer.public_key}"
         assert secret.hex() not in shown
         assert base64.b64encode(secret).decode() not in shown
 
 
-class TestVerifying:
+class TestVerifySignature:
     KEY = EphemeralKey()
     SIGNATURE = KEY.sign(PAYLOAD)
 
     @given(st.integers(min_value=0, max_value=8 * len(PAYLOAD) - 1))
-    def test_no_bit_of_the_payload_can_be_changed(self, bit: int) -> None:
+    def test_any_changed_payload_bit_invalidates_the_signature(self, bit: int) -> None:
         changed = bytearray(PAYLOAD)
         changed[bit // 8] ^= 1 << bit % 8
-        assert not verify(self.KEY.public_key, bytes(changed), self.SIGNATURE)
+        assert not verify_signature(self.KEY.public_key, bytes(changed), self.SIGNATURE)
 
     @given(st.integers(min_value=0, max_value=511))
-    def test_no_bit_of_the_signature_can_be_changed(self, bit: int) -> None:
+    def test_any_changed_signature_bit_invalidates_the_signature(self, bit: int) -> None:
         changed = bytearray(self.SIGNATURE)
         changed[bit // 8] ^= 1 << bit % 8
-        assert not verify(self.KEY.public_key, PAYLOAD, bytes(changed))
+        assert not verify_signature(self.KEY.public_key, PAYLOAD, bytes(changed))
 
     @given(st.binary(max_size=80))
-    def test_made_up_bytes_are_no_signature(self, made_up: bytes) -> None:
-        assert not verify(self.KEY.public_key, PAYLOAD, made_up)
+    def test_arbitrary_bytes_are_no_valid_signature(self, made_up: bytes) -> None:
+        assert not verify_signature(self.KEY.public_key, PAYLOAD, made_up)
 
     @pytest.mark.parametrize("length", [0, 63, 65, 128])
-    def test_a_signature_of_another_length_is_none(self, length: int) -> None:
-        assert not verify(self.KEY.public_key, PAYLOAD, (self.SIGNATURE * 2)[:length])
+    def test_signature_of_another_length_is_invalid(self, length: int) -> None:
+        assert not verify_signature(self.KEY.public_key, PAYLOAD, (self.SIGNATURE * 2)[:length])
 
-    def test_there_is_no_second_signature_that_holds_for_the_same_words(self) -> None:
+    def test_malleated_signature_is_invalid(self) -> None:
         """Adding the group's order to the second half makes one that a careless verifier takes (RFC 8032, 5.1.7)."""
         second = int.from_bytes(self.SIGNATURE[32:], "little") + GROUP_ORDER
-        assert not verify(self.KEY.public_key, PAYLOAD, self.SIGNATURE[:32] + second.to_bytes(32, "little"))
+        assert not verify_signature(self.KEY.public_key, PAYLOAD, self.SIGNATURE[:32] + second.to_bytes(32, "little"))
 
-    def test_a_signature_over_another_kind_of_document_is_none(self) -> None:
+    def test_signature_over_another_payload_type_is_invalid(self) -> None:
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes(PEM, SPKI).decode()
-        assert verify(public, PAYLOAD, private.sign(pae(PAYLOAD)))
-        assert not verify(public, PAYLOAD, private.sign(pae(PAYLOAD, "application/vnd.in-toto+json")))
-        assert not verify(public, PAYLOAD, private.sign(PAYLOAD))
+        assert verify_signature(public, PAYLOAD, private.sign(pae(PAYLOAD)))
+        assert not verify_signature(public, PAYLOAD, private.sign(pae(PAYLOAD, "application/vnd.in-toto+json")))
+        assert not verify_signature(public, PAYLOAD, private.sign(PAYLOAD))
 
     @pytest.mark.parametrize(
         ("pem", "said"),
@@ -132,15 +132,15 @@ class TestVerifying:
             (x25519.X25519PrivateKey.generate().public_key().public_bytes(PEM, SPKI).decode(), "another algorithm"),
         ],
     )
-    def test_what_is_no_public_key_of_ours_is_named(self, pem: str, said: str) -> None:
+    def test_invalid_public_key_is_refused_with_the_reason(self, pem: str, said: str) -> None:
         with pytest.raises(InvalidRequest, match=said):
-            verify(pem, PAYLOAD, self.SIGNATURE)
+            verify_signature(pem, PAYLOAD, self.SIGNATURE)
         with pytest.raises(InvalidRequest, match=said):
             key_id(pem)
 
 
-class TestTheFile:
-    def test_the_first_start_makes_a_key_that_only_its_owner_can_read(self, tmp_path: Path) -> None:
+class TestKeyFile:
+    def test_first_start_creates_a_key_readable_only_by_its_owner(self, tmp_path: Path) -> None:
         before = os.umask(0)
         try:
             _, created = NodeKey.open(tmp_path)
@@ -150,7 +150,7 @@ class TestTheFile:
         assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path) == [FILE_NAME]
 
-    def test_no_umask_keeps_its_owner_from_it(self, tmp_path: Path) -> None:
+    def test_key_file_mode_does_not_depend_on_the_umask(self, tmp_path: Path) -> None:
         before = os.umask(0o777)
         try:
             made, _ = NodeKey.open(tmp_path)
@@ -159,21 +159,21 @@ class TestTheFile:
         assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
         assert NodeKey.open(tmp_path)[0].key_id == made.key_id
 
-    def test_every_later_start_finds_the_same_key_and_changes_nothing(self, tmp_path: Path) -> None:
+    def test_later_start_loads_the_same_key_and_changes_nothing(self, tmp_path: Path) -> None:
         made, _ = NodeKey.open(tmp_path)
         before = (tmp_path / FILE_NAME).read_bytes()
         found, created = NodeKey.open(tmp_path)
         assert (found.key_id, created) == (made.key_id, False)
         assert (tmp_path / FILE_NAME).read_bytes() == before
 
-    def test_a_key_that_openssl_made_is_taken(self, tmp_path: Path) -> None:
+    def test_key_created_by_openssl_is_accepted(self, tmp_path: Path) -> None:
         private = Ed25519PrivateKey.generate()
         write(tmp_path, private.private_bytes(PEM, PKCS8, OPEN))
         found, created = NodeKey.open(tmp_path)
         assert not created
         assert found.public_key == private.public_key().public_bytes(PEM, SPKI).decode()
 
-    def test_deleting_the_file_is_how_a_node_gets_another_key(self, tmp_path: Path) -> None:
+    def test_deleting_the_key_file_gives_the_node_another_key(self, tmp_path: Path) -> None:
         first, _ = NodeKey.open(tmp_path)
         (tmp_path / FILE_NAME).unlink()
         second, created = NodeKey.open(tmp_path)
@@ -199,78 +199,82 @@ class TestTheFile:
         ],
         ids=["empty", "words", "bytes", "long", "damaged", "public", "passphrase", "ed448", "x25519", "p-256"],
     )
-    def test_a_file_that_is_no_key_stops_the_start_and_stays(self, tmp_path: Path, content: bytes, said: str) -> None:
+    def test_invalid_key_file_prevents_the_start_and_is_kept(self, tmp_path: Path, content: bytes, said: str) -> None:
         write(tmp_path, content)
-        with pytest.raises(BadConfiguration, match=said) as refused:
+        with pytest.raises(InvalidConfiguration, match=said) as refused:
             NodeKey.open(tmp_path)
         assert str(tmp_path / FILE_NAME) in str(refused.value)
         assert "or remove it" in str(refused.value), "the sentence says what to do"
         assert (tmp_path / FILE_NAME).read_bytes() == content
 
     @pytest.mark.parametrize("length", range(0, 119, 17))
-    def test_half_a_key_is_none(self, tmp_path: Path, length: int) -> None:
+    def test_truncated_key_file_is_refused(self, tmp_path: Path, length: int) -> None:
         whole = Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN)
         write(tmp_path, whole[:length])
-        with pytest.raises(BadConfiguration):
+        with pytest.raises(InvalidConfiguration):
             NodeKey.open(tmp_path)
 
     @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o622, 0o644, 0o601])
-    def test_a_key_that_others_can_use_is_no_secret(self, tmp_path: Path, mode: int) -> None:
+    def test_key_file_accessible_by_others_is_refused(self, tmp_path: Path, mode: int) -> None:
         NodeKey.open(tmp_path)
         (tmp_path / FILE_NAME).chmod(mode)
-        with pytest.raises(BadConfiguration, match=f"mode {mode:04o}.*chmod 600"):
+        with pytest.raises(InvalidConfiguration, match=f"mode {mode:04o}.*chmod 600"):
             NodeKey.open(tmp_path)
         (tmp_path / FILE_NAME).chmod(0o600)
         assert not NodeKey.open(tmp_path)[1], "the sentence's own remedy helps"
 
-    def test_a_key_of_another_user_is_not_ours(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_key_file_of_another_user_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         NodeKey.open(tmp_path)
         monkeypatch.setattr(os, "geteuid", lambda: 4711)
-        with pytest.raises(BadConfiguration, match=f"belongs to uid {os.getuid()}, and the service runs as uid 4711"):
+        with pytest.raises(
+            InvalidConfiguration, match=f"belongs to uid {os.getuid()}, and the service runs as uid 4711"
+        ):
             NodeKey.open(tmp_path)
 
     @pytest.mark.parametrize("target", ["elsewhere.key", "nowhere"])
-    def test_a_symbolic_link_is_not_followed(self, tmp_path: Path, target: str) -> None:
+    def test_key_file_that_is_a_symlink_is_refused(self, tmp_path: Path, target: str) -> None:
         elsewhere, home = tmp_path / "elsewhere", tmp_path / "home"
         elsewhere.mkdir()
         home.mkdir()
         NodeKey.open(elsewhere)
         (elsewhere / FILE_NAME).rename(tmp_path / "elsewhere.key")
         (home / FILE_NAME).symlink_to(tmp_path / target)
-        with pytest.raises(BadConfiguration, match="is a symbolic link"):
+        with pytest.raises(InvalidConfiguration, match="is a symbolic link"):
             NodeKey.open(home)
         assert not (tmp_path / "nowhere").exists()
 
     @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a pipe that nobody writes"])
-    def test_what_is_no_file_is_refused_at_once(self, tmp_path: Path, make: Callable[[Path], None]) -> None:
+    def test_key_path_that_is_no_regular_file_is_refused_at_once(
+        self, tmp_path: Path, make: Callable[[Path], None]
+    ) -> None:
         make(tmp_path / FILE_NAME)
-        with pytest.raises(BadConfiguration, match="is not a file"):
+        with pytest.raises(InvalidConfiguration, match="is not a file"):
             NodeKey.open(tmp_path)
 
     @pytest.mark.parametrize("place", ["nowhere", "a-file"])
-    def test_a_state_directory_that_is_none_is_named(self, tmp_path: Path, place: str) -> None:
+    def test_missing_or_invalid_state_directory_is_named(self, tmp_path: Path, place: str) -> None:
         (tmp_path / "a-file").write_text("")
-        with pytest.raises(BadConfiguration, match=f"cannot be kept in .*{place}.*--state-dir"):
+        with pytest.raises(InvalidConfiguration, match=f"cannot be kept in .*{place}.*--state-dir"):
             NodeKey.open(tmp_path / place)
 
-    def test_a_disk_that_takes_no_file_is_named_and_leaves_nothing(
+    def test_write_error_is_reported_and_leaves_no_key_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(_: int) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(BadConfiguration, match=r"No space left on device.*no certificate can be signed"):
+        with pytest.raises(InvalidConfiguration, match=r"No space left on device.*no certificate can be signed"):
             NodeKey.open(tmp_path)
         assert os.listdir(tmp_path) == []
 
-    def test_what_a_killed_start_left_half_done_is_not_used(self, tmp_path: Path) -> None:
+    def test_partial_key_of_a_killed_start_is_not_used(self, tmp_path: Path) -> None:
         (tmp_path / "signing.key.new").write_bytes(b"-----BEGIN PRIV")
         _, created = NodeKey.open(tmp_path)
         assert created
         assert os.listdir(tmp_path) == [FILE_NAME]
 
-    def test_starts_at_the_same_moment_make_one_key(self, tmp_path: Path) -> None:
+    def test_concurrent_starts_create_one_key(self, tmp_path: Path) -> None:
         together = threading.Barrier(8)
         opened: list[tuple[str, bool]] = []
 
@@ -317,7 +321,7 @@ node_key.NodeKey.open(directory)
 """
 
 
-def test_a_start_that_is_killed_between_any_two_lines_leaves_no_key_or_a_whole_one(tmp_path: Path) -> None:
+def test_start_killed_at_any_line_leaves_no_key_or_a_complete_key(tmp_path: Path) -> None:
     """Every line of the making of the first key, one after the other, until a start comes through."""
     left: set[tuple[str, ...]] = set()
     for line in range(1, 200):
@@ -337,7 +341,7 @@ def test_a_start_that_is_killed_between_any_two_lines_leaves_no_key_or_a_whole_o
     assert left == {(), ("signing.key.new",), ("signing.key", "signing.key.new"), ("signing.key",)}
 
 
-def test_nothing_but_the_two_modules_that_sign_load_the_library() -> None:
+def test_only_the_two_signing_modules_import_cryptography() -> None:
     code = (
         "import sys, scrubber.adapters.signing.envelope, scrubber.domain.statement, scrubber.ports.record\n"
         "print('cryptography' in sys.modules)"
@@ -355,9 +359,9 @@ class TestEnvelope:
         return json.dumps(json.loads(self.WRITTEN) | changes).encode()
 
     def judged(self, data: bytes) -> str:
-        return judge(read_envelope(data), self.KEY.public_key).reason
+        return verify_envelope(read_envelope(data), self.KEY.public_key).reason
 
-    def test_it_has_what_dsse_asks_for_and_nothing_else(self) -> None:
+    def test_envelope_has_exactly_the_fields_of_dsse(self) -> None:
         assert json.loads(self.WRITTEN) == {
             "payloadType": PAYLOAD_TYPE,
             "payload": base64.b64encode(PAYLOAD).decode(),
@@ -365,55 +369,55 @@ class TestEnvelope:
         }
         assert self.WRITTEN.endswith("}\n")
 
-    def test_what_was_written_holds_and_says_the_same(self) -> None:
-        verdict = judge(read_envelope(self.WRITTEN.encode()), self.KEY.public_key)
+    def test_written_envelope_verifies_and_keeps_its_payload(self) -> None:
+        verdict = verify_envelope(read_envelope(self.WRITTEN.encode()), self.KEY.public_key)
         assert (verdict.certificate, verdict.reason, verdict.key_id) == (CERTIFICATE, "", self.KEY.key_id)
 
-    def test_both_alphabets_of_base64_are_read(self) -> None:
+    def test_both_base64_alphabets_are_accepted(self) -> None:
         payload = base64.urlsafe_b64encode(PAYLOAD).decode()
         signatures = [{"sig": base64.urlsafe_b64encode(self.SIGNATURE).decode()}]
         assert self.judged(self.changed(payload=payload, signatures=signatures)) == ""
 
     @pytest.mark.parametrize("key_id", ["", None, "sha256:00", "\x1b[2J"])
-    def test_the_id_of_a_key_is_a_hint_that_decides_nothing(self, key_id: str | None) -> None:
+    def test_key_id_of_a_signature_does_not_affect_verification(self, key_id: str | None) -> None:
         signature = base64.b64encode(self.SIGNATURE).decode()
         assert self.judged(self.changed(signatures=[{"keyid": key_id, "sig": signature}])) == ""
 
-    def test_one_signature_of_ours_is_enough(self) -> None:
+    def test_one_valid_signature_of_ours_is_enough(self) -> None:
         ours = json.loads(self.WRITTEN)["signatures"]
         theirs = [{"keyid": "them", "sig": base64.b64encode(EphemeralKey().sign(PAYLOAD)).decode()}]
         for signatures in (ours + theirs, theirs + ours, [{"sig": ""}, *ours]):
             assert self.judged(self.changed(signatures=signatures)) == ""
 
-    def test_keys_that_dsse_does_not_have_are_passed_over(self) -> None:
+    def test_unknown_envelope_fields_are_ignored(self) -> None:
         assert self.judged(self.changed(more={"id": "c-8"})) == ""
 
-    def test_changed_words_do_not_hold(self) -> None:
+    def test_changed_payload_does_not_verify(self) -> None:
         changed = base64.b64encode(PAYLOAD.replace(b"on-chip memory", b"nothing at all")).decode()
         assert "was changed" in self.judged(self.changed(payload=changed))
 
-    def test_the_signature_of_another_certificate_does_not_hold(self) -> None:
+    def test_signature_of_another_certificate_does_not_verify(self) -> None:
         other = base64.b64encode(self.KEY.sign(PAYLOAD.replace(b"GPU-a0", b"GPU-a1"))).decode()
         assert "was changed" in self.judged(self.changed(signatures=[{"keyid": self.KEY.key_id, "sig": other}]))
 
-    def test_another_key_is_named(self) -> None:
+    def test_signature_of_another_key_is_named(self) -> None:
         other = EphemeralKey()
         theirs = write_envelope(PAYLOAD, other.key_id, other.sign(PAYLOAD)).encode()
         assert other.key_id in self.judged(theirs)
-        assert judge(read_envelope(theirs), self.KEY.public_key).certificate is None
+        assert verify_envelope(read_envelope(theirs), self.KEY.public_key).certificate is None
 
-    def test_another_kind_of_document_is_no_certificate_even_if_the_node_signed_it(self) -> None:
+    def test_signed_document_of_another_type_is_no_certificate(self) -> None:
         kind = "application/vnd.in-toto+json"
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes(PEM, SPKI).decode()
         signature = base64.b64encode(private.sign(pae(PAYLOAD, kind))).decode()
         envelope = read_envelope(self.changed(payloadType=kind, signatures=[{"sig": signature}]))
-        assert kind in judge(envelope, public).reason
+        assert kind in verify_envelope(envelope, public).reason
 
-    def test_an_envelope_that_nobody_signed_is_worth_nothing(self) -> None:
+    def test_unsigned_envelope_does_not_verify(self) -> None:
         assert self.judged(self.changed(signatures=[])) == "Nobody signed it."
 
-    def test_what_is_signed_and_no_statement_is_no_certificate(self) -> None:
+    def test_signed_payload_that_is_no_statement_is_no_certificate(self) -> None:
         for payload in (b"", b"{}", PAYLOAD + b" "):
             signed = write_envelope(payload, self.KEY.key_id, self.KEY.sign(payload)).encode()
             assert self.judged(signed).startswith("This key did sign it, and it cannot be read.")
@@ -431,7 +435,7 @@ class TestEnvelope:
             (b'{"a":' * 100_000, "nested too deeply"),
             (b'{"signatures": NaN}', "NaN is no JSON value"),
             (b'{"signatures": ' + b"7" * 5000 + b"}", "no JSON"),
-            (b" " * (LONGEST + 1), "longer than"),
+            (b" " * (MAX_ENVELOPE_BYTES + 1), "longer than"),
             (WRITTEN.encode() + WRITTEN.encode(), "no JSON"),
             (WRITTEN.replace("{\n", '{"payload": "",\n', 1).encode(), "a key twice"),
             (WRITTEN.replace('"keyid"', '"sig": "", "keyid"').encode(), "a key twice"),
@@ -451,11 +455,11 @@ class TestEnvelope:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_what_cannot_be_read_in_one_way_is_not_read(self, data: bytes, said: str) -> None:
+    def test_ambiguous_envelope_is_refused(self, data: bytes, said: str) -> None:
         with pytest.raises(InvalidRequest, match=said):
             read_envelope(data)
 
     @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-    def test_no_bytes_make_reading_fail_in_another_way(self, data: bytes) -> None:
+    def test_arbitrary_bytes_never_raise_an_unexpected_error(self, data: bytes) -> None:
         with pytest.raises(InvalidRequest):
             read_envelope(data)

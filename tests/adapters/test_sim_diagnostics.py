@@ -8,10 +8,10 @@ import pytest
 
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.adapters.sim.diagnostician import SimDiagnostics
+from scrubber.adapters.sim.diagnostics import SimDiagnostics
 from scrubber.domain.device import Device
-from scrubber.domain.diagnosis import Level
-from scrubber.domain.errors import Away, Held
+from scrubber.domain.diagnostics import DiagnosticLevel
+from scrubber.domain.errors import DeviceBusy, Unavailable
 from tests.adapters.backend_contract import request
 from tests.adapters.diagnostics_contract import DiagnosticsContract, cancelled, under_way, untouched
 from tests.adapters.shortage import descriptors_left
@@ -40,10 +40,10 @@ class SimDiagnosed:
             yield pid
 
     def spoil(self, device: Device) -> None:
-        control.fault(self.sim.directory, device.id, wont_clear=True)
+        control.add_faults(self.sim.directory, device.id, wont_clear=True)
 
     async def at_work(self, device: Device) -> int | None:
-        return await self.sim.backend.eraser.orphan(device)
+        return await self.sim.backend.eraser.find_orphan(device)
 
 
 @pytest.fixture
@@ -62,31 +62,31 @@ class TestSimDiagnostics(DiagnosticsContract):
     """The contract, over files."""
 
 
-async def test_a_diagnosis_stands_in_the_erasers_way_and_not_beside_it(rig: SimDiagnosed) -> None:
+async def test_diagnosis_blocks_the_eraser_until_finished(rig: SimDiagnosed) -> None:
     task = await under_way(rig)
-    with pytest.raises(Held):
+    with pytest.raises(DeviceBusy):
         await rig.sim.backend.eraser.erase(rig.device, request(), lambda _: None)
     await cancelled(task)
     report = await rig.sim.backend.eraser.erase(rig.device, request(), lambda _: None)
     assert report.verified_bytes == rig.device.memory_bytes
 
 
-async def test_whoever_opens_the_device_meanwhile_ends_the_diagnosis(rig: SimDiagnosed) -> None:
+async def test_opening_the_device_ends_its_diagnosis(rig: SimDiagnosed) -> None:
     task = await under_way(rig)
     tenant = rig.sim.start(rig.device, "--read", "--hold", "forever")
-    with pytest.raises(Held, match="opened"):
+    with pytest.raises(DeviceBusy, match="opened"):
         await task
     tenant.until_ready()
 
 
-async def test_the_space_is_given_back(rig: SimDiagnosed) -> None:
-    await rig.diagnostics.diagnose(rig.device, Level.QUICK, 30.0)
+async def test_diagnosis_releases_the_space_of_the_device_file(rig: SimDiagnosed) -> None:
+    await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, 30.0)
     found = rig.sim.files(rig.device).memory.stat()
     assert (found.st_blocks, found.st_size) == (0, rig.device.memory_bytes)
 
 
-async def test_a_child_that_cannot_be_started_is_no_fault_of_the_device(rig: SimDiagnosed) -> None:
+async def test_diagnostic_child_that_cannot_start_is_no_device_fault(rig: SimDiagnosed) -> None:
     rig.fill(rig.device, "secret")
-    with descriptors_left(1), pytest.raises(Away):
-        await rig.diagnostics.diagnose(rig.device, Level.QUICK, 30.0)
+    with descriptors_left(1), pytest.raises(Unavailable):
+        await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, 30.0)
     assert untouched(rig)

@@ -14,13 +14,13 @@ import pytest
 
 from scrubber.adapters.children import orphans
 from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.procwalk import start_time
 from scrubber.adapters.sim import control, shape
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import write_json
-from scrubber.adapters.walk import start_time
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
-from scrubber.ports.device import EraseReport, Progress
+from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, Unavailable, Unreadable
+from scrubber.ports.device import EraseProgress, EraseReport
 from tests.adapters.backend_contract import request
 from tests.adapters.shortage import descriptors_left
 from tests.adapters.sim_rig import Sim, make
@@ -47,13 +47,13 @@ class Clearing:
     """An erase under way, in its clear pass, which takes minutes unless somebody interferes."""
 
     def __init__(self, sim: Sim, device: Device, deadline: float = 60.0) -> None:
-        control.fault(sim.directory, device.id, slow_clear=600)
+        control.add_faults(sim.directory, device.id, slow_clear=600)
         self._reached = asyncio.Event()
         self.task: asyncio.Task[EraseReport] = asyncio.create_task(
             sim.backend.eraser.erase(device, request(deadline=deadline), self._heard)
         )
 
-    def _heard(self, progress: Progress) -> None:
+    def _heard(self, progress: EraseProgress) -> None:
         if progress.phase == "clear" and progress.done_bytes:
             self._reached.set()
 
@@ -69,7 +69,7 @@ async def clearing(sim: Sim, device: Device, deadline: float = 60.0) -> Clearing
     return begun
 
 
-def unheard(_: Progress) -> None:
+def unheard(_: EraseProgress) -> None:
     pass
 
 
@@ -77,7 +77,7 @@ class Drowsy(Children):
     """Starts what never gets ready, however late somebody looks."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(start_limit=0.05)
+        super().__init__(start_timeout=0.05)
         self._program = directory / "drowsy"
         self._program.write_text("#!/bin/sh\nexec sleep 600\n")
         self._program.chmod(0o700)
@@ -86,7 +86,7 @@ class Drowsy(Children):
         return await super().start(module, *arguments, **how, interpreter=str(self._program))
 
 
-async def test_the_space_is_given_back_once_the_zeros_are_verified(sim: Sim, device: Device) -> None:
+async def test_eraser_releases_the_space_once_the_zeros_are_verified(sim: Sim, device: Device) -> None:
     sim.fill(device, "secret")
     assert sim.files(device).memory.stat().st_blocks
     await sim.backend.eraser.erase(device, request(), unheard)
@@ -103,43 +103,45 @@ async def test_residue_is_counted_to_the_byte(sim: Sim, device: Device) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 12, 4096 * 7 + 1, 9 * 1024 * 1024])
-async def test_a_size_that_a_tenant_changed_is_put_right_and_reported(sim: Sim, device: Device, size: int) -> None:
+async def test_device_file_size_changed_by_a_tenant_is_restored_and_reported(
+    sim: Sim, device: Device, size: int
+) -> None:
     memory = sim.files(device).memory
     inode = memory.stat().st_ino
     sim.start(device, "--write", "secret", "--resize", str(size)).process.wait()
     report = await sim.backend.eraser.erase(device, request(), unheard)
-    assert report.mended is not None
-    assert str(size) in report.mended
+    assert report.size_restored is not None
+    assert str(size) in report.size_restored
     assert report.verified_bytes == device.memory_bytes == memory.stat().st_size
     assert memory.stat().st_ino == inode
     assert sim.content(device).strip(b"\0") == b""
 
 
-async def test_a_mode_that_a_tenant_changed_is_put_right_and_reported(sim: Sim, device: Device) -> None:
+async def test_device_file_mode_changed_by_a_tenant_is_restored_and_reported(sim: Sim, device: Device) -> None:
     memory = sim.files(device).memory
     memory.chmod(0o666)
     report = await sim.backend.eraser.erase(device, request(), unheard)
-    assert report.mended is not None
-    assert "0666" in report.mended
+    assert report.size_restored is not None
+    assert "0666" in report.size_restored
     assert memory.stat().st_mode & 0o777 == 0o600
 
 
-async def test_bytes_that_come_back_fail_the_verification(sim: Sim, device: Device) -> None:
-    control.fault(sim.directory, device.id, wont_clear=True)
+async def test_bytes_that_reappear_fail_the_verification(sim: Sim, device: Device) -> None:
+    control.add_faults(sim.directory, device.id, wont_clear=True)
     report = await sim.backend.eraser.erase(device, request(), unheard)
     assert report.failed_bytes > 0
     assert report.verified_bytes == report.total_bytes - report.failed_bytes
-    control.clear(sim.directory, device.id)
+    control.clear_faults(sim.directory, device.id)
     assert (await sim.backend.eraser.erase(device, request(), unheard)).failed_bytes == 0
 
 
-async def test_slow_clearing_ends_as_soon_as_the_fault_is_lifted(sim: Sim, device: Device) -> None:
+async def test_slow_clear_ends_as_soon_as_the_fault_is_lifted(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device)
-    control.clear(sim.directory, device.id, ["slow-clear"])
+    control.clear_faults(sim.directory, device.id, ["slow-clear"])
     assert (await slow.task).verified_bytes == device.memory_bytes
 
 
-async def test_whoever_opens_the_device_meanwhile_stops_the_eraser(sim: Sim, device: Device) -> None:
+async def test_opening_the_device_during_a_scrub_stops_the_eraser(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device)
     tenant = sim.start(device, "--read", "--hold", "forever")
     report = await slow.task
@@ -147,37 +149,37 @@ async def test_whoever_opens_the_device_meanwhile_stops_the_eraser(sim: Sim, dev
     assert report.cleared_bytes < report.total_bytes
     assert report.verified_bytes == 0
     tenant.until_ready()
-    assert await sim.backend.holders.held(device)
+    assert await sim.backend.holders.is_held(device)
 
 
-async def test_a_reader_that_will_not_wait_breaks_the_fence_as_well(sim: Sim, device: Device) -> None:
+async def test_nonblocking_open_during_a_scrub_breaks_the_fence(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device)
     with pytest.raises(BlockingIOError):
         os.open(sim.files(device).memory, os.O_RDONLY | os.O_NONBLOCK)
     assert (await slow.task).fence_broken
 
 
-async def test_a_deadline_kills_the_eraser_and_leaves_the_rest_dirty(sim: Sim, device: Device) -> None:
+async def test_deadline_kills_the_eraser_and_leaves_the_rest_dirty(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device, deadline=2.0)
-    with pytest.raises(Stuck, match="it was killed"):
+    with pytest.raises(DriverTimeout, match="it was killed"):
         await slow.task
-    assert await sim.backend.eraser.orphan(device) is None
+    assert await sim.backend.eraser.find_orphan(device) is None
     assert b"secret" in sim.content(device)[-64:]
 
 
-async def test_a_cancelled_scrub_has_ended_its_eraser_before_it_returns(sim: Sim, device: Device) -> None:
+async def test_cancelled_scrub_kills_its_eraser_before_returning(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device)
     slow.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await slow.task
-    assert await sim.backend.eraser.orphan(device) is None
-    assert not await sim.backend.holders.held(device)
+    assert await sim.backend.eraser.find_orphan(device) is None
+    assert not await sim.backend.holders.is_held(device)
     assert b"secret" in sim.content(device)
 
 
-async def test_an_eraser_that_is_killed_reports_nothing(sim: Sim, device: Device) -> None:
+async def test_killed_eraser_yields_no_report(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device)
-    eraser = await sim.backend.eraser.orphan(device)
+    eraser = await sim.backend.eraser.find_orphan(device)
     assert eraser is not None
     os.kill(eraser, signal.SIGKILL)
     with pytest.raises(Unreadable, match="broke off"):
@@ -185,24 +187,24 @@ async def test_an_eraser_that_is_killed_reports_nothing(sim: Sim, device: Device
     assert b"secret" in sim.content(device)
 
 
-async def test_a_node_that_cannot_start_an_eraser_blames_no_device(sim: Sim, device: Device, tmp_path: Path) -> None:
+async def test_eraser_that_cannot_start_is_no_device_fault(sim: Sim, device: Device, tmp_path: Path) -> None:
     sim.fill(device, "secret")
-    with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
+    with descriptors_left(0), pytest.raises(Unavailable, match="cannot be started"):
         await sim.backend.eraser.erase(device, request(), unheard)
-    with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
+    with descriptors_left(0), pytest.raises(Unavailable, match="cannot be started"):
         await sim.backend.resetter.reset(device, 60.0)
     drowsy = SimBackend(sim.directory, children=Drowsy(tmp_path))
-    with pytest.raises(Away, match="was not ready"):
+    with pytest.raises(Unavailable, match="was not ready"):
         await drowsy.eraser.erase(device, request(), unheard)
     await drowsy.close()
     assert b"secret" in sim.content(device)
     assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
 
 
-async def test_a_file_that_was_swapped_is_not_cleared_in_its_place(sim: Sim, device: Device) -> None:
+async def test_swapped_device_file_is_not_cleared(sim: Sim, device: Device) -> None:
     memory = sim.files(device).memory
     memory.rename(memory.with_name("hidden"))
-    with pytest.raises(Lost):
+    with pytest.raises(DeviceLost):
         await sim.backend.eraser.erase(device, request(), unheard)
     memory.write_bytes(b"precious")
     with pytest.raises(Unreadable, match="another one"):
@@ -220,7 +222,7 @@ async def test_a_file_that_was_swapped_is_not_cleared_in_its_place(sim: Sim, dev
         (f'{{"slow_clear": {"9" * 400}}}', "no number of seconds"),
     ],
 )
-async def test_a_control_file_that_makes_no_sense_is_no_certificate(
+async def test_scrub_with_a_malformed_control_file_is_unreadable(
     sim: Sim, device: Device, content: str, why: str
 ) -> None:
     (sim.files(device).directory / "control.json").write_text(content, encoding="ascii")
@@ -228,19 +230,19 @@ async def test_a_control_file_that_makes_no_sense_is_no_certificate(
         await sim.backend.eraser.erase(device, request(), unheard)
 
 
-async def test_the_lock_of_a_device_is_never_followed_elsewhere(sim: Sim, device: Device) -> None:
+async def test_device_lock_does_not_follow_a_symlink(sim: Sim, device: Device) -> None:
     (sim.directory / "locks" / device.id).symlink_to(sim.directory / "elsewhere")
     with pytest.raises(Unreadable):
         await sim.backend.eraser.erase(device, request(), unheard)
     assert not (sim.directory / "elsewhere").exists()
 
 
-async def test_a_fault_of_the_whole_gpu_is_one_of_its_instances(tmp_path: Path) -> None:
+async def test_gpu_fault_affects_the_scrub_of_its_instance(tmp_path: Path) -> None:
     directory = make(tmp_path / "sim")
     shape.split(directory, "0", 2)
     backend = SimBackend(directory)
     instance = (await backend.inventory.devices())[0]
-    control.fault(directory, "0", wont_clear=True)
+    control.add_faults(directory, "0", wont_clear=True)
     assert (await backend.eraser.erase(instance, request(), unheard)).failed_bytes > 0
     await backend.close()
 
@@ -263,26 +265,26 @@ asyncio.run(main())
 """
 
 
-async def test_a_service_killed_in_mid_clear_leaves_dirty_bytes_and_no_eraser(sim: Sim, device: Device) -> None:
+async def test_service_killed_during_a_clear_leaves_dirty_bytes_and_no_eraser(sim: Sim, device: Device) -> None:
     sim.fill(device, "secret")
-    control.fault(sim.directory, device.id, slow_clear=600)
+    control.add_faults(sim.directory, device.id, slow_clear=600)
     service = sim.run([sys.executable, "-c", SERVICE, str(sim.directory)])
     assert int(service.line())
-    assert await sim.backend.eraser.orphan(device)
+    assert await sim.backend.eraser.find_orphan(device)
     service.end()
-    assert await sim.backend.eraser.end_orphan(device, 20.0)
-    assert await sim.backend.eraser.orphan(device) is None
-    assert not await sim.backend.holders.held(device)
+    assert await sim.backend.eraser.terminate_orphan(device, 20.0)
+    assert await sim.backend.eraser.find_orphan(device) is None
+    assert not await sim.backend.holders.is_held(device)
     assert b"secret" in sim.content(device)
 
 
 @pytest.fixture
 async def abandoned(sim: Sim, device: Device) -> AsyncIterator[int]:
     """PID of an eraser in mid-clear that its service could not kill: it is stopped, and our SIGKILL never arrives."""
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    deaf = Children(kill_timeout=0.05, send_signal=lambda pidfd, number: None)
     other = Sim(sim.directory, SimBackend(sim.directory, children=deaf))
     slow = await clearing(other, device)
-    pid = await sim.backend.eraser.orphan(device)
+    pid = await sim.backend.eraser.find_orphan(device)
     assert pid
     os.kill(pid, signal.SIGSTOP)
     slow.task.cancel()
@@ -299,65 +301,65 @@ async def abandoned(sim: Sim, device: Device) -> AsyncIterator[int]:
     await deaf.close()
 
 
-async def test_no_second_eraser_starts_beside_an_orphan(sim: Sim, device: Device, abandoned: int) -> None:
-    assert await sim.backend.eraser.orphan(device) == abandoned
-    with pytest.raises(Held, match="eraser"):
+async def test_second_eraser_does_not_start_beside_an_orphaned_one(sim: Sim, device: Device, abandoned: int) -> None:
+    assert await sim.backend.eraser.find_orphan(device) == abandoned
+    with pytest.raises(DeviceBusy, match="eraser"):
         await sim.backend.eraser.erase(device, request(), unheard)
 
 
-async def test_an_orphan_that_does_not_stop_is_ended_and_the_device_can_be_cleared(
+async def test_orphaned_eraser_that_does_not_stop_is_killed_and_the_device_can_be_cleared(
     sim: Sim, device: Device, abandoned: int
 ) -> None:
-    assert await sim.backend.eraser.orphan(device) == abandoned
-    assert await sim.backend.eraser.end_orphan(device, 20.0)
-    assert await sim.backend.eraser.orphan(device) is None
-    control.clear(sim.directory, device.id)
+    assert await sim.backend.eraser.find_orphan(device) == abandoned
+    assert await sim.backend.eraser.terminate_orphan(device, 20.0)
+    assert await sim.backend.eraser.find_orphan(device) is None
+    control.clear_faults(sim.directory, device.id)
     assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
 
 
-async def test_an_orphan_is_ended_though_nobody_looked_at_it_until_its_time_was_over(
+async def test_orphaned_eraser_is_killed_even_when_the_deadline_passed_during_a_stall(
     sim: Sim, device: Device, abandoned: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, ahead = asyncio.get_running_loop(), 0.0
     right = loop.time
     monkeypatch.setattr(loop, "time", lambda: right() + ahead)
-    monkeypatch.setattr(orphans, "_PATIENCE", 0.1)
-    ending = asyncio.create_task(sim.backend.eraser.end_orphan(device, 20.0))
+    monkeypatch.setattr(orphans, "_GRACE", 0.1)
+    ending = asyncio.create_task(sim.backend.eraser.terminate_orphan(device, 20.0))
     await asyncio.sleep(0)
     ahead = 21.0
     assert await ending
-    assert await sim.backend.eraser.orphan(device) is None
+    assert await sim.backend.eraser.find_orphan(device) is None
 
 
-async def test_an_orphan_that_runs_again_stops_by_itself(sim: Sim, device: Device, abandoned: int) -> None:
+async def test_resumed_orphaned_eraser_stops_by_itself(sim: Sim, device: Device, abandoned: int) -> None:
     os.kill(abandoned, signal.SIGCONT)
-    assert await sim.backend.eraser.end_orphan(device, 60.0)
+    assert await sim.backend.eraser.terminate_orphan(device, 60.0)
     assert b"secret" in sim.content(device)
 
 
 @pytest.mark.parametrize("claim", ["", "garbage\n", "1 2 3\n", "{innocent} 1\n", "{innocent} {started}\n"])
-async def test_a_lock_never_gets_an_innocent_process_killed(sim: Sim, device: Device, claim: str) -> None:
+async def test_forged_lock_content_never_gets_another_process_killed(sim: Sim, device: Device, claim: str) -> None:
     innocent = sim.start((await sim.backend.inventory.devices())[1], "--hold", "forever").until_ready()
     started = start_time(innocent.pid)
     lock = sim.directory / "locks" / device.id
     lock.write_text(claim.format(innocent=innocent.pid, started=started), encoding="ascii")
     with lock.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert await sim.backend.eraser.orphan(device) == 0
-        assert not await sim.backend.eraser.end_orphan(device, 0.2)
+        assert await sim.backend.eraser.find_orphan(device) == 0
+        assert not await sim.backend.eraser.terminate_orphan(device, 0.2)
         assert innocent.process.poll() is None
-        with pytest.raises(Held):
+        with pytest.raises(DeviceBusy):
             await sim.backend.eraser.erase(device, request(), unheard)
-    assert await sim.backend.eraser.orphan(device) is None
+    assert await sim.backend.eraser.find_orphan(device) is None
 
 
-async def test_a_stale_name_in_a_free_lock_means_nothing(sim: Sim, device: Device) -> None:
+async def test_stale_pid_in_a_free_lock_is_ignored(sim: Sim, device: Device) -> None:
     (sim.directory / "locks" / device.id).write_text(f"{os.getpid()} {start_time(os.getpid())}\n", encoding="ascii")
-    assert await sim.backend.eraser.orphan(device) is None
+    assert await sim.backend.eraser.find_orphan(device) is None
     assert (await sim.backend.eraser.erase(device, request(), unheard)).failed_bytes == 0
 
 
-async def test_control_written_while_it_runs_is_seen_between_two_chunks(sim: Sim, device: Device) -> None:
+async def test_control_file_written_during_a_clear_takes_effect_between_two_chunks(sim: Sim, device: Device) -> None:
     slow = await clearing(sim, device)
     write_json(sim.files(device).directory / "control.json", {"slow_clear": 0, "wont_clear": True})
     assert (await slow.task).failed_bytes > 0

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.children.process import Children
+from scrubber.adapters.procwalk import Budget
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.adapters.sim.layout import load, write_json
-from scrubber.adapters.walk import Budget
+from scrubber.adapters.sim.layout import load_node, write_json
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Lost, Unreadable
+from scrubber.domain.errors import DeviceLost, Unavailable, Unreadable
 from scrubber.domain.telemetry import HolderKind
 from tests.adapters.sim_rig import Sim, make
 from tests.walks import finished_report
@@ -25,7 +25,7 @@ from tests.walks import finished_report
 
 @pytest.fixture
 async def sim(tmp_path: Path) -> AsyncIterator[Sim]:
-    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), settle=0.05)
+    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), confirm_seconds=0.05)
     await backend.start()
     made = Sim(tmp_path / "sim", backend)
     yield made
@@ -39,68 +39,66 @@ async def device(sim: Sim) -> Device:
 
 
 async def kinds(sim: Sim, device: Device) -> dict[int, HolderKind]:
-    assert await sim.backend.holders.held(device)
+    assert await sim.backend.holders.is_held(device)
     return {holder.pid: holder.kind for holder in (await finished_report(sim.backend.holders, device)).holders}
 
 
-async def test_a_mapping_alone_is_a_holder(sim: Sim, device: Device) -> None:
+async def test_process_with_only_a_mapping_is_a_holder(sim: Sim, device: Device) -> None:
     tenant = sim.start(device, "--mmap", "--hold", "forever").until_ready()
     assert await kinds(sim, device) == {tenant.pid: HolderKind.PROCESS}
 
 
-async def test_a_descriptor_in_flight_is_a_ghost(sim: Sim, device: Device) -> None:
+async def test_descriptor_in_flight_is_an_untraceable_holder(sim: Sim, device: Device) -> None:
     tenant = sim.start(device, "--in-flight", "--hold", "forever").until_ready()
-    assert await kinds(sim, device) == {0: HolderKind.GHOST}
+    assert await kinds(sim, device) == {0: HolderKind.UNTRACEABLE}
     tenant.end()
-    assert not await sim.backend.holders.held(device)
+    assert not await sim.backend.holders.is_held(device)
 
 
-async def test_a_holder_that_there_is_no_time_to_look_through_is_no_ghost_and_is_named(
-    sim: Sim, device: Device
-) -> None:
-    sim.backend.holders._budget = Budget(each=0.0, whole=10.0)
+async def test_holder_without_time_for_inspection_is_named_as_uninspected(sim: Sim, device: Device) -> None:
+    sim.backend.holders._budget = Budget(per_process=0.0, total=10.0)
     with sim.hold(device) as pid:
-        report = await sim.backend.holders.holders(device)
+        report = await sim.backend.holders.list_holders(device)
         assert report.holders == ()
-        (left_out,) = (each for each in report.unfinished if each.pid == pid)
+        (left_out,) = (each for each in report.uninspected if each.pid == pid)
         assert left_out.started > 0
         assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
-    assert (await sim.backend.holders.holders(device)).unfinished == ()  # the lease says so, without a walk
+    assert (await sim.backend.holders.list_holders(device)).uninspected == ()  # the lease says so, without a walk
 
 
-async def test_a_walk_that_gives_no_answer_blames_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scrubber.adapters.sim.backend.WALKER_MODULE", "tests.adapters.wayward_child")
-    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), walk_deadline=0.05)
+    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), walk_timeout=0.05)
     await backend.start()
     sim = Sim(tmp_path / "sim", backend)
     device, _ = await backend.inventory.devices()
     with sim.hold(device):
-        for ask in (backend.holders.holders, backend.holders.users):
-            with pytest.raises(Away):
+        for ask in (backend.holders.list_holders, backend.holders.list_users):
+            with pytest.raises(Unavailable):
                 await ask(device)
     sim.close()
     await backend.close()
 
 
-async def test_nothing_is_hidden_from_the_quick_question(sim: Sim, device: Device) -> None:
-    assert sim.backend.holders.not_asked(device) == ()
+async def test_quick_holder_check_of_a_simulated_device_has_no_coverage_gap(sim: Sim, device: Device) -> None:
+    assert sim.backend.holders.not_covered(device) == ()
 
 
-async def test_a_descriptor_that_can_do_nothing_is_seen_as_soon_as_it_can(sim: Sim, device: Device) -> None:
+async def test_path_only_descriptor_counts_as_a_holder_only_once_reopened(sim: Sim, device: Device) -> None:
     """``O_PATH``: the one thing that the lease does not see."""
     path_only = os.open(sim.files(device).memory, os.O_PATH)
     try:
-        assert not await sim.backend.holders.held(device)
+        assert not await sim.backend.holders.is_held(device)
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.read(path_only, 1)
         reopened = os.open(f"/proc/self/fd/{path_only}", os.O_RDONLY)
-        assert await sim.backend.holders.held(device)
+        assert await sim.backend.holders.is_held(device)
         os.close(reopened)
     finally:
         os.close(path_only)
 
 
-async def test_a_child_left_behind_is_a_holder_when_its_parent_died_badly(sim: Sim, device: Device) -> None:
+async def test_child_of_a_killed_parent_is_a_holder(sim: Sim, device: Device) -> None:
     tenant = sim.start(device, "--leave-child", "--die-badly").until_ready()
     assert tenant.process.wait() == -signal.SIGKILL
     child = tenant.said["child_pid"]
@@ -122,7 +120,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) 
 """
 
 
-async def test_a_thread_that_outlives_its_process_leader_is_a_holder(sim: Sim, device: Device) -> None:
+async def test_thread_that_outlives_its_process_leader_is_a_holder(sim: Sim, device: Device) -> None:
     tenant = sim.run([sys.executable, "-c", DEAD_LEADER, str(sim.files(device).memory)]).until_ready()
     tenant.until_its_leader_is_dead()
     assert await kinds(sim, device) == {tenant.pid: HolderKind.UNKILLABLE}
@@ -140,7 +138,7 @@ signal.pause()
 """
 
 
-async def test_a_holder_is_found_by_inode_under_any_name(
+async def test_holder_is_found_by_inode_under_any_name(
     sim: Sim, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,28 +146,28 @@ async def test_a_holder_is_found_by_inode_under_any_name(
     assert await kinds(sim, device) == {tenant.pid: HolderKind.PROCESS}
 
 
-async def test_a_holder_is_shown_with_its_command_to_the_operator(sim: Sim, device: Device) -> None:
+async def test_holder_is_shown_to_the_operator_with_its_command(sim: Sim, device: Device) -> None:
     with sim.hold(device):
-        (holder,) = (await sim.backend.holders.holders(device)).holders
+        (holder,) = (await sim.backend.holders.list_holders(device)).holders
         assert "--hold forever" in holder.command
 
 
-async def test_a_stopped_holder_is_still_a_process(sim: Sim, device: Device) -> None:
+async def test_stopped_holder_is_reported_as_a_process(sim: Sim, device: Device) -> None:
     with sim.hold(device) as pid:
         os.kill(pid, signal.SIGSTOP)
         assert await kinds(sim, device) == {pid: HolderKind.PROCESS}
 
 
-async def test_a_ghost_fault_is_a_ghost(sim: Sim, device: Device) -> None:
-    control.fault(sim.directory, device.id, ghost=True)
-    assert await kinds(sim, device) == {0: HolderKind.GHOST}
-    control.clear(sim.directory, device.id)
-    assert not await sim.backend.holders.held(device)
+async def test_ghost_fault_is_an_untraceable_holder(sim: Sim, device: Device) -> None:
+    control.add_faults(sim.directory, device.id, ghost=True)
+    assert await kinds(sim, device) == {0: HolderKind.UNTRACEABLE}
+    control.clear_faults(sim.directory, device.id)
+    assert not await sim.backend.holders.is_held(device)
 
 
-async def test_an_unkillable_fault_names_the_real_holder(sim: Sim, device: Device) -> None:
-    control.fault(sim.directory, device.id, unkillable=True)
-    assert not await sim.backend.holders.held(device)
+async def test_unkillable_fault_names_the_real_holder(sim: Sim, device: Device) -> None:
+    control.add_faults(sim.directory, device.id, unkillable=True)
+    assert not await sim.backend.holders.is_held(device)
     with sim.hold(device) as pid:
         assert await kinds(sim, device) == {pid: HolderKind.UNKILLABLE}
 
@@ -184,7 +182,7 @@ signal.pause()
 """
 
 
-async def test_a_tenant_with_a_lease_of_its_own_cannot_make_us_wait(sim: Sim, device: Device) -> None:
+async def test_tenants_own_lease_cannot_delay_the_holder_check(sim: Sim, device: Device) -> None:
     tenant = sim.run([sys.executable, "-c", LEASING, str(sim.files(device).memory)]).until_ready()
     assert await kinds(sim, device) == {tenant.pid: HolderKind.PROCESS}
 
@@ -198,79 +196,79 @@ while not os.path.exists(sys.argv[2]):
 """
 
 
-async def test_asking_survives_somebody_who_opens_the_device_at_that_very_moment(
-    sim: Sim, device: Device, tmp_path: Path
-) -> None:
+async def test_holder_check_tolerates_a_concurrent_open_of_the_device(sim: Sim, device: Device, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     tenant = sim.run([sys.executable, "-c", OPENING, str(sim.files(device).memory), str(enough)]).until_ready()
-    answers = [await sim.backend.holders.held(device) for _ in range(300)]
+    answers = [await sim.backend.holders.is_held(device) for _ in range(300)]
     async with asyncio.timeout(60):
         while not answers[-1]:
-            answers.append(await sim.backend.holders.held(device))
+            answers.append(await sim.backend.holders.is_held(device))
     enough.touch()
     assert tenant.process.wait(60) == 0
 
 
-async def test_a_mode_that_a_tenant_changed_does_not_take_the_device_out(sim: Sim, device: Device) -> None:
+async def test_file_mode_changed_by_a_tenant_does_not_hide_holders_or_disable_the_device(
+    sim: Sim, device: Device
+) -> None:
     sim.files(device).memory.chmod(0)
-    assert not await sim.backend.holders.held(device)
+    assert not await sim.backend.holders.is_held(device)
     with sim.hold(device) as pid:
         sim.files(device).memory.chmod(0)
         assert await kinds(sim, device) == {pid: HolderKind.PROCESS}
 
 
-async def test_a_device_whose_file_is_gone_or_swapped_is_never_free(sim: Sim, device: Device) -> None:
+async def test_device_with_a_missing_or_swapped_file_is_never_free(sim: Sim, device: Device) -> None:
     memory = sim.files(device).memory
     memory.rename(memory.with_name("hidden"))
-    with pytest.raises(Lost):
-        await sim.backend.holders.held(device)
+    with pytest.raises(DeviceLost):
+        await sim.backend.holders.is_held(device)
     memory.write_bytes(bytes(device.memory_bytes))
     with pytest.raises(Unreadable, match="another file"):
-        await sim.backend.holders.held(device)
+        await sim.backend.holders.is_held(device)
 
 
-async def test_a_control_file_that_makes_no_sense_is_never_a_free_device(sim: Sim, device: Device) -> None:
+async def test_device_with_a_malformed_control_file_is_never_free(sim: Sim, device: Device) -> None:
     write_json(sim.files(device).directory / "control.json", {"ghost": "perhaps"})
     with pytest.raises(Unreadable, match="ghost"):
-        await sim.backend.holders.held(device)
+        await sim.backend.holders.is_held(device)
 
 
-async def test_the_service_and_its_own_children_are_not_among_the_holders(tmp_path: Path) -> None:
+async def test_service_and_its_children_are_no_holders(tmp_path: Path) -> None:
     children = Children()
-    backend = SimBackend(make(tmp_path / "sim"), children=children, settle=0.0)
+    backend = SimBackend(make(tmp_path / "sim"), children=children, confirm_seconds=0.0)
     device = (await backend.inventory.devices())[0]
-    with backend.inventory.find(device).memory.open("rb"):
+    with backend.inventory.find_sim_device(device).memory.open("rb"):
         (holder,) = (await finished_report(backend.holders, device)).holders
-        assert holder.kind is HolderKind.GHOST
-    assert not await backend.holders.held(device)
+        assert holder.kind is HolderKind.UNTRACEABLE
+    assert not await backend.holders.is_held(device)
     await backend.close()
 
 
-def test_a_broken_lease_never_ends_the_process_that_only_asked(tmp_path: Path) -> None:
+def test_broken_lease_does_not_kill_the_checking_process(tmp_path: Path) -> None:
     """In a process that handles no signal at all, as the service does not handle SIGIO."""
     path = tmp_path / "file"
     path.write_bytes(b"x")
     script = (
         "import sys; from pathlib import Path; from scrubber.adapters.sim import lease\n"
         "path = Path(sys.argv[1]); inode = path.stat().st_ino\n"
-        "for _ in range(20000): lease.held(path, inode)"
+        "for _ in range(20000): lease.is_held(path, inode)"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(path)]) as asking:
         while asking.poll() is None:
             os.close(os.open(path, os.O_RDONLY))
         assert asking.returncode == 0
-    assert not lease.held(path, path.stat().st_ino)
+    assert not lease.is_held(path, path.stat().st_ino)
 
 
-def test_a_look_at_a_device_never_ends_who_changes_its_shape(tmp_path: Path) -> None:
+def test_holder_check_does_not_kill_a_process_that_changes_the_device_layout(tmp_path: Path) -> None:
     directory = make(tmp_path / "sim")
-    memory = load(directory).devices[0].memory
+    memory = load_node(directory).devices[0].memory
     script = (
         "import sys; from contextlib import suppress; from pathlib import Path\n"
-        "from scrubber.adapters.sim import shape; from scrubber.domain.errors import Held\n"
+        "from scrubber.adapters.sim import shape; from scrubber.domain.errors import DeviceBusy\n"
         "directory, shapes = Path(sys.argv[1]), 0\n"
         "while shapes < 20:\n"
-        "    with suppress(Held):\n"
+        "    with suppress(DeviceBusy):\n"
         "        shape.split(directory, '0', 2) if shapes % 2 == 0 else shape.merge(directory, '0')\n"
         "        shapes += 1"
     )

@@ -9,7 +9,7 @@ from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.control import Faults
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.reboot import reboot
-from scrubber.domain.errors import Away, BadConfiguration, Held, SecondInstance
+from scrubber.domain.errors import AlreadyRunning, DeviceBusy, InvalidConfiguration, Unavailable
 from tests.adapters.sim_rig import Sim, make
 
 
@@ -26,7 +26,7 @@ async def boot(node: Path) -> str:
     return (await SimInventory(node).identity()).boot
 
 
-async def test_each_reboot_is_another_boot_and_the_memory_stays_as_it_was(node: Path) -> None:
+async def test_each_reboot_has_a_new_boot_id_and_keeps_the_memory(node: Path) -> None:
     (place(node) / "memory").write_bytes(b"secret" * 4096)
     seen = [await boot(node)]
     for _ in range(2):
@@ -37,48 +37,48 @@ async def test_each_reboot_is_another_boot_and_the_memory_stays_as_it_was(node: 
     assert (place(node) / "memory").read_bytes() == b"secret" * 4096
 
 
-async def test_it_lifts_what_a_reboot_lifts_and_what_is_broken_stays_broken(node: Path) -> None:
-    control.fault(node, "0", xid=79, ecc=2, recovery="reboot", lost=True, stuck=True, ghost=True, unkillable=True)
-    control.fault(node, "0", conditions={"row-remap-pending": "", "pcie-width": "x8 of x16"}, wont_clear=True)
-    control.fault(node, "0", counters={"retired_pages": 3}, driver_absent=True)
+async def test_reboot_lifts_transient_faults_and_keeps_permanent_ones(node: Path) -> None:
+    control.add_faults(node, "0", xid=79, ecc=2, recovery="reboot", lost=True, stuck=True, ghost=True, unkillable=True)
+    control.add_faults(node, "0", conditions={"row-remap-pending": "", "pcie-width": "x8 of x16"}, wont_clear=True)
+    control.add_faults(node, "0", counters={"retired_pages": 3}, driver_absent=True)
     layout.write_json(place(node) / "settings.json", {"power_limit_watts": "100"})
     reboot(node)
-    assert control.read(place(node)) == Faults(
-        xids_seen={79: 1}, conditions={"pcie-width": "x8 of x16"}, counters={"retired_pages": 3}, wont_clear=True
+    assert control.read_faults(place(node)) == Faults(
+        xid_counts={79: 1}, conditions={"pcie-width": "x8 of x16"}, counters={"retired_pages": 3}, wont_clear=True
     )
-    assert not control.driver_absent(node)
-    (found, _) = layout.load(node).devices
+    assert not control.is_driver_absent(node)
+    (found, _) = layout.load_node(node).devices
     assert layout.current_settings(found.directory, found.defaults) == found.defaults
 
 
-async def test_the_driver_may_go_and_come_back_and_the_boot_stays(node: Path) -> None:
+async def test_boot_id_survives_the_drivers_removal_and_return(node: Path) -> None:
     reboot(node)
     before = await boot(node)
-    control.fault(node, driver_absent=True)
-    with pytest.raises(Away):
+    control.add_faults(node, driver_absent=True)
+    with pytest.raises(Unavailable):
         await boot(node)
-    control.clear(node)
+    control.clear_faults(node)
     assert await boot(node) == before
 
 
-async def test_it_is_refused_while_a_service_or_a_tenant_is_there(node: Path) -> None:
+async def test_reboot_is_refused_while_a_service_or_a_tenant_runs(node: Path) -> None:
     before = await boot(node)
     backend = SimBackend(node)
     sim = Sim(node, backend)
     await backend.start()
-    with pytest.raises(SecondInstance, match="stop it first"):
+    with pytest.raises(AlreadyRunning, match="stop it first"):
         reboot(node)
     device, _ = await backend.inventory.devices()
     await backend.close()
-    with sim.hold(device), pytest.raises(Held, match="end it first"):
+    with sim.hold(device), pytest.raises(DeviceBusy, match="end it first"):
         reboot(node)
     assert await boot(node) == before
     reboot(node)
 
 
-async def test_a_node_file_that_counts_nonsense_is_no_driver(node: Path, tmp_path: Path) -> None:
+async def test_node_file_with_an_invalid_boot_count_means_no_driver(node: Path, tmp_path: Path) -> None:
     layout.write_json(node / "control.json", {"driver_absent": False, "boots": "many"})
-    with pytest.raises(Away, match="boots"):
+    with pytest.raises(Unavailable, match="boots"):
         await boot(node)
-    with pytest.raises(BadConfiguration, match="sim create"):
+    with pytest.raises(InvalidConfiguration, match="sim create"):
         reboot(tmp_path)

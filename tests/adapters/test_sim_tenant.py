@@ -40,15 +40,13 @@ def until_ready(process: subprocess.Popen[str]) -> None:
     assert any("ready" in json.loads(line) for line in process.stdout)
 
 
-def test_it_writes_its_text_all_over_the_first_device_that_it_finds(
-    memory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tenant_fills_the_first_visible_device_with_its_text(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tenant.main(["--write", "secret "]) == 0
     assert memory.read_bytes() == (b"secret " * SIZE)[:SIZE]
     assert said(capsys)["wrote_bytes"] == SIZE
 
 
-def test_it_reads_what_the_one_before_it_left(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tenant_reads_the_text_left_by_its_predecessor(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with memory.open("r+b") as file:
         file.seek(5000)
         file.write(b"the key is 42\0\0more")
@@ -56,13 +54,13 @@ def test_it_reads_what_the_one_before_it_left(memory: Path, capsys: pytest.Captu
     assert said(capsys) == {"residue_bytes": 17, "found": "the key is 42", "ready": True, "pid": os.getpid()}
 
 
-def test_it_finds_nothing_in_a_clean_device(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tenant_finds_nothing_in_a_clean_device(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tenant.main(["--device", str(memory), "--read", "--write", "mine"]) == 0
     told = said(capsys)
     assert (told["residue_bytes"], told["found"]) == (0, "")
 
 
-def test_it_notices_that_its_bytes_were_damaged(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tenant_detects_damage_to_its_bytes(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tenant.main(["--write", "mine", "--expect", "mine"]) == 0
     assert tenant.main(["--expect", "mine"]) == 0
     with memory.open("r+b") as file:
@@ -72,7 +70,7 @@ def test_it_notices_that_its_bytes_were_damaged(memory: Path, capsys: pytest.Cap
     assert said(capsys)["wrong_bytes"] == 2
 
 
-def test_damage_while_it_holds_the_device_is_its_exit_code(memory: Path) -> None:
+def test_tenant_exits_with_one_after_damage_while_holding_the_device(memory: Path) -> None:
     with run("--write", "mine", "--expect", "mine", "--hold", "forever") as process:
         until_ready(process)
         with memory.open("r+b") as file:
@@ -81,17 +79,17 @@ def test_damage_while_it_holds_the_device_is_its_exit_code(memory: Path) -> None
         assert process.wait() == 1
 
 
-def test_sigterm_ends_it_in_good_order_and_a_time_does_too(memory: Path) -> None:
+def test_tenant_exits_cleanly_on_sigterm_and_after_its_hold_time(memory: Path) -> None:
     with run("--write", "mine", "--expect", "mine", "--hold", "forever") as process:
         until_ready(process)
-        assert lease.held(memory, memory.stat().st_ino)
+        assert lease.is_held(memory, memory.stat().st_ino)
         process.terminate()
         assert process.wait() == 0
     with run("--hold", "0.01") as process:
         assert process.wait() == 0
 
 
-def test_it_can_die_badly_after_saying_that_it_is_ready(memory: Path, tmp_path: Path) -> None:
+def test_tenant_can_crash_after_reporting_ready(memory: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     with run("--write", "secret", "--die-badly", "--ready-file", str(ready)) as process:
         assert process.wait() == -signal.SIGKILL
@@ -99,13 +97,13 @@ def test_it_can_die_badly_after_saying_that_it_is_ready(memory: Path, tmp_path: 
     assert memory.read_bytes().startswith(b"secret")
 
 
-def test_it_can_change_the_size_of_the_device(memory: Path) -> None:
+def test_tenant_can_change_the_size_of_the_device(memory: Path) -> None:
     with run("--resize", "100", "--write", "x") as process:
         assert process.wait() == 0
     assert memory.read_bytes() == b"x" * 100
 
 
-def test_without_a_device_it_says_so(
+def test_tenant_without_a_device_reports_the_missing_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

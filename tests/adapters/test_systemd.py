@@ -29,7 +29,7 @@ def received(listening: socket.socket) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_each_state_is_one_datagram_at_the_named_socket(kind: str, short_tmp: Path) -> None:
+def test_each_service_state_is_one_datagram_to_the_notify_socket(kind: str, short_tmp: Path) -> None:
     path, abstract = str(short_tmp / "notify"), f"scrubber-test-{os.getpid()}"
     bound, named = {"path": (path, path), "abstract": (f"\0{abstract}", f"@{abstract}")}[kind]
     with supervisor(bound) as listening, closing(SystemdNotifier(named)) as notifier:
@@ -39,12 +39,12 @@ def test_each_state_is_one_datagram_at_the_named_socket(kind: str, short_tmp: Pa
 
 
 @pytest.mark.parametrize("address", ["", "/nonexistent/notify", "@scrubber-test-nobody", "relative", "/" + 200 * "x"])
-def test_a_supervisor_that_is_not_there_is_no_error(address: str) -> None:
+def test_missing_systemd_notify_socket_is_no_error(address: str) -> None:
     with closing(SystemdNotifier(address)) as notifier:
         notifier.notify("READY=1")
 
 
-def test_a_supervisor_that_is_back_at_its_path_hears_the_next_state(short_tmp: Path) -> None:
+def test_recreated_notify_socket_receives_the_next_state(short_tmp: Path) -> None:
     path = short_tmp / "notify"
     with closing(SystemdNotifier(str(path))) as notifier:
         for state in ("READY=1", "WATCHDOG=1"):
@@ -55,7 +55,7 @@ def test_a_supervisor_that_is_back_at_its_path_hears_the_next_state(short_tmp: P
             notifier.notify("WATCHDOG=1")
 
 
-def test_a_supervisor_that_reads_nothing_keeps_nobody_waiting(short_tmp: Path) -> None:
+def test_unread_notify_socket_does_not_block(short_tmp: Path) -> None:
     path = str(short_tmp / "notify")
     with supervisor(path) as listening, closing(SystemdNotifier(path)) as notifier:
         sent = 10_000  # Linux queues 10 by default, systemd asks for 512

@@ -16,7 +16,7 @@ import pytest
 
 from scrubber.adapters.children.process import Children
 from scrubber.domain.device import Device
-from scrubber.emulator.stage import Daemon, Stage, gpu_pod
+from scrubber.emulator.playground import Daemon, Playground, gpu_pod_spec
 from scrubber.ports.device import DeviceBackend
 from tests.adapters.backend_contract import BackendContract
 from tests.adapters.diagnostics_contract import DiagnosticsContract
@@ -82,7 +82,7 @@ class Toys:
         (self.node.directory / "driver").unlink()
 
     async def at_work(self, device: Device) -> int | None:
-        return await self.backend.eraser.orphan(device)
+        return await self.backend.eraser.find_orphan(device)
 
     def _flag(self, device: Device, name: str) -> None:
         (self.node.of(device) / name).touch()
@@ -108,7 +108,7 @@ class TestToyDiagnostics(DiagnosticsContract):
 # --- the service ------------------------------------------------------------------------------------------------------
 
 
-class ToyStage(Stage):
+class ToyStage(Playground):
     """The shipped plugin and an emulated kubelet, with a service that knows toys."""
 
     def __init__(self) -> None:
@@ -121,20 +121,20 @@ class ToyStage(Stage):
 
     async def device(self, name: str, state: str) -> Mapping[str, Any]:
         """The device, once its hygiene or its health is that."""
-        await self.devices_are(
+        await self.wait_for_devices(
             lambda devices: any(each.id == name and state in (each.hygiene, each.health) for each in devices), SOON
         )
-        answer = json.loads((await self.command("device", name, "-o", "json")).out)
+        answer = json.loads((await self.run_command("device", name, "-o", "json")).stdout)
         return dict(answer)
 
 
-async def test_pods_get_toys_from_the_service_and_the_plugin_as_they_get_any_device() -> None:
+async def test_pods_get_toy_devices_from_service_and_plugin_like_any_device() -> None:
     async with ToyStage() as stage:
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         writes = "printf secret 1<> $(echo run/toys/*) && echo written && exec sleep 600"
-        pod = await stage.kubelet.run(gpu_pod("p", "team-a", ("sh", "-c", writes)))
-        await pod.wait(lambda _: "written" in pod.log("main"), SOON)
+        pod = await stage.kubelet.run(gpu_pod_spec("p", "team-a", ("sh", "-c", writes)))
+        await pod.wait(lambda _: "written" in pod.read_log("main"), SOON)
         (name,) = pod.device_ids
         memory = stage.node.directory / name / "memory"
         assert memory.read_bytes().startswith(b"secret")
@@ -144,10 +144,10 @@ async def test_pods_get_toys_from_the_service_and_the_plugin_as_they_get_any_dev
         assert memory.read_bytes() == bytes(1024 * 1024)
 
 
-async def test_what_is_wrong_with_a_toy_is_said_in_the_words_of_its_backend() -> None:
+async def test_toy_device_faults_are_described_with_the_backends_own_messages() -> None:
     async with ToyStage() as stage:
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         (stage.node.directory / "toy-a" / "worn-out").write_text("7 years")
         (stage.node.directory / "toy-b" / "errors").write_text("7\n")
         worn, faulty = await stage.device("toy-a", "suspect"), await stage.device("toy-b", "suspect")

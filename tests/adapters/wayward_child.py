@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from scrubber.adapters.children import child
-from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.child import Fault, ParentSocket
 from scrubber.adapters.children.message import Message
 
 
@@ -52,13 +52,13 @@ def answer(message: Message) -> Message:
     }
 
 
-def run(link: Link) -> None:
+def run(link: ParentSocket) -> None:
     """What a zygote forks."""
     child.serve(link, answer)
 
 
 def main() -> None:
-    link = child.inherit()
+    link = child.connect_to_parent()
     if link.arguments == ("babble",):
         os.write(int(sys.argv[1]), b"\xff" * 64)
     child.serve(link, answer)

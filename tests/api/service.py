@@ -6,27 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from scrubber.domain.basis import Basis, HandOver
-from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
+from scrubber.domain.evidence import Certificate, Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.policy import Policy
-from scrubber.domain.record import DeviceRecord, Glass
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.record import BreakGlass, DeviceRecord
+from scrubber.domain.reset_plan import ResetPlan
 from scrubber.engine.views import (
+    CertificateStatus,
     CertificateView,
     DeviceView,
-    Granted,
+    GrantedDevice,
     HandOverCall,
     NodeView,
     PodNotice,
-    ScrubNews,
+    ScrubUpdate,
     ServiceView,
-    Standing,
 )
-from scrubber.ports.device import Progress
-from scrubber.ports.record import AuditRow, Event, Head, HistoryEntry, HistoryQuery, TrailPage
+from scrubber.ports.device import EraseProgress
+from scrubber.ports.record import AuditHead, AuditRow, Event, HistoryEntry, HistoryQuery, TrailPage
 
 IDENTITY = NodeIdentity(node="node-1", boot="boot-1", driver="sim-1")
 
@@ -40,7 +40,7 @@ CERTIFICATE = Certificate(
     device="GPU-a0",
     sequence=3,
     previous_grant=2,
-    path=Path.SLOW,
+    path=PathKind.SLOW,
     scrub="scrub-1",
     covered=("memory: 8 of 8 bytes cleared and verified",),
     not_covered=("on-chip memory",),
@@ -65,7 +65,7 @@ def device(index: int) -> Device:
 
 def of_record(of: Device, record: DeviceRecord) -> DeviceView:
     """``of`` as the engine shows it while nothing but its record decides what the kubelet is told."""
-    return DeviceView(of, record, offered=record.advertised, policy=POLICY)
+    return DeviceView(of, record, advertised=record.advertised, policy=POLICY)
 
 
 class FakeNode:
@@ -91,7 +91,7 @@ class FakeNode:
         )
         self._news = asyncio.Condition()
         self.ledger = "ok"
-        self.breaker = Breaker()
+        self.breaker = BreakerState()
         self.failure: Exception | None = None
         self.busy = asyncio.Event()
         self.busy.set()
@@ -102,7 +102,7 @@ class FakeNode:
         self.plan = ResetPlan("GPU-a0", "a test", ())
         self.actions = self
         self.trail: tuple[AuditRow, ...] = ()
-        self.head = Head()
+        self.head = AuditHead()
 
     async def show(
         self, *, ready: bool | None = None, notices: tuple[PodNotice, ...] | None = None, **records: DeviceRecord
@@ -128,22 +128,22 @@ class FakeNode:
     def view(self) -> NodeView:
         return self._view
 
-    async def changed(self, since: int) -> NodeView:
+    async def wait_for_change(self, since: int) -> NodeView:
         async with self._news:
             await self._news.wait_for(lambda: self._view.version > since)
             return self._view
 
-    def info(self) -> ServiceView:
+    def service_view(self) -> ServiceView:
         return ServiceView("0.1.0", "sim", IDENTITY, POLICY, self.ledger, self._view.epoch, self.breaker)
 
-    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
-        self._note(("announce", resource, dict(offers)))
+    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
+        self._note(("announce", resource, dict(mapping)))
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         self._note(("reserve", *devices) if not resource else ("reserve", resource, *devices))
         return tuple(f"scrub-{each}" for each in devices)
 
-    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+    async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
         self._note(call)
         self.waiting.set()
         try:
@@ -152,26 +152,26 @@ class FakeNode:
             self.cancelled.set()
             raise
         return tuple(
-            Granted(each, n, HandOver.OTHER_TENANT, Path.SLOW, CERTIFICATE.id, Basis.CERTIFICATE)
+            GrantedDevice(each, n, HandOverKind.OTHER_TENANT, PathKind.SLOW, CERTIFICATE.id, Basis.CERTIFICATE)
             for n, each in enumerate(call.devices, 1)
         )
 
-    async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
+    async def scrub(self, device: str, path: PathKind, actor: str) -> AsyncIterator[ScrubUpdate]:
         self._note(("scrub", device, path, actor))
-        yield ScrubNews("scrub-1", device, Step.MEMORY, Progress("clear", 4, 8), joined=True)
+        yield ScrubUpdate("scrub-1", device, Step.MEMORY, EraseProgress("clear", 4, 8), joined=True)
         ended = ScrubRecord(
-            "scrub-1", device, path, Occasion.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED, (), CERTIFICATE.id, actor
+            "scrub-1", device, path, ScrubTrigger.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED, (), CERTIFICATE.id, actor
         )
-        yield ScrubNews("scrub-1", device, joined=True, finished=ended, certificate=CERTIFICATE)
+        yield ScrubUpdate("scrub-1", device, joined=True, finished=ended, certificate=CERTIFICATE)
 
-    async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
+    async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubUpdate]:
         self._note(("reset", device, reason, actor))
-        yield ScrubNews("scrub-2", device, Step.RESET)
-        ended = ScrubRecord("scrub-2", device, Path.SLOW, Occasion.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED)
-        yield ScrubNews("scrub-2", device, finished=ended)
+        yield ScrubUpdate("scrub-2", device, Step.RESET)
+        ended = ScrubRecord("scrub-2", device, PathKind.SLOW, ScrubTrigger.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED)
+        yield ScrubUpdate("scrub-2", device, finished=ended)
 
     async def accept_baseline(
-        self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
+        self, device: str, reason: str, actor: str, expected_facts: Mapping[str, str] | None = None
     ) -> DeviceView:
         self._note(("accept-baseline", device, reason, actor))
         return self._named(device)
@@ -180,11 +180,11 @@ class FakeNode:
         self._note(("certificate", id))
         if id != CERTIFICATE.id:
             raise InvalidRequest(f"There is no certificate {id}.")
-        return CertificateView(CERTIFICATE, Standing.UNUSED)
+        return CertificateView(CERTIFICATE, CertificateStatus.UNUSED)
 
     async def audit(self, after: int) -> AsyncIterator[TrailPage]:
         self._note(("audit", after))
-        yield TrailPage(Head(after, "h" if after else ""), self.head, self.trail)
+        yield TrailPage(AuditHead(after, "h" if after else ""), self.head, self.trail)
 
     async def reset_plan(self, device: str) -> ResetPlan:
         self._note(("reset-plan", device))
@@ -201,8 +201,8 @@ class FakeNode:
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
         self._note(("break-glass", device, seconds, reason, actor))
         view = self._named(device)
-        glass = Glass(1000.0 + seconds, reason, actor) if seconds else None
-        return replace(view, record=replace(view.record, glass=glass))
+        glass = BreakGlass(1000.0 + seconds, reason, actor) if seconds else None
+        return replace(view, record=replace(view.record, break_glass=glass))
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         self._note(query)
@@ -210,7 +210,7 @@ class FakeNode:
             each
             for each in self.past
             if query.device in (None, each.event.device)
-            and query.names(each.event.name)
+            and query.matches_event(each.event.name)
             and (query.before is None or each.sequence < query.before)
         ][: query.limit]
 

@@ -20,10 +20,10 @@ import pytest
 import structlog
 
 from scrubber.api.client import AdminClient, ReadClient
-from scrubber.api.frontdoor import CONNECTIONS_PER_UID, FrontDoor
+from scrubber.api.peer_auth import MAX_CONNECTIONS_PER_UID, PeerAuthProxy
 from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets
-from scrubber.domain.errors import Away
+from scrubber.domain.errors import Unavailable
 from tests.ahead import advance_until
 from tests.api.service import FakeNode
 
@@ -75,7 +75,7 @@ async def node(short_tmp: Path) -> AsyncIterator[FakeNode]:
 async def node_with_operators(short_tmp: Path) -> AsyncIterator[FakeNode]:
     node = FakeNode()
     short_tmp.chmod(0o755)
-    async with serve(node, Sockets(short_tmp / "s", group=OPERATORS.gr_name), grace=0):
+    async with serve(node, Sockets(short_tmp / "s", admin_group=OPERATORS.gr_name), grace=0):
         yield node
 
 
@@ -102,35 +102,39 @@ def open_wide(sockets: Path) -> None:
 
 
 @pytest.mark.parametrize("uid", [0] if ROOT else [os.geteuid()])
-async def test_root_and_the_own_user_act_under_their_uid(uid: int, node: FakeNode, short_tmp: Path) -> None:
+async def test_root_and_the_service_user_act_under_their_uid(uid: int, node: FakeNode, short_tmp: Path) -> None:
     assert await call(short_tmp / "s", Purpose.ADMIN, uid) == "answered"
     assert node.asked == [("quarantine", "GPU-a0", "because", f"uid:{uid}")]
 
 
 @pytest.mark.parametrize("ask", list(Purpose))
-async def test_modes_keep_strangers_out_and_say_what_is_missing(ask: Purpose, node: FakeNode, short_tmp: Path) -> None:
+async def test_socket_modes_refuse_other_users_and_the_error_names_the_missing_option(
+    ask: Purpose, node: FakeNode, short_tmp: Path
+) -> None:
     answer = await call(short_tmp / "s", ask, STRANGER)
     if ROOT:
-        assert answer.startswith(f"NotPermitted not-permitted uid {STRANGER} may not use {short_tmp}/s/{ask.socket}")
+        assert answer.startswith(
+            f"PermissionDenied not-permitted uid {STRANGER} may not use {short_tmp}/s/{ask.socket}"
+        )
         assert "--admin-group" in answer
         assert node.asked == []
     else:
         assert answer == "answered"
 
 
-async def test_a_stranger_who_gets_past_the_modes_is_refused_at_the_door(node: FakeNode, short_tmp: Path) -> None:
+async def test_unauthorized_caller_past_the_socket_modes_is_refused_by_peer_auth(
+    node: FakeNode, short_tmp: Path
+) -> None:
     open_wide(short_tmp / "s")
     answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER)
     if ROOT:
-        assert answer.startswith(f"NotPermitted wrong-user uid {STRANGER} may not act on devices")
+        assert answer.startswith(f"PermissionDenied wrong-user uid {STRANGER} may not act on devices")
         assert node.asked == []
     else:
         assert answer == "answered"
 
 
-async def test_a_stranger_learns_nothing_of_the_door_by_asking_for_other_methods(
-    node: FakeNode, short_tmp: Path
-) -> None:
+async def test_unauthorized_caller_gets_the_same_refusal_for_every_method(node: FakeNode, short_tmp: Path) -> None:
     """Behind the door every method is refused alike: health, and what is not served here, too."""
     behind = short_tmp / "s/door/admin.sock"
     for method in ("/grpc.health.v1.Health/Check", "/scrubber.v1.Plugin/HandOver", "/scrubber.v1.Admin/Quarantine"):
@@ -143,48 +147,50 @@ async def test_a_stranger_learns_nothing_of_the_door_by_asking_for_other_methods
 
 
 @pytest.mark.parametrize("ask", [Purpose.ADMIN, Purpose.READ])
-async def test_operators_come_in(ask: Purpose, node_with_operators: FakeNode, short_tmp: Path) -> None:
+async def test_operators_are_authorized(ask: Purpose, node_with_operators: FakeNode, short_tmp: Path) -> None:
     assert await call(short_tmp / "s", ask, STRANGER, OPERATORS.gr_gid) == "answered"
     if ask is Purpose.ADMIN:
         actor = f"uid:{STRANGER if ROOT else os.geteuid()}"
         assert node_with_operators.asked == [("quarantine", "GPU-a0", "because", actor)]
 
 
-async def test_operators_do_not_speak_for_the_plugin(node_with_operators: FakeNode, short_tmp: Path) -> None:
+async def test_operators_may_not_use_the_plugin_socket(node_with_operators: FakeNode, short_tmp: Path) -> None:
     answer = await call(short_tmp / "s", Purpose.PLUGIN, STRANGER, OPERATORS.gr_gid)
-    assert answer.startswith("NotPermitted") if ROOT else answer == "answered"
+    assert answer.startswith("PermissionDenied") if ROOT else answer == "answered"
 
 
-async def test_whoever_is_no_operator_stays_out(node_with_operators: FakeNode, short_tmp: Path) -> None:
+async def test_caller_outside_the_operator_group_is_refused(node_with_operators: FakeNode, short_tmp: Path) -> None:
     open_wide(short_tmp / "s")
     answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER)
-    assert answer.startswith("NotPermitted wrong-user") if ROOT else answer == "answered"
+    assert answer.startswith("PermissionDenied wrong-user") if ROOT else answer == "answered"
 
 
 def mode(path: Path) -> str:
     return stat.filemode(path.stat().st_mode)
 
 
-async def test_without_operators_everything_is_the_services_own(node: FakeNode, short_tmp: Path) -> None:
+async def test_all_sockets_belong_to_the_service_without_an_admin_group(node: FakeNode, short_tmp: Path) -> None:
     sockets = Sockets(short_tmp / "s")
     for purpose in Purpose:
         assert mode(sockets.path(purpose)) == "srw-rw----"
         assert mode(sockets.path(purpose).parent) == "drwx------"
-    assert mode(sockets.door) == "drwx------"
+    assert mode(sockets.internal_dir) == "drwx------"
     assert mode(sockets.directory) == "drwx--x--x", "a later start may name a group, and what is in it is shut"
 
 
-async def test_operators_are_let_into_their_directories_only(node_with_operators: FakeNode, short_tmp: Path) -> None:
+async def test_operators_may_enter_only_the_admin_and_read_directories(
+    node_with_operators: FakeNode, short_tmp: Path
+) -> None:
     sockets = Sockets(short_tmp / "s")
     for purpose in (Purpose.ADMIN, Purpose.READ):
         assert mode(sockets.path(purpose)) == "srw-rw----"
         assert mode(sockets.path(purpose).parent) == "drwxr-x---"
         assert sockets.path(purpose).stat().st_gid == OPERATORS.gr_gid
-    assert mode(sockets.path(Purpose.PLUGIN).parent) == mode(sockets.door) == "drwx------"
+    assert mode(sockets.path(Purpose.PLUGIN).parent) == mode(sockets.internal_dir) == "drwx------"
     assert mode(sockets.directory) == "drwx--x--x"
 
 
-async def test_the_modes_do_not_hang_on_the_umask(short_tmp: Path) -> None:
+async def test_socket_modes_do_not_depend_on_the_umask(short_tmp: Path) -> None:
     before = os.umask(0)
     try:
         async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0):
@@ -198,15 +204,15 @@ SPEAKS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)
 """With what a caller of gRPC begins: the preface of HTTP/2 and settings that change nothing."""
 
 
-async def test_one_caller_cannot_take_every_connection(node: FakeNode, short_tmp: Path) -> None:
+async def test_one_caller_cannot_use_every_connection(node: FakeNode, short_tmp: Path) -> None:
     path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
     async with asyncio.timeout(DEADLINE):
-        held = [await asyncio.open_unix_connection(path) for _ in range(CONNECTIONS_PER_UID)]
+        held = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS_PER_UID)]
         for reader, writer in held:
             writer.write(SPEAKS)
             await reader.readuntil(bytes((0, 0, 0, 4, 1)))  # its settings were heard
         async with AdminClient(short_tmp / "s") as admin:
-            with pytest.raises(Away, match=r"too many connections are open.* try again"):
+            with pytest.raises(Unavailable, match=r"too many connections are open.* try again"):
                 await admin.quarantine("0", "one too many")
         for _, writer in held:
             writer.close()
@@ -215,16 +221,16 @@ async def test_one_caller_cannot_take_every_connection(node: FakeNode, short_tmp
                 async with AdminClient(short_tmp / "s") as admin:
                     await admin.quarantine("0", "there is room again")
                 break
-            except Away:
+            except Unavailable:
                 continue
     assert len(node.asked) == 1
 
 
-async def test_connections_that_say_nothing_keep_nobody_out(node: FakeNode, short_tmp: Path) -> None:
+async def test_idle_connections_do_not_block_new_callers(node: FakeNode, short_tmp: Path) -> None:
     path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
     async with asyncio.timeout(DEADLINE):
         held = []
-        for _ in range(CONNECTIONS_PER_UID):
+        for _ in range(MAX_CONNECTIONS_PER_UID):
             reader, writer = await asyncio.open_unix_connection(path)
             # The frame with which the server behind greets: this one is relayed. A later one is not greeted sooner.
             await reader.readexactly(9)
@@ -264,12 +270,12 @@ async def a_door(short_tmp: Path, heard: asyncio.Event | None = None, **limits: 
     behind, front = short_tmp / "behind", short_tmp / "front"
     over: set[asyncio.Event] = set()
     server = await asyncio.get_running_loop().create_unix_server(lambda: Mute(over, heard), behind)
-    door = FrontDoor(behind, log=structlog.get_logger(), **limits)  # type: ignore[arg-type]
-    await door.open(front)
+    door = PeerAuthProxy(behind, log=structlog.get_logger(), **limits)  # type: ignore[arg-type]
+    await door.listen(front)
     try:
         yield front
     finally:
-        await door.hang_up()
+        await door.abort_connections()
         server.close()
         async with asyncio.timeout(DEADLINE):
             for each in over:
@@ -283,16 +289,16 @@ async def hang_up(*writers: asyncio.StreamWriter) -> None:
             await writer.wait_closed()
 
 
-async def test_a_connection_that_never_says_anything_is_closed(short_tmp: Path) -> None:
-    async with asyncio.timeout(DEADLINE), a_door(short_tmp, silence=0.05) as front:
+async def test_connection_that_sends_nothing_is_closed(short_tmp: Path) -> None:
+    async with asyncio.timeout(DEADLINE), a_door(short_tmp, idle_timeout=0.05) as front:
         silent, away = await asyncio.open_unix_connection(front)
         assert await silent.read() == b""
         await hang_up(away)
 
 
-async def test_a_quiet_connection_makes_room_only_when_its_place_is_needed(short_tmp: Path) -> None:
+async def test_idle_connection_is_closed_only_when_its_slot_is_needed(short_tmp: Path) -> None:
     heard = asyncio.Event()
-    async with a_door(short_tmp, heard, silence=DEADLINE, connections_per_uid=2) as front:
+    async with a_door(short_tmp, heard, idle_timeout=DEADLINE, max_connections_per_uid=2) as front:
         quiet, one = await asyncio.open_unix_connection(front)
         one.write(b"a call that takes its time")
         await asyncio.wait_for(heard.wait(), DEADLINE)
@@ -311,13 +317,13 @@ async def test_a_quiet_connection_makes_room_only_when_its_place_is_needed(short
         await hang_up(*writers)
 
 
-async def test_the_door_holds_back_a_caller_whom_nobody_reads(short_tmp: Path) -> None:
+async def test_peer_auth_proxy_applies_backpressure_to_a_caller_whose_data_is_not_read(short_tmp: Path) -> None:
     """Else whoever may connect could fill the service's memory through the relay."""
     behind, front = short_tmp / "behind", short_tmp / "front"
     deaf = Deaf()
     unread = await asyncio.get_running_loop().create_unix_server(lambda: deaf, behind)
-    door = FrontDoor(behind, log=structlog.get_logger())
-    await door.open(front)
+    door = PeerAuthProxy(behind, log=structlog.get_logger())
+    await door.listen(front)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
         caller.connect(str(front))
         async with asyncio.timeout(DEADLINE):
@@ -330,7 +336,7 @@ async def test_the_door_holds_back_a_caller_whom_nobody_reads(short_tmp: Path) -
             except BlockingIOError:
                 refused += 1
                 await asyncio.sleep(0)
-    await door.hang_up()
+    await door.abort_connections()
     deaf.transport.abort()
     unread.close()
     assert sent < 4 << 20
@@ -351,9 +357,9 @@ class Deaf(asyncio.Protocol):
         self.arrived.set()
 
 
-async def test_the_read_socket_does_not_hang_on_the_door(node: FakeNode, short_tmp: Path) -> None:
+async def test_read_socket_does_not_depend_on_the_peer_auth_proxy(node: FakeNode, short_tmp: Path) -> None:
     path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
-    held = [await asyncio.open_unix_connection(path) for _ in range(CONNECTIONS_PER_UID)]
+    held = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS_PER_UID)]
     async with ReadClient(short_tmp / "s") as read:
         assert len((await read.devices()).devices) == 2
     for _, writer in held:

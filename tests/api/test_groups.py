@@ -19,7 +19,7 @@ import pytest
 from scrubber.api.client import AdminClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 from tests.api.service import FakeNode
 from tests.api.test_callers import DEADLINE, ROOT, STRANGER, call, mode, open_wide
 
@@ -45,7 +45,7 @@ except PermissionError:
 async def served(short_tmp: Path, *, acting: str | None = None, looking: str | None = None) -> AsyncIterator[FakeNode]:
     short_tmp.chmod(0o755)
     node = FakeNode()
-    async with serve(node, Sockets(short_tmp / "s", group=acting, readers=looking), grace=0):
+    async with serve(node, Sockets(short_tmp / "s", admin_group=acting, read_group=looking), grace=0):
         yield node
 
 
@@ -84,17 +84,19 @@ async def tried(path: Path, how: str, *gids: int) -> str:
         (Purpose.PLUGIN, [], False),
     ],
 )
-async def test_each_group_is_let_in_where_it_belongs_and_nobody_else_anywhere(
+async def test_each_group_may_use_only_its_own_sockets(
     ask: Purpose, gids: list[int], let_in: bool, node: FakeNode, short_tmp: Path
 ) -> None:
     answer = await call(short_tmp / "s", ask, STRANGER, *gids)
-    assert answer.startswith("NotPermitted not-permitted") is (ROOT and not let_in)
+    assert answer.startswith("PermissionDenied not-permitted") is (ROOT and not let_in)
     assert (answer == "answered") is (let_in or not ROOT)
     acted = ask is Purpose.ADMIN and answer == "answered"
     assert [each[0] for each in node.asked if isinstance(each, tuple)] == (["quarantine"] if acted else [])
 
 
-async def test_whoever_may_look_is_told_which_group_he_lacks_when_he_acts(node: FakeNode, short_tmp: Path) -> None:
+async def test_read_group_member_is_refused_on_the_admin_socket_with_the_missing_group(
+    node: FakeNode, short_tmp: Path
+) -> None:
     answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER, LOOKING.gr_gid)
     if ROOT:
         assert f"uid {STRANGER} may not use {short_tmp}/s/admin/admin.sock" in answer
@@ -105,12 +107,14 @@ async def test_whoever_may_look_is_told_which_group_he_lacks_when_he_acts(node: 
 
 
 @pytest.mark.parametrize("gids", [[], [ACTING.gr_gid]])
-async def test_whoever_may_not_look_is_told_which_group_may(gids: list[int], node: FakeNode, short_tmp: Path) -> None:
+async def test_caller_outside_the_read_group_is_refused_with_the_missing_group(
+    gids: list[int], node: FakeNode, short_tmp: Path
+) -> None:
     answer = await call(short_tmp / "s", Purpose.READ, STRANGER, *gids)
     assert (f"be in the group {LOOKING.gr_name} (usermod" in answer) if ROOT else answer == "answered"
 
 
-async def test_a_group_that_has_no_name_is_named_by_its_number(short_tmp: Path) -> None:
+async def test_group_without_a_name_is_named_by_its_number(short_tmp: Path) -> None:
     gid = 54399 if ROOT else os.getegid()
     short_tmp.chmod(0o755)
     for place, owner, bits in ((short_tmp / "s", -1, 0o711), (short_tmp / "s/read", gid, 0o750)):
@@ -118,13 +122,13 @@ async def test_a_group_that_has_no_name_is_named_by_its_number(short_tmp: Path) 
         os.chown(place, -1, owner)
         place.chmod(bits)
     answer = await call(short_tmp / "s", Purpose.READ, STRANGER)
-    assert ("be in the group 54399 (usermod" in answer) if ROOT else answer.startswith("Away")
+    assert ("be in the group 54399 (usermod" in answer) if ROOT else answer.startswith("Unavailable")
 
 
-async def test_whoever_may_look_and_gets_past_the_modes_is_refused_at_the_door(node: FakeNode, short_tmp: Path) -> None:
+async def test_read_group_member_past_the_socket_modes_is_refused_by_peer_auth(node: FakeNode, short_tmp: Path) -> None:
     open_wide(short_tmp / "s")
     answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER, LOOKING.gr_gid)
-    assert answer.startswith(f"NotPermitted wrong-user uid {STRANGER}") if ROOT else answer == "answered"
+    assert answer.startswith(f"PermissionDenied wrong-user uid {STRANGER}") if ROOT else answer == "answered"
     assert ROOT is (node.asked == [])
 
 
@@ -137,7 +141,7 @@ async def test_root_needs_no_group(node: FakeNode, short_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(("ask", "let_in"), [(Purpose.READ, True), (Purpose.ADMIN, False), (Purpose.PLUGIN, False)])
-async def test_readers_alone_may_look_and_nobody_but_the_service_may_act(
+async def test_read_group_alone_may_read_and_only_the_service_may_act(
     ask: Purpose, let_in: bool, short_tmp: Path
 ) -> None:
     async with served(short_tmp, looking=LOOKING.gr_name):
@@ -148,25 +152,25 @@ async def test_readers_alone_may_look_and_nobody_but_the_service_may_act(
 
 
 @pytest.mark.parametrize("ask", [Purpose.READ, Purpose.ADMIN])
-async def test_one_group_for_both_may_do_both(ask: Purpose, short_tmp: Path) -> None:
+async def test_one_group_for_both_sockets_may_use_both(ask: Purpose, short_tmp: Path) -> None:
     async with served(short_tmp, acting=ACTING.gr_name, looking=ACTING.gr_name):
         assert await call(short_tmp / "s", ask, STRANGER, ACTING.gr_gid) == "answered"
 
 
 @pytest.mark.parametrize("ask", [Purpose.READ, Purpose.ADMIN])
-async def test_where_there_are_no_readers_the_operators_may_look_as_well(ask: Purpose, short_tmp: Path) -> None:
+async def test_operators_may_read_where_no_read_group_is_configured(ask: Purpose, short_tmp: Path) -> None:
     async with served(short_tmp, acting=ACTING.gr_name):
         assert await call(short_tmp / "s", ask, STRANGER, ACTING.gr_gid) == "answered"
         other = await call(short_tmp / "s", ask, STRANGER, LOOKING.gr_gid)
         assert (f"be in the group {ACTING.gr_name} (usermod" in other) if ROOT else other == "answered"
 
 
-async def test_a_restart_without_readers_keeps_them_out(short_tmp: Path) -> None:
+async def test_restart_without_a_read_group_revokes_its_access(short_tmp: Path) -> None:
     async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
         assert await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid) == "answered"
     async with served(short_tmp, acting=ACTING.gr_name):
         answer = await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid)
-        assert answer.startswith("NotPermitted") if ROOT else answer == "answered"
+        assert answer.startswith("PermissionDenied") if ROOT else answer == "answered"
     async with served(short_tmp):
         assert {mode(short_tmp / "s" / purpose.value) for purpose in Purpose} == {"drwx------"}
 
@@ -174,7 +178,7 @@ async def test_a_restart_without_readers_keeps_them_out(short_tmp: Path) -> None
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
-async def test_everybody_may_pass_a_directory_that_nobody_may_list_and_each_group_enters_its_own(
+async def test_base_directory_is_traversable_but_not_listable_and_each_group_enters_its_own(
     node: FakeNode, short_tmp: Path
 ) -> None:
     sockets = Sockets(short_tmp / "s")
@@ -183,10 +187,10 @@ async def test_everybody_may_pass_a_directory_that_nobody_may_list_and_each_grou
         path = sockets.path(purpose)
         assert (mode(path), mode(path.parent)) == ("srw-rw----", "drwxr-x---")
         assert (path.stat().st_gid, path.parent.stat().st_gid) == (group.gr_gid, group.gr_gid)
-    assert mode(sockets.path(Purpose.PLUGIN).parent) == mode(sockets.door) == "drwx------"
+    assert mode(sockets.path(Purpose.PLUGIN).parent) == mode(sockets.internal_dir) == "drwx------"
 
 
-async def test_whoever_passes_finds_nothing_that_he_could_hold_or_read(node: FakeNode, short_tmp: Path) -> None:
+async def test_group_members_cannot_list_the_base_directory_or_open_the_lock(node: FakeNode, short_tmp: Path) -> None:
     """Who could open the lock, if only to read, could hold it, and no service would start any more."""
     refused = "refused" if ROOT else "done"
     directory = short_tmp / "s"
@@ -199,22 +203,22 @@ async def test_whoever_passes_finds_nothing_that_he_could_hold_or_read(node: Fak
     assert await tried(directory / "admin", "list", LOOKING.gr_gid) == refused
 
 
-async def test_readers_alone_leave_the_operators_directory_to_the_service(short_tmp: Path) -> None:
+async def test_admin_directory_stays_with_the_service_when_only_a_read_group_is_configured(short_tmp: Path) -> None:
     async with served(short_tmp, looking=LOOKING.gr_name):
         assert mode(short_tmp / "s/admin") == mode(short_tmp / "s/plugin") == "drwx------"
         assert mode(short_tmp / "s/read") == "drwxr-x---"
 
 
-async def test_groups_that_come_with_a_later_start_are_let_in_as_well(short_tmp: Path) -> None:
+async def test_groups_added_at_a_later_start_get_access(short_tmp: Path) -> None:
     async with served(short_tmp):
         answer = await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid)
-        assert answer.startswith("NotPermitted") if ROOT else answer == "answered"
+        assert answer.startswith("PermissionDenied") if ROOT else answer == "answered"
     async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
         assert await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid) == "answered"
 
 
 @pytest.mark.parametrize("before", [0o755, 0o711, 0o1777])
-async def test_a_directory_that_everybody_may_pass_already_is_left_as_it_is(before: int, short_tmp: Path) -> None:
+async def test_directory_that_is_already_traversable_keeps_its_mode(before: int, short_tmp: Path) -> None:
     directory = short_tmp / "s"
     directory.mkdir()
     directory.chmod(before)
@@ -236,14 +240,14 @@ KEPT_OUT = (
 
 
 @pytest.mark.parametrize(("before", "gid", "kept_out", "mend"), KEPT_OUT)
-async def test_a_directory_that_keeps_a_group_out_is_refused_with_the_remedy(
+async def test_directory_that_excludes_a_group_is_refused_with_the_remedy(
     before: int, gid: int, kept_out: list[grp.struct_group], mend: str, short_tmp: Path
 ) -> None:
     directory = short_tmp / "s"
     directory.mkdir()
     os.chown(directory, -1, gid)
     directory.chmod(before)
-    with pytest.raises(BadConfiguration, match=re.escape(f"{mend} {directory}")) as refused:
+    with pytest.raises(InvalidConfiguration, match=re.escape(f"{mend} {directory}")) as refused:
         async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
             raise AssertionError("it serves where nobody can come")
     for group in (ACTING, LOOKING):
@@ -253,16 +257,14 @@ async def test_a_directory_that_keeps_a_group_out_is_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize("groups", [{"acting": "no-such-group"}, {"looking": "no-such-group"}])
-async def test_a_group_that_there_is_not_is_refused_before_anything_is_made(
-    groups: dict[str, str], short_tmp: Path
-) -> None:
-    with pytest.raises(BadConfiguration, match="no group 'no-such-group' on this node"):
+async def test_unknown_group_is_refused_before_any_file_is_created(groups: dict[str, str], short_tmp: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="no group 'no-such-group' on this node"):
         async with served(short_tmp, **groups):
             raise AssertionError("it serves nobody")
     assert not (short_tmp / "s").exists()
 
 
-async def test_what_an_operator_does_is_on_record_under_his_own_uid(node: FakeNode, short_tmp: Path) -> None:
+async def test_operator_action_is_recorded_under_the_operators_uid(node: FakeNode, short_tmp: Path) -> None:
     assert await call(short_tmp / "s", Purpose.ADMIN, STRANGER, ACTING.gr_gid) == "answered"
     async with AdminClient(short_tmp / "s") as admin:
         await admin.quarantine("0", "and the service's own user")

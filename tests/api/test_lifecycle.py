@@ -19,9 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient, PluginClient, ReadClient
-from scrubber.api.server import ApiServer, serve
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.domain.errors import Away, BadConfiguration, ScrubberError, SecondInstance
+from scrubber.api.server import GrpcServer, serve
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.domain.errors import AlreadyRunning, InvalidConfiguration, ScrubberError, Unavailable
 from tests.api.service import FakeNode
 
 DEADLINE = 20.0
@@ -47,15 +47,15 @@ asyncio.run(main())
 # -- one at a time -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_instance_is_refused_and_the_first_serves_on(short_tmp: Path) -> None:
+async def test_second_instance_is_refused_and_the_first_keeps_serving(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
-        with pytest.raises(SecondInstance, match=rf"PID {os.getpid()}\) serves .*--socket"):
-            await ApiServer(FakeNode(), Sockets(short_tmp / "s")).start()
+        with pytest.raises(AlreadyRunning, match=rf"PID {os.getpid()}\) serves .*--socket"):
+            await GrpcServer(FakeNode(), Sockets(short_tmp / "s")).start()
         assert (await plugin.snapshot(DEADLINE)).version == 1
         assert (await plugin.snapshot(DEADLINE)).version == 1
 
 
-async def test_sockets_that_a_killed_service_left_are_replaced(short_tmp: Path) -> None:
+async def test_sockets_of_a_killed_service_are_replaced(short_tmp: Path) -> None:
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SERVICE, short_tmp / "s"),
         cwd=Path(__file__).parents[2],
@@ -69,7 +69,7 @@ async def test_sockets_that_a_killed_service_left_are_replaced(short_tmp: Path) 
             assert len((await plugin.snapshot(DEADLINE)).devices) == 3
             child.send_signal(signal.SIGKILL)
             await child.wait()
-            with pytest.raises(Away, match="nobody answers"):
+            with pytest.raises(Unavailable, match="nobody answers"):
                 await plugin.snapshot(DEADLINE)
             async with serve(FakeNode(devices=2), Sockets(short_tmp / "s"), grace=0):
                 assert len((await _first_answer(plugin)).devices) == 2
@@ -80,78 +80,78 @@ async def test_sockets_that_a_killed_service_left_are_replaced(short_tmp: Path) 
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-async def test_a_file_in_the_place_of_a_socket_is_left_alone(purpose: Purpose, short_tmp: Path) -> None:
+async def test_regular_file_in_place_of_a_socket_is_not_replaced(purpose: Purpose, short_tmp: Path) -> None:
     path = Sockets(short_tmp).path(purpose)
     path.parent.mkdir()
     path.write_text("precious")
-    with pytest.raises(BadConfiguration, match="not a socket, so it is not replaced"):
-        await ApiServer(FakeNode(), Sockets(short_tmp)).start()
+    with pytest.raises(InvalidConfiguration, match="not a socket, so it is not replaced"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp)).start()
     assert path.read_text() == "precious"
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-async def test_a_live_server_of_somebody_else_is_left_alone(purpose: Purpose, short_tmp: Path) -> None:
+async def test_live_server_of_another_program_is_not_replaced(purpose: Purpose, short_tmp: Path) -> None:
     path = Sockets(short_tmp).path(purpose)
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as foreign:
         foreign.bind(str(path))
         foreign.listen()
-        with pytest.raises(SecondInstance, match="Another program answers"):
-            await ApiServer(FakeNode(), Sockets(short_tmp)).start()
+        with pytest.raises(AlreadyRunning, match="Another program answers"):
+            await GrpcServer(FakeNode(), Sockets(short_tmp)).start()
         assert path.is_socket()
     async with serve(FakeNode(), Sockets(short_tmp), grace=0):
         assert path.is_socket()
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-async def test_a_file_where_a_directory_belongs_is_left_alone(purpose: Purpose, short_tmp: Path) -> None:
+async def test_regular_file_in_place_of_a_directory_is_not_replaced(purpose: Purpose, short_tmp: Path) -> None:
     (short_tmp / purpose).write_text("precious")
-    with pytest.raises(BadConfiguration, match="not a directory"):
-        await ApiServer(FakeNode(), Sockets(short_tmp)).start()
+    with pytest.raises(InvalidConfiguration, match="not a directory"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp)).start()
     assert (short_tmp / purpose).read_text() == "precious"
 
 
-async def test_a_directory_that_is_a_file_is_refused(short_tmp: Path) -> None:
+async def test_socket_directory_that_is_a_file_is_refused(short_tmp: Path) -> None:
     (short_tmp / "s").write_text("precious")
-    with pytest.raises(BadConfiguration, match="not a directory"):
-        await ApiServer(FakeNode(), Sockets(short_tmp / "s")).start()
+    with pytest.raises(InvalidConfiguration, match="not a directory"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp / "s")).start()
 
 
-async def test_a_directory_that_everybody_may_write_is_refused(short_tmp: Path) -> None:
+async def test_world_writable_socket_directory_is_refused(short_tmp: Path) -> None:
     (short_tmp / "s").mkdir()
     (short_tmp / "s").chmod(0o777)
-    with pytest.raises(BadConfiguration, match="chmod o-w"):
-        await ApiServer(FakeNode(), Sockets(short_tmp / "s")).start()
+    with pytest.raises(InvalidConfiguration, match="chmod o-w"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp / "s")).start()
 
 
-async def test_a_link_in_the_place_of_a_directory_is_not_followed(short_tmp: Path) -> None:
+async def test_socket_directory_that_is_a_symlink_is_refused(short_tmp: Path) -> None:
     (short_tmp / "elsewhere").mkdir()
     (short_tmp / "s").mkdir()
     (short_tmp / "s/plugin").symlink_to(short_tmp / "elsewhere")
-    with pytest.raises(BadConfiguration, match="not a directory"):
-        await ApiServer(FakeNode(), Sockets(short_tmp / "s")).start()
+    with pytest.raises(InvalidConfiguration, match="not a directory"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp / "s")).start()
     assert list((short_tmp / "elsewhere").iterdir()) == []
 
 
-async def test_a_group_that_there_is_not_is_refused(short_tmp: Path) -> None:
-    with pytest.raises(BadConfiguration, match="no group 'nobodies-group'"):
-        await ApiServer(FakeNode(), Sockets(short_tmp / "s", group="nobodies-group")).start()
+async def test_unknown_group_is_refused(short_tmp: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="no group 'nobodies-group'"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp / "s", admin_group="nobodies-group")).start()
 
 
-async def test_a_directory_that_cannot_be_made_is_refused(short_tmp: Path) -> None:
+async def test_socket_directory_that_cannot_be_created_is_refused(short_tmp: Path) -> None:
     (short_tmp / "file").write_text("precious")
-    with pytest.raises(BadConfiguration, match=r"cannot be made in .*--socket"):
-        await ApiServer(FakeNode(), Sockets(short_tmp / "file/s")).start()
+    with pytest.raises(InvalidConfiguration, match=r"cannot be made in .*--socket"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp / "file/s")).start()
 
 
-async def test_a_directory_that_operators_cannot_enter_is_refused_with_the_remedy(short_tmp: Path) -> None:
+async def test_socket_directory_that_operators_cannot_enter_is_refused_with_the_remedy(short_tmp: Path) -> None:
     group = next(each for each in grp.getgrall() if each.gr_gid != short_tmp.stat().st_gid).gr_name
-    with pytest.raises(BadConfiguration, match=rf"chgrp {group} {short_tmp} && chmod g\+x"):
-        await ApiServer(FakeNode(), Sockets(short_tmp, group=group)).start()
+    with pytest.raises(InvalidConfiguration, match=rf"chgrp {group} {short_tmp} && chmod g\+x"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp, admin_group=group)).start()
 
 
 @pytest.mark.parametrize("what", ["plugin", "plugin/plugin.sock"])
-async def test_what_belongs_to_somebody_else_is_left_alone(what: str, short_tmp: Path) -> None:
+async def test_socket_or_directory_of_another_user_is_not_replaced(what: str, short_tmp: Path) -> None:
     """Only root can make such a thing; for anybody else it is their own, and replaced."""
     (short_tmp / "plugin").mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -162,24 +162,24 @@ async def test_what_belongs_to_somebody_else_is_left_alone(what: str, short_tmp:
         return
     os.chown(short_tmp / what, 54321, 54321)
     before = (short_tmp / "plugin/plugin.sock").stat()
-    with pytest.raises(BadConfiguration, match=rf"{what} belongs to uid 54321"):
-        await ApiServer(FakeNode(), Sockets(short_tmp)).start()
+    with pytest.raises(InvalidConfiguration, match=rf"{what} belongs to uid 54321"):
+        await GrpcServer(FakeNode(), Sockets(short_tmp)).start()
     assert (short_tmp / "plugin/plugin.sock").stat() == before
 
 
-async def test_a_failed_start_leaves_nothing_behind(short_tmp: Path) -> None:
+async def test_failed_start_leaves_no_files(short_tmp: Path) -> None:
     path = Sockets(short_tmp).path(Purpose.ADMIN)
     path.parent.mkdir()
     path.write_text("precious")
     with pytest.raises(ScrubberError):
-        await ApiServer(FakeNode(), Sockets(short_tmp)).start()
+        await GrpcServer(FakeNode(), Sockets(short_tmp)).start()
     path.unlink()
     assert [each for each in short_tmp.rglob("*") if each.is_socket()] == []
     async with serve(FakeNode(), Sockets(short_tmp), grace=0), ReadClient(short_tmp) as read:
         assert len((await read.devices()).devices) == 2
 
 
-async def test_a_directory_with_odd_signs_in_its_name_is_served(short_tmp: Path) -> None:
+async def test_socket_directory_with_special_characters_in_its_name_is_served(short_tmp: Path) -> None:
     directory = short_tmp / "a b%41?é#"
     async with serve(FakeNode(), Sockets(directory), grace=0), AdminClient(directory) as admin:
         assert (await admin.quarantine("0", "because")).device.id == "GPU-a0"
@@ -188,9 +188,9 @@ async def test_a_directory_with_odd_signs_in_its_name_is_served(short_tmp: Path)
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 
-async def test_stopping_ends_streams_at_once_and_lets_work_finish(short_tmp: Path) -> None:
+async def test_stop_ends_streams_at_once_and_lets_calls_finish(short_tmp: Path) -> None:
     node = FakeNode()
-    server = ApiServer(node, Sockets(short_tmp / "s"))
+    server = GrpcServer(node, Sockets(short_tmp / "s"))
     await server.start()
     node.busy.clear()
     async with asyncio.timeout(DEADLINE), PluginClient(short_tmp / "s") as plugin:
@@ -199,7 +199,7 @@ async def test_stopping_ends_streams_at_once_and_lets_work_finish(short_tmp: Pat
             work = asyncio.create_task(plugin.hand_over(["GPU-a0"], wait_seconds=25, timeout=30))
             await node.waiting.wait()
             stopped = asyncio.create_task(server.stop(3600))
-            with pytest.raises(Away, match="stopping"):
+            with pytest.raises(Unavailable, match="stopping"):
                 await anext(snapshots)
         assert not stopped.done()
         node.busy.set()
@@ -207,21 +207,21 @@ async def test_stopping_ends_streams_at_once_and_lets_work_finish(short_tmp: Pat
         await stopped
 
 
-async def test_work_that_outlives_the_grace_is_ended_and_its_caller_told(short_tmp: Path) -> None:
+async def test_call_that_outlives_the_grace_period_is_cancelled_with_an_error(short_tmp: Path) -> None:
     node = FakeNode()
-    server = ApiServer(node, Sockets(short_tmp / "s"))
+    server = GrpcServer(node, Sockets(short_tmp / "s"))
     await server.start()
     node.busy.clear()
     async with asyncio.timeout(DEADLINE), PluginClient(short_tmp / "s") as plugin:
         work = asyncio.create_task(plugin.hand_over(["GPU-a0"], wait_seconds=25, timeout=30))
         await node.waiting.wait()
         await server.stop(0)
-        with pytest.raises(Away):
+        with pytest.raises(Unavailable):
             await work
         await node.cancelled.wait()
 
 
-async def test_a_stopped_service_leaves_no_socket_and_can_start_again(short_tmp: Path) -> None:
+async def test_stopped_service_leaves_no_socket_and_can_start_again(short_tmp: Path) -> None:
     sockets = Sockets(short_tmp / "s")
     async with serve(FakeNode(), sockets, grace=0):
         pass
@@ -230,7 +230,7 @@ async def test_a_stopped_service_leaves_no_socket_and_can_start_again(short_tmp:
         assert len((await read.devices()).devices) == 2
 
 
-async def test_stopping_does_not_remove_what_somebody_else_put_there(short_tmp: Path) -> None:
+async def test_stop_does_not_remove_a_socket_of_another_program(short_tmp: Path) -> None:
     path = Sockets(short_tmp / "s").path(Purpose.PLUGIN)
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0):
         path.unlink()
@@ -238,21 +238,21 @@ async def test_stopping_does_not_remove_what_somebody_else_put_there(short_tmp: 
     assert path.read_text() == "precious"
 
 
-async def test_a_client_finds_a_service_that_came_back(short_tmp: Path) -> None:
+async def test_client_reconnects_to_a_restarted_service(short_tmp: Path) -> None:
     async with PluginClient(short_tmp / "s") as plugin:
-        with pytest.raises(Away, match=r"does not exist\. Start it with scrubber serve.*--socket"):
+        with pytest.raises(Unavailable, match=r"does not exist\. Start it with scrubber serve.*--socket"):
             await plugin.snapshot(DEADLINE)
         for devices in (1, 2):
             async with asyncio.timeout(DEADLINE), serve(FakeNode(devices), Sockets(short_tmp / "s"), grace=0):
                 assert len((await _first_answer(plugin)).devices) == devices
 
 
-async def test_a_client_is_told_that_the_path_is_no_socket(short_tmp: Path) -> None:
+async def test_client_error_states_that_the_path_is_not_a_socket(short_tmp: Path) -> None:
     path = Sockets(short_tmp).path(Purpose.READ)
     path.parent.mkdir()
     path.write_text("")
     async with ReadClient(short_tmp) as read:
-        with pytest.raises(BadConfiguration, match=r"is not a socket.*--socket"):
+        with pytest.raises(InvalidConfiguration, match=r"is not a socket.*--socket"):
             await read.devices()
 
 
@@ -260,7 +260,7 @@ async def test_a_client_is_told_that_the_path_is_no_socket(short_tmp: Path) -> N
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-async def test_health_follows_the_node_and_its_ledger(purpose: Purpose, short_tmp: Path) -> None:
+async def test_grpc_health_follows_the_node_and_its_ledger(purpose: Purpose, short_tmp: Path) -> None:
     node = FakeNode()
     await node.show(ready=False)
     async with serve(node, Sockets(short_tmp / "s"), grace=0), _channel(short_tmp / "s", purpose) as channel:
@@ -274,10 +274,10 @@ async def test_health_follows_the_node_and_its_ledger(purpose: Purpose, short_tm
         assert await _health(stub, "") == NOT_SERVING
 
 
-async def test_health_can_be_watched_to_the_end(short_tmp: Path) -> None:
+async def test_grpc_health_can_be_watched_until_shutdown(short_tmp: Path) -> None:
     node = FakeNode()
     await node.show(ready=False)
-    server = ApiServer(node, Sockets(short_tmp / "s"))
+    server = GrpcServer(node, Sockets(short_tmp / "s"))
     await server.start()
     async with asyncio.timeout(DEADLINE), _channel(short_tmp / "s", Purpose.READ) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -292,13 +292,13 @@ async def test_health_can_be_watched_to_the_end(short_tmp: Path) -> None:
         await stopped
 
 
-async def test_health_of_all_that_is_here_can_be_listed(short_tmp: Path) -> None:
+async def test_grpc_health_of_all_served_services_can_be_listed(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0), _channel(short_tmp / "s", Purpose.READ) as channel:
         told = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=DEADLINE)
     assert {name: each.status for name, each in told.statuses.items()} == {"": SERVING, "scrubber.v1.Read": SERVING}
 
 
-async def test_health_of_a_service_on_another_socket_is_not_known_here(short_tmp: Path) -> None:
+async def test_grpc_health_of_a_service_on_another_socket_is_not_found(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0), _channel(short_tmp / "s", Purpose.READ) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await _health(health_pb2_grpc.HealthStub(channel), "scrubber.v1.Admin")
@@ -306,7 +306,7 @@ async def test_health_of_a_service_on_another_socket_is_not_known_here(short_tmp
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-async def test_reflection_tells_of_this_sockets_services_only(purpose: Purpose, short_tmp: Path) -> None:
+async def test_reflection_lists_only_the_services_of_its_socket(purpose: Purpose, short_tmp: Path) -> None:
     async with (
         serve(FakeNode(), Sockets(short_tmp / "s"), grace=0, reflection=True),
         _channel(short_tmp / "s", purpose) as channel,
@@ -315,21 +315,21 @@ async def test_reflection_tells_of_this_sockets_services_only(purpose: Purpose, 
     assert sorted(answer) == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", purpose.service]
 
 
-async def test_reflection_is_off_unless_asked_for(short_tmp: Path) -> None:
+async def test_reflection_is_disabled_by_default(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0), _channel(short_tmp / "s", Purpose.READ) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await _services(channel)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_the_lock_is_private_and_stays(short_tmp: Path) -> None:
+async def test_lock_file_is_private_and_persists(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0):
         pass
     assert stat.S_IMODE((short_tmp / "s/lock").stat().st_mode) == 0o600
 
 
 def _channel(sockets: Path, purpose: Purpose) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target(Sockets(sockets).path(purpose)))
+    return grpc.aio.insecure_channel(grpc_target(Sockets(sockets).path(purpose)))
 
 
 async def _health(stub: health_pb2_grpc.HealthStub, name: str) -> int:
@@ -352,5 +352,5 @@ async def _first_answer(plugin: PluginClient) -> pb.Snapshot:
     while True:
         try:
             return await plugin.snapshot(DEADLINE)
-        except Away:
+        except Unavailable:
             continue

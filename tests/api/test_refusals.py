@@ -16,8 +16,8 @@ from structlog.testing import LogCapture
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient, PluginClient, ReadClient
 from scrubber.api.server import serve
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.api.status import UNEXPECTED
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.api.status import UNEXPECTED_ERROR_MESSAGE
 from scrubber.domain.errors import InvalidRequest, NotReady, ScrubberError
 from tests.api.service import FakeNode
 
@@ -55,7 +55,7 @@ async def node(short_tmp: Path, log: LogCapture) -> AsyncIterator[FakeNode]:
 
 async def refusal(sockets: Path, purpose: Purpose, method: str, request: bytes = b"") -> grpc.aio.AioRpcError:
     """What the socket for ``purpose`` says to raw bytes."""
-    async with grpc.aio.insecure_channel(target(Sockets(sockets).path(purpose))) as channel:
+    async with grpc.aio.insecure_channel(grpc_target(Sockets(sockets).path(purpose))) as channel:
         ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         try:
             answer = await anext(aiter(ask(request, timeout=DEADLINE)))
@@ -78,7 +78,7 @@ def told(error: grpc.aio.AioRpcError) -> dict[str, str | bytes]:
         if asked is not served
     ],
 )
-async def test_a_caller_on_the_wrong_socket_is_told_the_right_one(
+async def test_caller_on_the_wrong_socket_is_directed_to_the_right_one(
     asked: Purpose, method: str, served: Purpose, node: FakeNode, short_tmp: Path
 ) -> None:
     error = await refusal(short_tmp / "s", asked, f"/{served.service}/{method}")
@@ -91,7 +91,7 @@ async def test_a_caller_on_the_wrong_socket_is_told_the_right_one(
     assert node.asked == []
 
 
-def test_every_method_is_tried() -> None:
+def test_wrong_socket_tests_cover_every_method() -> None:
     services = pb.DESCRIPTOR.services_by_name.values()
     assert {each.name: {method.name for method in each.methods} for each in services} == {
         purpose.capitalize(): set(methods) for purpose, methods in METHODS.items()
@@ -100,7 +100,7 @@ def test_every_method_is_tried() -> None:
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize("method", ["/scrubber.v1.Plugin/ClearNow", "/nobody.v1.Knows/This", "/nonsense"])
-async def test_a_method_that_nobody_serves_is_named(
+async def test_unknown_method_is_refused_by_name(
     purpose: Purpose, method: str, node: FakeNode, short_tmp: Path
 ) -> None:
     error = await refusal(short_tmp / "s", purpose, method)
@@ -112,7 +112,7 @@ async def test_a_method_that_nobody_serves_is_named(
 @pytest.mark.parametrize(
     ("purpose", "method"), [(purpose, method) for purpose, methods in METHODS.items() for method in methods]
 )
-async def test_garbage_is_refused_and_the_server_lives_on(
+async def test_garbage_request_is_refused_and_the_server_keeps_running(
     purpose: Purpose, method: str, node: FakeNode, short_tmp: Path
 ) -> None:
     error = await refusal(short_tmp / "s", purpose, f"/{purpose.service}/{method}", GARBAGE)
@@ -123,7 +123,7 @@ async def test_garbage_is_refused_and_the_server_lives_on(
         assert len((await read.devices()).devices) == 2
 
 
-async def test_text_that_is_no_text_is_refused(node: FakeNode, short_tmp: Path) -> None:
+async def test_non_utf8_text_is_refused(node: FakeNode, short_tmp: Path) -> None:
     request = pb.ReserveRequest(device_ids=["GPU"]).SerializeToString().replace(b"GPU", b"\xff\xfe\xfd")
     error = await refusal(short_tmp / "s", Purpose.PLUGIN, "/scrubber.v1.Plugin/Reserve", request)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -131,7 +131,7 @@ async def test_text_that_is_no_text_is_refused(node: FakeNode, short_tmp: Path) 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize("noise", [b"", b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536)])
-async def test_a_caller_that_does_not_speak_the_protocol_is_hung_up_on_and_nobody_else(
+async def test_connection_that_does_not_speak_grpc_is_closed_without_affecting_others(
     purpose: Purpose, noise: bytes, node: FakeNode, short_tmp: Path
 ) -> None:
     async with asyncio.timeout(DEADLINE):
@@ -145,14 +145,14 @@ async def test_a_caller_that_does_not_speak_the_protocol_is_hung_up_on_and_nobod
         assert (await admin.quarantine("0", "still answers")).device.id == "GPU-a0"
 
 
-async def test_a_message_too_large_is_refused(node: FakeNode, short_tmp: Path) -> None:
+async def test_oversized_message_is_refused(node: FakeNode, short_tmp: Path) -> None:
     async with PluginClient(short_tmp / "s") as plugin:
         with pytest.raises(InvalidRequest, match="larger than max"):
             await plugin.reserve(["x" * (5 << 20)], DEADLINE)
         assert (await plugin.snapshot(DEADLINE)).version == 1
 
 
-async def test_a_defect_is_logged_with_its_traceback_and_told_to_nobody(
+async def test_unexpected_exception_is_logged_with_its_traceback_and_hidden_from_callers(
     node: FakeNode, short_tmp: Path, log: LogCapture
 ) -> None:
     node.failure = KeyError("/var/lib/secret")
@@ -162,14 +162,16 @@ async def test_a_defect_is_logged_with_its_traceback_and_told_to_nobody(
         with pytest.raises(ScrubberError) as stream:
             await anext(admin.scrub("0", "slow"))
     for refused in (unary, stream):
-        assert (type(refused.value), str(refused.value)) == (ScrubberError, UNEXPECTED)
+        assert (type(refused.value), str(refused.value)) == (ScrubberError, UNEXPECTED_ERROR_MESSAGE)
     failed = [each for each in log.entries if each["event"] == "api.failed"]
     assert [each["method"] for each in failed] == ["/scrubber.v1.Read/GetHistory", "/scrubber.v1.Admin/Scrub"]
     assert all(each["exc_info"] is node.failure and each["log_level"] == "error" for each in failed)
 
 
-async def test_what_the_plugin_is_not_told_stands_in_the_log(node: FakeNode, short_tmp: Path, log: LogCapture) -> None:
-    node.failure = NotReady("GPU-a0 waits for team-b/old.", public="GPU-a0 is not ready.", code="pod-not-over")
+async def test_refusal_details_hidden_from_the_plugin_are_logged(
+    node: FakeNode, short_tmp: Path, log: LogCapture
+) -> None:
+    node.failure = NotReady("GPU-a0 waits for team-b/old.", public_message="GPU-a0 is not ready.", code="pod-not-over")
     async with PluginClient(short_tmp / "s") as plugin:
         with pytest.raises(NotReady):
             await plugin.hand_over(["GPU-a0"], wait_seconds=1, timeout=DEADLINE)

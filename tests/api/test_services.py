@@ -20,10 +20,9 @@ from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
 from scrubber.domain import errors, evidence
 from scrubber.domain.assignment import Pod
-from scrubber.domain.breaker import Breaker
-from scrubber.domain.errors import Away, Held, InvalidRequest, NotReady, Quarantined, ScrubberError
-from scrubber.domain.health import Cause, Health, WayBack
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.errors import DeviceBusy, InvalidRequest, NotReady, Quarantined, ScrubberError, Unavailable
+from scrubber.domain.health.breaker import BreakerState
+from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 from scrubber.engine.views import HandOverCall, PodNotice
 from scrubber.ports.record import HistoryQuery
 from tests.api.service import CERTIFICATE, FakeNode
@@ -59,13 +58,13 @@ async def admin(node: FakeNode, short_tmp: Path) -> AsyncIterator[AdminClient]:
 # -- the plugin's socket -----------------------------------------------------------------------------------------------
 
 
-async def test_a_snapshot_is_the_present_state(node: FakeNode, plugin: PluginClient) -> None:
+async def test_snapshot_is_the_current_state(node: FakeNode, plugin: PluginClient) -> None:
     told = await plugin.snapshot(DEADLINE)
     assert (told.version, told.ready, told.epoch) == (1, True, "epoch-1")
     assert [each.id for each in told.devices] == ["GPU-a0", "GPU-a1"]
 
 
-async def test_a_watcher_gets_the_present_state_and_then_every_change_that_concerns_it(
+async def test_watcher_receives_the_current_state_and_then_every_relevant_change(
     node: FakeNode, plugin: PluginClient, read: ReadClient
 ) -> None:
     async with (
@@ -82,8 +81,8 @@ async def test_a_watcher_gets_the_present_state_and_then_every_change_that_conce
     assert [each.certified for each in told.devices] == [True, False]
 
 
-async def test_a_device_in_quarantine_is_no_longer_advertised(node: FakeNode, plugin: PluginClient) -> None:
-    cause = Cause("xid-95", "PID 7 of team-a saw it.", WayBack.RESET, 900.0)
+async def test_quarantined_device_is_not_advertised(node: FakeNode, plugin: PluginClient) -> None:
+    cause = Cause("xid-95", "PID 7 of team-a saw it.", RecoveryMethod.RESET, 900.0)
     async with asyncio.timeout(DEADLINE), aclosing(plugin.watch_snapshots()) as snapshots:
         await anext(snapshots)
         await node.show(d1=replace(node.record(1), health=Health.QUARANTINED, cause=cause))
@@ -93,9 +92,7 @@ async def test_a_device_in_quarantine_is_no_longer_advertised(node: FakeNode, pl
     assert "team-a" not in str(sick)
 
 
-async def test_what_a_pods_owner_should_be_told_reaches_the_plugin_at_once(
-    node: FakeNode, plugin: PluginClient
-) -> None:
+async def test_pod_notice_reaches_the_plugin_at_once(node: FakeNode, plugin: PluginClient) -> None:
     notice = PodNotice(
         Pod("team-a", "train", "uid-1"), ("GPU-a0",), "GpuNotHandedOver", "GPU-a0 is being scrubbed.", 900.0, True
     )
@@ -107,7 +104,7 @@ async def test_what_a_pods_owner_should_be_told_reaches_the_plugin_at_once(
         assert list((await anext(snapshots)).notices) == []
 
 
-async def test_any_number_of_watchers_see_the_same(node: FakeNode, plugin: PluginClient) -> None:
+async def test_any_number_of_watchers_receive_the_same_snapshots(node: FakeNode, plugin: PluginClient) -> None:
     async def until_not_ready() -> int:
         async with aclosing(plugin.watch_snapshots()) as snapshots:
             async for each in snapshots:
@@ -125,7 +122,7 @@ async def test_any_number_of_watchers_see_the_same(node: FakeNode, plugin: Plugi
     assert {each.result() for each in watchers} == {version}
 
 
-async def test_before_every_device_was_looked_at_nobody_is_told_which_there_are(
+async def test_device_list_is_not_ready_before_every_device_was_checked(
     node: FakeNode, read: ReadClient, admin: AdminClient
 ) -> None:
     """An empty list would say that the node has none, and a name that is not found that there is no such device."""
@@ -142,7 +139,7 @@ async def test_before_every_device_was_looked_at_nobody_is_told_which_there_are(
     assert len((await read.devices()).devices) == 2
 
 
-async def test_a_slow_watcher_skips_versions_and_ends_at_the_newest(node: FakeNode, read: ReadClient) -> None:
+async def test_slow_watcher_skips_versions_and_ends_at_the_newest(node: FakeNode, read: ReadClient) -> None:
     async with asyncio.timeout(DEADLINE), aclosing(read.watch_devices()) as lists:
         await anext(lists)
         newest = [await node.show() for _ in range(5000)][-1]
@@ -152,15 +149,13 @@ async def test_a_slow_watcher_skips_versions_and_ends_at_the_newest(node: FakeNo
     assert len(seen) < 5000
 
 
-async def test_a_reservation_reaches_the_engine(node: FakeNode, plugin: PluginClient) -> None:
+async def test_reservation_reaches_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     answer = await plugin.reserve(["GPU-a1"], DEADLINE)
     assert list(answer.scrubs_started) == ["scrub-GPU-a1"]
     assert node.asked == [("reserve", "GPU-a1")]
 
 
-async def test_the_name_of_a_resource_and_what_its_ids_mean_reach_the_engine(
-    node: FakeNode, plugin: PluginClient
-) -> None:
+async def test_resource_name_and_resource_mapping_reach_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     await plugin.announce("vendor.dev/gpu", {"0": "GPU-a0", "1": "GPU-a1"}, DEADLINE)
     await plugin.reserve(["GPU-a1"], DEADLINE, resource="vendor.dev/gpu")
     await plugin.hand_over(["GPU-a0"], wait_seconds=2, resource="vendor.dev/gpu", timeout=DEADLINE)
@@ -171,7 +166,7 @@ async def test_the_name_of_a_resource_and_what_its_ids_mean_reach_the_engine(
     ]
 
 
-async def test_a_hand_over_reaches_the_engine_and_its_grants_come_back(node: FakeNode, plugin: PluginClient) -> None:
+async def test_hand_over_reaches_the_engine_and_returns_its_grants(node: FakeNode, plugin: PluginClient) -> None:
     answer = await plugin.hand_over(
         ["GPU-a0", "GPU-a1"], wait_seconds=2.5, reserved_unseen=["GPU-a1"], timeout=DEADLINE
     )
@@ -183,7 +178,7 @@ async def test_a_hand_over_reaches_the_engine_and_its_grants_come_back(node: Fak
     assert 0 <= answer.seconds < DEADLINE
 
 
-async def test_a_caller_who_gives_up_cancels_the_waiting_in_the_engine(node: FakeNode, plugin: PluginClient) -> None:
+async def test_cancelled_caller_cancels_the_wait_in_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     node.busy.clear()
     call = asyncio.create_task(plugin.hand_over(["GPU-a0"], wait_seconds=25, timeout=30))
     async with asyncio.timeout(DEADLINE):
@@ -194,41 +189,41 @@ async def test_a_caller_who_gives_up_cancels_the_waiting_in_the_engine(node: Fak
         await call
 
 
-async def test_a_service_that_does_not_answer_in_time_counts_as_away(node: FakeNode, plugin: PluginClient) -> None:
+async def test_service_that_does_not_answer_in_time_counts_as_unavailable(node: FakeNode, plugin: PluginClient) -> None:
     node.busy.clear()
     async with asyncio.timeout(DEADLINE):
         seconds = 0.1
         while not node.waiting.is_set():  # where the machine stood still, the time was over before the engine was asked
-            with pytest.raises(Away, match="did not answer in time") as refused:
+            with pytest.raises(Unavailable, match="did not answer in time") as refused:
                 await plugin.hand_over(["GPU-a0"], wait_seconds=25, timeout=seconds)
-            assert refused.value.public == "The scrub service on this node does not answer."
+            assert refused.value.public_message == "The scrub service on this node does not answer."
             seconds *= 2
         await node.cancelled.wait()
 
 
 @pytest.mark.parametrize("kind", [getattr(errors, name) for name in errors.__all__])
-async def test_a_refusal_arrives_as_its_class_and_names_no_tenant(
+async def test_refusal_to_a_tenant_keeps_its_class_and_names_no_other_tenant(
     kind: type[ScrubberError], node: FakeNode, plugin: PluginClient
 ) -> None:
-    node.failure = kind("team-a/trainer holds GPU-a0.", public="GPU-a0 is held.", code="a-code")
+    node.failure = kind("team-a/trainer holds GPU-a0.", public_message="GPU-a0 is held.", code="a-code")
     with pytest.raises(kind) as refused:
         await plugin.hand_over(["GPU-a0"], wait_seconds=1, timeout=DEADLINE)
     assert type(refused.value) is kind
-    assert (str(refused.value), refused.value.public, refused.value.code) == (
+    assert (str(refused.value), refused.value.public_message, refused.value.code) == (
         "GPU-a0 is held.",
         "GPU-a0 is held.",
         "a-code",
     )
 
 
-async def test_a_refusal_without_a_public_sentence_tells_where_to_look(node: FakeNode, plugin: PluginClient) -> None:
+async def test_refusal_without_a_public_message_refers_to_the_service_log(node: FakeNode, plugin: PluginClient) -> None:
     node.failure = Quarantined("team-a/trainer broke GPU-a0.")
     with pytest.raises(Quarantined) as refused:
         await plugin.reserve(["GPU-a0"], DEADLINE)
-    assert refused.value.public == "The scrub service refused; its log on the node says why."
+    assert refused.value.public_message == "The scrub service refused; its log on the node says why."
 
 
-async def test_an_impossible_wait_never_reaches_the_engine(node: FakeNode, plugin: PluginClient) -> None:
+async def test_impossible_wait_time_never_reaches_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     with pytest.raises(InvalidRequest):
         await plugin.hand_over(["GPU-a0"], wait_seconds=-1, timeout=DEADLINE)
     assert node.asked == []
@@ -244,22 +239,26 @@ async def test_devices_are_listed(node: FakeNode, read: ReadClient) -> None:
     assert told.devices[0].certificate.id == "cert-1"
 
 
-async def test_the_service_tells_what_runs_and_whether_its_ledger_is_well(node: FakeNode, read: ReadClient) -> None:
+async def test_service_info_reports_version_and_ledger_health(node: FakeNode, read: ReadClient) -> None:
     node.ledger = "The disk is full."
-    told = await read.info()
+    told = await read.service_info()
     assert (told.node, told.boot, told.driver, told.backend) == ("node-1", "boot-1", "sim-1", "sim")
     assert (told.policy, told.policy_digest, told.enforcement) == ("default", "d1", "enforce")
     assert (told.ledger, told.epoch) == ("The disk is full.", "epoch-1")
 
 
-async def test_what_the_service_no_longer_does_by_itself_is_told(node: FakeNode, read: ReadClient) -> None:
-    assert (await read.info()).breaker == pb.Breaker()
-    node.breaker = Breaker(resets="8 resets in an hour.", resets_until=1234.5, soft="2 of 8 are out.")
-    told = (await read.info()).breaker
+async def test_open_breaker_is_reported_in_the_service_info(node: FakeNode, read: ReadClient) -> None:
+    assert (await read.service_info()).breaker == pb.Breaker()
+    node.breaker = BreakerState(
+        resets_stopped_reason="8 resets in an hour.",
+        resets_stopped_until=1234.5,
+        soft_signals_stopped_reason="2 of 8 are out.",
+    )
+    told = (await read.service_info()).breaker
     assert (told.resets, told.resets_until, told.soft) == ("8 resets in an hour.", 1234.5, "2 of 8 are out.")
 
 
-async def test_history_is_the_audit_newest_first(node: FakeNode, read: ReadClient) -> None:
+async def test_history_is_the_audit_trail_newest_first(node: FakeNode, read: ReadClient) -> None:
     node.remember("handover.granted", "GPU-a0", seconds=0.5)
     node.remember("scrub.finished", "GPU-a1")
     told = await read.history()
@@ -276,18 +275,18 @@ async def test_history_of_a_device_is_found_by_any_of_its_names(name: str, node:
     assert node.asked == [HistoryQuery("GPU-a1", 900.0, 6)], "one more, to know whether there is"
 
 
-async def test_history_of_a_device_that_is_gone_is_found_by_its_id(node: FakeNode, read: ReadClient) -> None:
+async def test_history_of_a_removed_device_is_found_by_its_id(node: FakeNode, read: ReadClient) -> None:
     node.remember("health.quarantined", "GPU-gone")
     assert len((await read.history("GPU-gone")).entries) == 1
 
 
-async def test_history_of_a_device_that_never_was_is_an_error(node: FakeNode, read: ReadClient) -> None:
+async def test_history_of_an_unknown_device_is_an_error(node: FakeNode, read: ReadClient) -> None:
     with pytest.raises(InvalidRequest, match="No device is called 'GPU-x'"):
         await read.history("GPU-x")
 
 
 @pytest.mark.parametrize("since", [float("nan"), float("inf")])
-async def test_history_begins_at_a_time_that_there_is(since: float, node: FakeNode, read: ReadClient) -> None:
+async def test_history_since_a_non_finite_time_is_refused(since: float, node: FakeNode, read: ReadClient) -> None:
     with pytest.raises(InvalidRequest, match="seconds since the epoch"):
         await read.history(since=since)
 
@@ -313,7 +312,7 @@ def happen(node: FakeNode, many: int, device: str = "GPU-a0", **fields: str) -> 
         (9, 1, [], 0),
     ],
 )
-async def test_a_page_says_where_the_next_one_begins(
+async def test_history_page_names_the_start_of_the_next_page(
     limit: int, before: int, told: list[int], next_before: int, node: FakeNode, read: ReadClient
 ) -> None:
     happen(node, 5)
@@ -321,9 +320,7 @@ async def test_a_page_says_where_the_next_one_begins(
     assert (sequences(page), page.next_before) == (told, next_before)
 
 
-async def test_the_service_gives_a_bounded_page_and_its_client_asks_for_as_many_as_are_wanted(
-    node: FakeNode, read: ReadClient
-) -> None:
+async def test_client_fetches_as_many_bounded_pages_as_requested(node: FakeNode, read: ReadClient) -> None:
     happen(node, 2300)
     assert sequences(await read.history(limit=2200)) == [*range(2300, 100, -1)]
     assert [(each.limit, each.before) for each in node.asked if isinstance(each, HistoryQuery)] == [
@@ -336,19 +333,21 @@ async def test_the_service_gives_a_bounded_page_and_its_client_asks_for_as_many_
     assert (await read.history(limit=1001)).next_before == 1300
 
 
-async def test_more_than_a_page_is_refused_to_who_asks_for_it_at_once(read: ReadClient) -> None:
+async def test_history_request_for_more_than_one_page_is_refused(read: ReadClient) -> None:
     with pytest.raises(InvalidRequest, match="At most 1000"):
-        await read._answer(read._stub.GetHistory(pb.GetHistoryRequest(limit=1001)))
+        await read._call(read._stub.GetHistory(pb.GetHistoryRequest(limit=1001)))
 
 
-async def test_a_page_that_is_too_large_for_a_message_ends_earlier(node: FakeNode, read: ReadClient) -> None:
+async def test_history_page_too_large_for_a_message_ends_earlier(node: FakeNode, read: ReadClient) -> None:
     happen(node, 5, why="x" * (1 << 20))
-    page: pb.GetHistoryResponse = await read._answer(read._stub.GetHistory(pb.GetHistoryRequest()))
+    page: pb.GetHistoryResponse = await read._call(read._stub.GetHistory(pb.GetHistoryRequest()))
     assert (sequences(page), page.next_before) == ([5, 4, 3], 3)
     assert sequences(await read.history()) == [5, 4, 3, 2, 1]
 
 
-async def test_a_row_that_no_message_holds_is_named_with_what_leaves_it_out(node: FakeNode, read: ReadClient) -> None:
+async def test_audit_row_too_large_for_a_message_is_named_with_the_option_that_omits_the_row(
+    node: FakeNode, read: ReadClient
+) -> None:
     happen(node, 1)
     happen(node, 1, why="x" * (5 << 20))
     with pytest.raises(InvalidRequest, match="Row 2 is too large for an answer: --before 2 leaves it out"):
@@ -356,7 +355,7 @@ async def test_a_row_that_no_message_holds_is_named_with_what_leaves_it_out(node
     assert sequences(await read.history(before=2)) == [1]
 
 
-async def test_history_is_asked_by_events_each_once(node: FakeNode, read: ReadClient) -> None:
+async def test_history_query_deduplicates_events(node: FakeNode, read: ReadClient) -> None:
     node.remember("health.quarantined", "GPU-a0")
     node.remember("scrub.finished", "GPU-a0")
     node.remember("scrub.started", "GPU-a0")
@@ -365,20 +364,18 @@ async def test_history_is_asked_by_events_each_once(node: FakeNode, read: ReadCl
     assert [each.events for each in node.asked if isinstance(each, HistoryQuery)] == [("health.", "scrub.finished")]
 
 
-async def test_an_event_that_there_is_not_is_refused_beside_one_that_there_is(node: FakeNode, read: ReadClient) -> None:
+async def test_unknown_event_is_refused_even_beside_a_known_one(node: FakeNode, read: ReadClient) -> None:
     with pytest.raises(InvalidRequest, match=r'no event "scrub.done"; there are: scrub.finished, scrub.started'):
         await read.history(events=["health.quarantined", "scrub.done"])
     assert node.asked == []
 
 
-async def test_a_device_that_is_gone_is_no_wrong_one_because_nothing_of_the_kind_happened_to_it(
-    node: FakeNode, read: ReadClient
-) -> None:
+async def test_history_of_a_removed_device_may_be_empty_after_filtering(node: FakeNode, read: ReadClient) -> None:
     happen(node, 3, device="GPU-gone")
     assert sequences(await read.history("GPU-gone", events=["glass.broken"])) == []
 
 
-async def test_a_device_that_is_gone_is_followed_to_the_end_of_its_pages(node: FakeNode, read: ReadClient) -> None:
+async def test_history_of_a_removed_device_is_followed_to_its_last_page(node: FakeNode, read: ReadClient) -> None:
     happen(node, 3, device="GPU-gone")
     assert sequences(await read.history("GPU-gone", limit=2)) == [3, 2]
     assert sequences(await read.history("GPU-gone", before=1)) == [], "it was there, and has nothing older"
@@ -386,9 +383,7 @@ async def test_a_device_that_is_gone_is_followed_to_the_end_of_its_pages(node: F
         await read.history("GPU-x", before=1)
 
 
-async def test_a_page_of_a_device_by_its_index_is_never_empty_because_the_service_starts(
-    node: FakeNode, read: ReadClient
-) -> None:
+async def test_history_by_device_index_is_not_ready_while_the_service_starts(node: FakeNode, read: ReadClient) -> None:
     happen(node, 3)
     await node.show(ready=False)
     with pytest.raises(NotReady):
@@ -398,7 +393,7 @@ async def test_a_page_of_a_device_by_its_index_is_never_empty_because_the_servic
 # -- the admin socket --------------------------------------------------------------------------------------------------
 
 
-async def test_a_scrub_is_followed_to_its_end(node: FakeNode, admin: AdminClient) -> None:
+async def test_scrub_is_followed_to_its_end(node: FakeNode, admin: AdminClient) -> None:
     updates = [each async for each in admin.scrub("1", "slow")]
     progress, result = updates[0].progress, updates[1].result
     assert [each.WhichOneof("update") for each in updates] == ["progress", "result"]
@@ -407,14 +402,14 @@ async def test_a_scrub_is_followed_to_its_end(node: FakeNode, admin: AdminClient
     assert (result.scrub.outcome, result.certificate.id, result.device.id) == ("passed", "cert-1", "GPU-a1")
 
 
-async def test_who_asked_for_a_scrub_is_known(node: FakeNode, admin: AdminClient) -> None:
+async def test_scrub_request_reaches_the_engine_with_its_actor(node: FakeNode, admin: AdminClient) -> None:
     _ = [each async for each in admin.scrub("GPU-a0", "fast")]
-    assert node.asked == [("scrub", "GPU-a0", evidence.Path.FAST, _own_actor())]
+    assert node.asked == [("scrub", "GPU-a0", evidence.PathKind.FAST, _own_actor())]
 
 
-async def test_a_scrub_that_is_refused_says_why_to_the_operator(node: FakeNode, admin: AdminClient) -> None:
-    node.failure = Held("GPU-a0 is in use by team-a/trainer.")
-    with pytest.raises(Held, match="in use by team-a/trainer"):
+async def test_refused_scrub_gives_the_operator_the_reason(node: FakeNode, admin: AdminClient) -> None:
+    node.failure = DeviceBusy("GPU-a0 is in use by team-a/trainer.")
+    with pytest.raises(DeviceBusy, match="in use by team-a/trainer"):
         await anext(admin.scrub("0", "slow"))
 
 
@@ -428,7 +423,7 @@ async def test_quarantine_and_its_release_carry_reason_and_actor(node: FakeNode,
     ]
 
 
-async def test_a_glass_is_broken_for_a_time_and_a_reason_by_a_person(node: FakeNode, admin: AdminClient) -> None:
+async def test_break_glass_override_has_duration_reason_and_actor(node: FakeNode, admin: AdminClient) -> None:
     broken = (await admin.break_glass("0", 1800.0, " a deadline ")).device
     assert (broken.id, broken.glass.until, broken.glass.reason) == ("GPU-a0", 2800.0, "a deadline")
     assert broken.glass.actor == _own_actor()
@@ -458,7 +453,7 @@ async def test_a_glass_is_broken_for_a_time_and_a_reason_by_a_person(node: FakeN
         ("GPU-", 60.0, "why", "write more of it"),
     ],
 )
-async def test_an_order_to_break_a_glass_that_is_not_whole_never_reaches_the_engine(
+async def test_incomplete_break_glass_request_never_reaches_the_engine(
     device: str, seconds: float, reason: str, why: str, node: FakeNode, admin: AdminClient
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
@@ -467,7 +462,7 @@ async def test_an_order_to_break_a_glass_that_is_not_whole_never_reaches_the_eng
 
 
 @pytest.mark.parametrize("seconds", [7 * 86400.0, 0.001])
-async def test_how_long_a_glass_may_be_broken_is_the_engines_to_say(
+async def test_break_glass_duration_limit_is_decided_by_the_engine(
     seconds: float, node: FakeNode, admin: AdminClient
 ) -> None:
     node.failure = InvalidRequest("The policy allows 4 hours.")
@@ -477,7 +472,7 @@ async def test_how_long_a_glass_may_be_broken_is_the_engines_to_say(
 
 
 @pytest.mark.parametrize(("name", "why"), [("9", "this node has: 0"), ("", "No device"), ("GPU-", "write more of it")])
-async def test_a_device_that_is_not_exactly_one_is_refused(
+async def test_ambiguous_or_unknown_device_name_is_refused(
     name: str, why: str, node: FakeNode, admin: AdminClient
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
@@ -485,7 +480,7 @@ async def test_a_device_that_is_not_exactly_one_is_refused(
     assert node.asked == []
 
 
-async def test_a_path_that_there_is_not_is_refused(node: FakeNode, admin: AdminClient) -> None:
+async def test_unknown_scrub_path_is_refused(node: FakeNode, admin: AdminClient) -> None:
     with pytest.raises(InvalidRequest, match="there are: fast, slow"):
         await anext(admin.scrub("0", "thorough"))
     assert node.asked == []
@@ -494,20 +489,20 @@ async def test_a_path_that_there_is_not_is_refused(node: FakeNode, admin: AdminC
 # -- the clients -------------------------------------------------------------------------------------------------------
 
 
-async def test_not_ready_says_what_goes_on(node: FakeNode, plugin: PluginClient) -> None:
-    node.failure = NotReady("GPU-a0 waits for team-b/old.", public="GPU-a0 is being scrubbed (scrub-1).")
+async def test_not_ready_error_states_the_operation_in_progress(node: FakeNode, plugin: PluginClient) -> None:
+    node.failure = NotReady("GPU-a0 waits for team-b/old.", public_message="GPU-a0 is being scrubbed (scrub-1).")
     with pytest.raises(NotReady) as refused:
         await plugin.hand_over(["GPU-a0"], wait_seconds=1, timeout=DEADLINE)
-    assert refused.value.public == "GPU-a0 is being scrubbed (scrub-1)."
+    assert refused.value.public_message == "GPU-a0 is being scrubbed (scrub-1)."
 
 
-async def test_a_client_that_was_closed_connects_anew(node: FakeNode, plugin: PluginClient) -> None:
+async def test_closed_client_reconnects(node: FakeNode, plugin: PluginClient) -> None:
     await plugin.snapshot(DEADLINE)
     await plugin.close()
     assert (await plugin.snapshot(DEADLINE)).version == 1
 
 
-def test_the_client_loads_neither_the_engine_nor_a_server() -> None:
+def test_client_does_not_import_the_engine_or_a_server() -> None:
     """It is imported by the command line, which has to be quick, and by the plugin, which may not know the engine."""
     program = "import sys, scrubber.api.client; print(*sys.modules)"
     loaded = subprocess.run(

@@ -5,117 +5,117 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from scrubber.api.status import CODES, UNEXPECTED, error_of, status_of
+from scrubber.api.status import CLASS_NAMES, GRPC_CODES, UNEXPECTED_ERROR_MESSAGE, error_from_status, status_from_error
 from scrubber.domain import errors
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import (
-    Away,
+    DriverTimeout,
     InvalidRequest,
-    NotPermitted,
     NotReady,
+    PermissionDenied,
     Quarantined,
     Refused,
     ScrubberError,
-    Stuck,
+    Unavailable,
 )
 
 TREE = [getattr(errors, name) for name in errors.__all__]
 
 
-def test_every_error_has_a_status() -> None:
-    assert set(CODES) == set(TREE)
+def test_every_error_class_has_a_grpc_status() -> None:
+    assert set(GRPC_CODES) == set(CLASS_NAMES) == set(TREE)
 
 
 @pytest.mark.parametrize("kind", TREE)
-def test_an_error_arrives_as_itself_at_an_operator(kind: type[ScrubberError]) -> None:
-    sent = kind("team-a/trainer holds GPU-1.", public="GPU-1 is held.", code="xid-95")
-    status = status_of(sent, public=False)
-    got = error_of(status.code, status.details, status.metadata, public=False)
+def test_error_reaches_an_operator_with_class_code_and_message(kind: type[ScrubberError]) -> None:
+    sent = kind("team-a/trainer holds GPU-1.", public_message="GPU-1 is held.", code="xid-95")
+    status = status_from_error(sent, public=False)
+    got = error_from_status(status.code, status.details, status.metadata, public=False)
     assert (type(got), str(got), got.code) == (kind, "team-a/trainer holds GPU-1.", "xid-95")
 
 
 @pytest.mark.parametrize("kind", TREE)
-def test_a_tenant_reads_the_public_sentence_only(kind: type[ScrubberError]) -> None:
-    status = status_of(kind("team-a/trainer holds GPU-1.", public="GPU-1 is held."), public=True)
+def test_error_reaches_a_tenant_with_the_public_message_only(kind: type[ScrubberError]) -> None:
+    status = status_from_error(kind("team-a/trainer holds GPU-1.", public_message="GPU-1 is held."), public=True)
     assert "team-a" not in repr(status)
-    got = error_of(status.code, status.details, status.metadata, public=True)
-    assert (type(got), got.public, got.code) == (kind, "GPU-1 is held.", kind.code)
+    got = error_from_status(status.code, status.details, status.metadata, public=True)
+    assert (type(got), got.public_message, got.code) == (kind, "GPU-1 is held.", kind.code)
 
 
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
         (NotReady, grpc.StatusCode.UNAVAILABLE),
-        (Away, grpc.StatusCode.UNAVAILABLE),
+        (Unavailable, grpc.StatusCode.UNAVAILABLE),
         (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
         (Quarantined, grpc.StatusCode.FAILED_PRECONDITION),
-        (NotPermitted, grpc.StatusCode.PERMISSION_DENIED),
+        (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
         (ScrubberError, grpc.StatusCode.INTERNAL),
     ],
 )
-def test_a_status_says_whether_to_ask_again(kind: type[ScrubberError], code: grpc.StatusCode) -> None:
-    assert status_of(kind("A sentence."), public=False).code is code
+def test_grpc_status_states_whether_to_retry(kind: type[ScrubberError], code: grpc.StatusCode) -> None:
+    assert status_from_error(kind("A sentence."), public=False).code is code
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_nothing_of_an_unforeseen_exception_is_told(public: bool) -> None:
-    status = status_of(KeyError("/var/lib/secret"), public=public)
+def test_unexpected_exception_reveals_no_details(public: bool) -> None:
+    status = status_from_error(KeyError("/var/lib/secret"), public=public)
     assert status.code is grpc.StatusCode.INTERNAL
-    assert status.details == UNEXPECTED
-    got = error_of(status.code, status.details, status.metadata, public=public)
+    assert status.details == UNEXPECTED_ERROR_MESSAGE
+    got = error_from_status(status.code, status.details, status.metadata, public=public)
     assert (type(got), got.code) == (ScrubberError, "unexpected")
 
 
-def test_an_error_of_a_part_of_its_own_arrives_as_the_nearest_of_the_tree() -> None:
-    class ChildStuck(Stuck):
+def test_undeclared_error_subclass_arrives_as_its_nearest_declared_class() -> None:
+    class ChildStuck(DriverTimeout):
         code = ErrorCode.CHILD_DIED
 
-    status = status_of(ChildStuck("The child for GPU-1 hangs."), public=False)
-    got = error_of(status.code, status.details, status.metadata, public=False)
-    assert (type(got), got.code) == (Stuck, ErrorCode.CHILD_DIED)
+    status = status_from_error(ChildStuck("The child for GPU-1 hangs."), public=False)
+    got = error_from_status(status.code, status.details, status.metadata, public=False)
+    assert (type(got), got.code) == (DriverTimeout, ErrorCode.CHILD_DIED)
 
 
 @pytest.mark.parametrize("sentence", ["x" * 100_000, "\N{SNOWMAN}" * 100_000, "🦊" * 100_000])
-def test_a_sentence_too_long_for_a_header_is_cut_not_lost(sentence: str) -> None:
-    details = status_of(Refused(sentence), public=False).details
+def test_message_too_long_for_a_header_is_truncated_not_lost(sentence: str) -> None:
+    details = status_from_error(Refused(sentence), public=False).details
     assert details.startswith(sentence[:400])
     assert details.endswith("…")
     assert 3 * len(details.encode()) < 8 * 1024
 
 
-def test_a_process_name_that_is_no_text_does_not_break_a_refusal() -> None:
+def test_process_name_that_is_not_utf8_does_not_break_a_refusal() -> None:
     name = b"\xff\xfe trainer".decode("utf-8", "surrogateescape")
-    assert status_of(Refused(f"{name} holds GPU-1."), public=False).details == "?? trainer holds GPU-1."
+    assert status_from_error(Refused(f"{name} holds GPU-1."), public=False).details == "?? trainer holds GPU-1."
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (grpc.StatusCode.UNAVAILABLE, Away),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, Away),
-        (grpc.StatusCode.CANCELLED, Away),
+        (grpc.StatusCode.UNAVAILABLE, Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, Unavailable),
+        (grpc.StatusCode.CANCELLED, Unavailable),
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, InvalidRequest),
-        (grpc.StatusCode.PERMISSION_DENIED, NotPermitted),
+        (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied),
         (grpc.StatusCode.UNIMPLEMENTED, Refused),
         (grpc.StatusCode.UNKNOWN, ScrubberError),
         (grpc.StatusCode.DATA_LOSS, ScrubberError),
     ],
 )
-def test_a_status_of_the_library_becomes_an_error_of_ours(code: grpc.StatusCode, kind: type[ScrubberError]) -> None:
-    assert type(error_of(code, "Said the library.", (), public=True)) is kind
+def test_grpc_library_status_becomes_a_scrubber_error(code: grpc.StatusCode, kind: type[ScrubberError]) -> None:
+    assert type(error_from_status(code, "Said the library.", (), public=True)) is kind
 
 
-def test_a_status_of_the_library_is_not_shown_to_tenants() -> None:
-    got = error_of(grpc.StatusCode.UNAVAILABLE, "connect to unix:/run/x: refused", (), public=True)
-    assert "unix" not in got.public
+def test_grpc_library_status_is_hidden_from_tenants() -> None:
+    got = error_from_status(grpc.StatusCode.UNAVAILABLE, "connect to unix:/run/x: refused", (), public=True)
+    assert "unix" not in got.public_message
 
 
 @pytest.mark.parametrize("name", ["Exception", "__all__", "annotations", ""])
-def test_metadata_cannot_name_anything_but_an_error(name: str) -> None:
-    got = error_of(grpc.StatusCode.INTERNAL, "A sentence.", (("scrubber-error", name),), public=False)
+def test_error_metadata_can_name_nothing_but_an_error_class(name: str) -> None:
+    got = error_from_status(grpc.StatusCode.INTERNAL, "A sentence.", (("scrubber-error", name),), public=False)
     assert type(got) is ScrubberError
 
 
-def test_a_status_without_a_sentence_still_says_something() -> None:
-    assert "data loss" in str(error_of(grpc.StatusCode.DATA_LOSS, None, (), public=False))
+def test_grpc_status_without_a_message_gets_a_message() -> None:
+    assert "data loss" in str(error_from_status(grpc.StatusCode.DATA_LOSS, None, (), public=False))

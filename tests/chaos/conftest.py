@@ -2,10 +2,10 @@
 
 import pytest
 
-from scrubber.emulator import stage
+from scrubber.emulator import playground
 from tests import forkserver
 
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "start_module", forkserver.start)
+    monkeypatch.setattr(playground, "start_module", forkserver.start)

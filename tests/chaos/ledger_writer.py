@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.ports.record import Change
+from scrubber.ports.record import LedgerChange
 from tests.ledger_samples import GPU, certificate, event, record, scrub
 
 
@@ -18,7 +18,7 @@ async def write(directory: Path, max_audit_rows: int) -> None:
     while True:
         version += 1
         await ledger.commit(
-            Change(
+            LedgerChange(
                 records=(record(version, failures=version),),
                 certificates=(certificate(f"C-{version}"),),
                 scrubs=(scrub(f"S-{version}", finished=False), scrub(f"S-{version - 1}")),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from scrubber.emulator.playground import RESOURCE
 from scrubber.emulator.pods import ContainerSpec, PodSpec, RestartPolicy
-from scrubber.emulator.stage import RESOURCE
 
 __all__ = ["End", "Life", "Lives", "tenant"]
 

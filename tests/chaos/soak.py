@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scrubber.emulator.pods import Pod, PodOver, PodSpec
-from scrubber.emulator.stage import RESOURCE
+from scrubber.emulator.playground import RESOURCE
+from scrubber.emulator.pods import EmulatedPod, PodEnded, PodSpec
 from tests.chaos.judgement import Verdict
 from tests.chaos.lives import End, Life, Lives
 from tests.chaos.storm import Supervisor
@@ -112,16 +112,16 @@ class Lanes:
         if life.again:
             await self._live(replace(life, again=False))
 
-    async def _bind(self, spec: PodSpec) -> Pod:
+    async def _bind(self, spec: PodSpec) -> EmulatedPod:
         """As the scheduler does: one pod at a time, and only where there is room."""
         wanted = spec.request(RESOURCE)
         async with self._scheduler:
-            await self._node.stage.kubelet.changed(
+            await self._node.stage.kubelet.wait_until(
                 lambda kubelet: min(kubelet.schedulable(RESOURCE), self._node.free()) >= wanted, FOR_EVER
             )
             return self._node.create(spec)
 
-    async def _under_way(self, pod: Pod) -> bool:
+    async def _under_way(self, pod: EmulatedPod) -> bool:
         """Whether all of its containers have started once; a pod that the kubelet would not have is deleted."""
         try:
             await pod.wait(is_under_way, FOR_EVER)
@@ -139,11 +139,11 @@ class Lanes:
             print(f"  {self.started} pods", flush=True)
         return True
 
-    async def _restarted(self, pod: Pod, times: int) -> None:
-        with suppress(TimeoutError, PodOver):  # the kubelet's back-off, or a kubelet that would not have it any more
+    async def _restarted(self, pod: EmulatedPod, times: int) -> None:
+        with suppress(TimeoutError, PodEnded):  # the kubelet's back-off, or a kubelet that would not have it any more
             await pod.wait(lambda status: status.containers["main"].restarts >= times or status.phase.terminal, 10.0)
 
-    async def _over(self, pod: Pod) -> None:
+    async def _over(self, pod: EmulatedPod) -> None:
         try:
             await pod.wait(lambda status: status.phase.terminal or status.gone, FOR_EVER)
         except TimeoutError as error:
@@ -180,7 +180,7 @@ async def soak(
         async def pause() -> None:
             enough_pods = lanes.count + chance.randint(*pace)
             with suppress(TimeoutError):
-                await kubelet.changed(lambda _: lanes.count >= enough_pods, LULL)
+                await kubelet.wait_until(lambda _: lanes.count >= enough_pods, LULL)
 
         weather = Weather(node.stage, service, plugin, chance, node.socket, node.kubelet_restarts, node.strike, pause)
         node.strangers = weather.strangers

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from scrubber.emulator.stage import Stage, quick_kubelet
+from scrubber.emulator.playground import Playground, fast_kubelet_timings
 
 __all__ = ["POLICY", "SOON", "chaos_stage", "until"]
 
@@ -20,23 +20,23 @@ SOON = 30.0
 POLICY = """\
 name: chaos
 limits:
-  question: 10s
-  dying-grace: 1s
-  settle: 500ms
-  memory-floor: 1500ms
+  driverCall: 10s
+  leftoverGracePeriod: 1s
+  unknownPodIdlePeriod: 500ms
+  clearTimeoutBase: 1500ms
 recovery:
-  backoff-initial: 100ms
-  backoff-max: 400ms
-  attempts: 1000
-  attempts-per-day: 64
-  resets-per-day: 64
-  probation-scrubs: 1
-  probation-interval: 50ms
+  initialBackoff: 100ms
+  maxBackoff: 400ms
+  maxAttempts: 1000
+  maxAttemptsPerDay: 64
+  maxResetsPerDay: 64
+  probationScrubs: 1
+  probationInterval: 50ms
 breaker:
-  resets: 10000
+  maxResets: 10000
 """
 """A device does not fall ill here because the machine is busy: its pod would not be admitted."""
-TIMINGS = replace(quick_kubelet(0.05), pre_start_retry=(0.3, 0.5), exit_noticed=(0.0, 0.05))
+TIMINGS = replace(fast_kubelet_timings(0.05), pre_start_retry=(0.3, 0.5), relist_delay=(0.0, 0.05))
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 @asynccontextmanager
 async def chaos_stage(
     tmp_path: Path, *, devices: int = 4, memory: str = "4MiB", memory_floor: str = "1500ms", policy: str = POLICY
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[Playground]:
     """Both daemons running. Their logs end up in ``tmp_path``, which pytest keeps for whoever reads a failure.
 
     Args:
@@ -53,7 +53,7 @@ async def chaos_stage(
     """
     path = tmp_path / "chaos.yaml"
     path.write_text(policy.replace("1500ms", memory_floor))
-    async with Stage(devices=devices, memory=memory, policy=str(path), timings=TIMINGS) as stage:
+    async with Playground(devices=devices, memory=memory, policy=str(path), timings=TIMINGS) as stage:
         try:
             await stage.start_daemons(SOON)
             yield stage

@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from scrubber.adapters.sim import control
-from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec, PodStatus, RestartPolicy
-from scrubber.emulator.stage import RESOURCE, Daemon, Stage
+from scrubber.emulator.playground import RESOURCE, Daemon, Playground
+from scrubber.emulator.pods import (
+    ContainerSpec,
+    ContainerState,
+    EmulatedPod,
+    PodPhase,
+    PodSpec,
+    PodStatus,
+    RestartPolicy,
+)
 from tests.chaos.children import ERASER, DaemonChild, children_of
 from tests.chaos.staging import until
 
@@ -94,7 +102,7 @@ async def _to_the_end(start: Coroutine[Any, Any, None]) -> None:
 class Workload:
     """Pods that come and go, each a witness or several. One at a time per lane, as many lanes as you run."""
 
-    def __init__(self, stage: Stage, report: Path, rng: random.Random, enough: asyncio.Event) -> None:
+    def __init__(self, stage: Playground, report: Path, rng: random.Random, enough: asyncio.Event) -> None:
         self._stage = stage
         self._report = report
         self._rng = rng
@@ -147,7 +155,7 @@ class Workload:
         pod = await self._start(PodSpec(name, namespace, [self._main(namespace, name, "forever")]))
         if pod is not None:
             await self._a_while()
-            await self._stage.kubelet.delete(pod, force=True, dying_for=self._rng.uniform(0.2, 1.5))
+            await self._stage.kubelet.delete(pod, force=True, linger=self._rng.uniform(0.2, 1.5))
 
     async def _leaves_a_child(self, namespace: str, name: str) -> None:
         main = self._main(namespace, name, self._time(), "--leave-child")
@@ -207,11 +215,11 @@ class Workload:
         await asyncio.sleep(self._rng.uniform(0.3, 1.5))
 
     async def _room_for(self, gpus: int) -> None:
-        await self._stage.kubelet.changed(
+        await self._stage.kubelet.wait_until(
             lambda kubelet: self._enough.is_set() or kubelet.schedulable(RESOURCE) >= gpus, STORM_LIMIT
         )
 
-    async def _start(self, spec: PodSpec) -> Pod | None:
+    async def _start(self, spec: PodSpec) -> EmulatedPod | None:
         """The pod once its last container has started, or None when the kubelet itself would not have it."""
         pod = await self._stage.kubelet.run(spec)
         await pod.wait(lambda status: _is_under_way(status) or self._enough.is_set(), STORM_LIMIT)
@@ -224,11 +232,11 @@ class Workload:
         self.started += 1
         return pod
 
-    async def _over(self, pod: Pod) -> None:
+    async def _over(self, pod: EmulatedPod) -> None:
         """Wait for its end and delete it. A kubelet that was restarted may fail a pod; its end is what counts here."""
         await pod.wait(lambda status: status.phase.terminal, START_LIMIT)
         codes = [each.exit_code for each in pod.status.containers.values()]
-        if pod.phase is Phase.FAILED and 1 in codes:
+        if pod.phase is PodPhase.FAILED and 1 in codes:
             self.damaged.append(pod.describe())
         await self._stage.kubelet.delete(pod)
 
@@ -246,7 +254,7 @@ def _is_under_way(status: PodStatus) -> bool:
 class Hand:
     """Kills, at random points, what it may: the two daemons and the service's own children."""
 
-    def __init__(self, stage: Stage, service: Supervisor, plugin: Supervisor, rng: random.Random) -> None:
+    def __init__(self, stage: Playground, service: Supervisor, plugin: Supervisor, rng: random.Random) -> None:
         self._stage = stage
         self._service = service
         self._plugin = plugin
@@ -329,7 +337,7 @@ class Hand:
         """How long clearing takes from now on, so that kills fall into the middle of it."""
         for index in range(len(self._stage.device_files())):
             slowly = self._rng.choice((0.001, 0.2, 0.5, 0.9))
-            control.fault(self._stage.sim, str(index), slow_clear=slowly)
+            control.add_faults(self._stage.sim_dir, str(index), slow_clear=slowly)
 
     def _child(self, wanted: Callable[[DaemonChild], bool]) -> DaemonChild | None:
         process = self._service.daemon.process

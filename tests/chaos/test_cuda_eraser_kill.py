@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.children.process import process_over
+from scrubber.adapters.children.process import wait_for_exit
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Unreadable
+from scrubber.domain.errors import Unavailable, Unreadable
 from tests.adapters.cuda_rig import CudaRig, cuda_rig
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ async def main():
         rig.gpu.on_fence = lambda moment: moment in sys.argv and os.kill(os.getpid(), signal.SIGKILL)
         await rig.erase(rig.device())
     begun = await rig.in_mid_clear(rig.device())
-    print(rig.programs.zygote.pid, await rig.eraser.orphan(rig.device()), flush=True)
+    print(rig.programs.zygote.pid, await rig.eraser.find_orphan(rig.device()), flush=True)
     await begun.task
 
 asyncio.run(main())
@@ -71,7 +71,7 @@ async def over(pid: int) -> None:
     except ProcessLookupError:
         return
     async with asyncio.timeout(LONG):
-        await process_over(pidfd)
+        await wait_for_exit(pidfd)
     os.close(pidfd)
 
 
@@ -92,10 +92,10 @@ async def the_next_scrub_finds_what_was_left(rig: CudaRig, device: Device) -> No
     assert not is_fenced(rig, device)
 
 
-async def test_an_eraser_that_is_killed_has_cleared_nothing(rig: CudaRig) -> None:
+async def test_killed_eraser_has_cleared_nothing(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
-    eraser = await rig.eraser.orphan(device)
+    eraser = await rig.eraser.find_orphan(device)
     assert eraser
     os.kill(eraser, signal.SIGKILL)
     with pytest.raises(Unreadable, match="broke off"):
@@ -103,21 +103,21 @@ async def test_an_eraser_that_is_killed_has_cleared_nothing(rig: CudaRig) -> Non
     await the_next_scrub_finds_what_was_left(rig, device)
 
 
-async def test_a_zygote_that_is_killed_ends_its_erasers_and_is_replaced(rig: CudaRig) -> None:
+async def test_killed_zygote_ends_its_erasers_and_is_replaced(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
-    zygote, eraser = rig.programs.zygote.pid, await rig.eraser.orphan(device)
+    zygote, eraser = rig.programs.zygote.pid, await rig.eraser.find_orphan(device)
     assert zygote
     assert eraser
     os.kill(zygote, signal.SIGKILL)
-    with pytest.raises(Away, match="ended with the zygote"):
+    with pytest.raises(Unavailable, match="ended with the zygote"):
         await begun.task
     await over(eraser)
     await the_next_scrub_finds_what_was_left(rig, device)
     assert rig.programs.zygote.pid != zygote
 
 
-async def test_a_service_that_is_killed_leaves_a_fence_that_the_next_one_takes_down(rig: CudaRig) -> None:
+async def test_fence_left_by_a_killed_service_is_removed_by_the_next_one(rig: CudaRig) -> None:
     device = rig.device()
     with another_service(rig) as (service, zygote, eraser):
         assert is_fenced(rig, device)
@@ -125,15 +125,13 @@ async def test_a_service_that_is_killed_leaves_a_fence_that_the_next_one_takes_d
         for pid in (zygote, eraser):
             await over(pid)
     assert is_fenced(rig, device)
-    assert await rig.eraser.orphan(device) is None
+    assert await rig.eraser.find_orphan(device) is None
     assert not is_fenced(rig, device)
     await the_next_scrub_finds_what_was_left(rig, device)
 
 
 @pytest.mark.parametrize("moment", ["up", "down"])
-async def test_a_service_that_is_killed_between_the_note_and_the_fence_leaves_neither(
-    rig: CudaRig, moment: str
-) -> None:
+async def test_service_killed_between_note_and_fence_leaves_no_permanent_fence(rig: CudaRig, moment: str) -> None:
     """Noted and not yet fenced; not fenced any more and still noted."""
     device = rig.device()
     service = await asyncio.create_subprocess_exec(
@@ -141,12 +139,12 @@ async def test_a_service_that_is_killed_between_the_note_and_the_fence_leaves_ne
     )
     assert await service.wait() == -signal.SIGKILL
     assert (rig.gpu.mode(device), rig.note(device).exists()) == ("default", True)
-    assert await rig.eraser.end_orphan(device, 10.0)
+    assert await rig.eraser.terminate_orphan(device, 10.0)
     assert not is_fenced(rig, device)
     assert (await rig.erase(device)).failed_bytes == 0
 
 
-async def test_a_fence_that_a_dead_service_left_does_not_become_the_mode_to_go_back_to(rig: CudaRig) -> None:
+async def test_fence_left_by_a_dead_service_is_not_restored_as_the_compute_mode(rig: CudaRig) -> None:
     device = rig.device()
     with another_service(rig) as (service, _, eraser):
         service.kill()
@@ -155,13 +153,13 @@ async def test_a_fence_that_a_dead_service_left_does_not_become_the_mode_to_go_b
     await the_next_scrub_finds_what_was_left(rig, device)
 
 
-async def test_an_orphan_that_stands_still_keeps_its_fence_until_it_is_ended(rig: CudaRig) -> None:
+async def test_stopped_orphaned_eraser_keeps_its_fence_until_it_is_killed(rig: CudaRig) -> None:
     device = rig.device()
     with another_service(rig) as (_, _, eraser):
         os.kill(eraser, signal.SIGSTOP)
-        assert await rig.eraser.orphan(device) == eraser
+        assert await rig.eraser.find_orphan(device) == eraser
         assert is_fenced(rig, device)
-        assert await rig.eraser.end_orphan(device, 10.0)
+        assert await rig.eraser.terminate_orphan(device, 10.0)
         assert not is_fenced(rig, device)
         await over(eraser)
     await the_next_scrub_finds_what_was_left(rig, device)

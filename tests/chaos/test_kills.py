@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.adapters.sim import control
-from scrubber.emulator.stage import RESOURCE
+from scrubber.emulator.playground import RESOURCE
 from tests.chaos import verdict
 from tests.chaos.staging import SOON, chaos_stage
 from tests.chaos.storm import STORM_LIMIT, Hand, Supervisor, Workload
@@ -32,7 +32,7 @@ def seed() -> int:
 
 
 @pytest.mark.timeout(900)  # each of its two hundred kills is made good again, which takes seconds on a busy machine
-async def test_two_hundred_kills_leave_no_dirty_grant_no_damaged_tenant_and_no_gap_in_the_record(
+async def test_two_hundred_sigkills_leave_no_dirty_grant_no_damaged_tenant_and_no_gap_in_the_ledger(
     tmp_path: Path, seed: int
 ) -> None:
     print(f"CHAOS_SEED={seed}")
@@ -54,10 +54,10 @@ async def test_two_hundred_kills_leave_no_dirty_grant_no_damaged_tenant_and_no_g
                     while workload.started <= 2 * LANES:  # noqa: ASYNC110 - on a slow machine the kills leave few the time
                         await asyncio.sleep(0.05)
                 enough.set()
-            control.clear(stage.sim, None, ["slow-clear"])
+            control.clear_faults(stage.sim_dir, None, ["slow-clear"])
             await hand.let_go()
-            await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 4, SOON)
-            await stage.devices_are(
+            await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 4, SOON)
+            await stage.wait_for_devices(
                 lambda devices: len(devices) == 4 and all(each.state == "clean" for each in devices), SOON
             )
         finally:
@@ -67,14 +67,14 @@ async def test_two_hundred_kills_leave_no_dirty_grant_no_damaged_tenant_and_no_g
             await asyncio.gather(*supervisors, return_exceptions=True)
             await hand.let_go()
         ends = [await stage.plugin.stop(SOON), await stage.service.stop(SOON)]
-        chain = verify(stage.directory / "state")
+        chain = verify_ledger(stage.directory / "state")
         record = verdict.read_ledger(stage.directory / "state", tmp_path)
         events, reports = list(stage.kubelet.events), verdict.read_reports(report)
 
     assert verdict.dirty_starts(reports, events) == []
     assert verdict.bytes_that_were_touched(reports) == []
     assert workload.damaged == []
-    assert chain.intact, chain.sentence
+    assert chain.intact, chain.message
     assert (chain.pruned.sequence, chain.head.sequence) == (0, chain.rows)
     assert 1 < record.audit.count("service.started") <= service.lives
     assert verdict.starts_without_a_grant(events, record, wall=wall) == []

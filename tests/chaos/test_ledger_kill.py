@@ -5,7 +5,7 @@ import random
 import sys
 from pathlib import Path
 
-from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.ports.record import HistoryQuery
 from tests.ledger_samples import GPU, scrub
@@ -42,7 +42,7 @@ async def written_until_killed(directory: Path, acknowledgements: int) -> int | 
     return int(lines[-1]) if lines else None
 
 
-async def test_every_acknowledged_commit_survives_kill_9(tmp_path: Path) -> None:
+async def test_every_acknowledged_commit_survives_sigkill(tmp_path: Path) -> None:
     dice = random.Random(20)
     home = tmp_path / "state"
     acknowledged = 0
@@ -61,13 +61,13 @@ async def test_every_acknowledged_commit_survives_kill_9(tmp_path: Path) -> None
         assert state.head_sequence == 2 * version
         if version:
             assert state.records[GPU].failures == version
-            assert state.unfinished == (scrub(f"S-{version}", finished=False),)
+            assert state.unfinished_scrubs == (scrub(f"S-{version}", finished=False),)
             assert [entry.event.fields["number"] for entry in newest] == [version, version]
             named = newest[0].certificate
             assert named is not None
             assert named.id == f"C-{version}"
-        report = verify(home)
-        assert report.intact, report.sentence
+        report = verify_ledger(home)
+        assert report.intact, report.message
         assert report.rows <= MAX_AUDIT_ROWS
         acknowledged = version
     assert acknowledged > MAX_AUDIT_ROWS

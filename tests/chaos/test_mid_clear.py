@@ -20,8 +20,8 @@ from scrubber.adapters.sim import control
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.api.client import AdminClient
 from scrubber.domain.errors import DeviceFault
-from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec
-from scrubber.emulator.stage import RESOURCE, Stage
+from scrubber.emulator.playground import RESOURCE, Playground
+from scrubber.emulator.pods import ContainerSpec, ContainerState, EmulatedPod, PodPhase, PodSpec
 from scrubber.ports.device import EraseRequest
 from tests.chaos.children import ERASER, DaemonChild, children_of, state_of
 from tests.chaos.staging import SOON, chaos_stage, until
@@ -34,35 +34,35 @@ def tenant(report: Path, namespace: str, name: str, hold: str = "0.3") -> PodSpe
     return PodSpec(name, namespace, [main])
 
 
-async def running(stage: Stage, spec: PodSpec) -> Pod:
+async def running(stage: Playground, spec: PodSpec) -> EmulatedPod:
     pod = await stage.kubelet.run(spec)
-    await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
+    await pod.wait(lambda _: "ready" in pod.read_log("main"), SOON)
     return pod
 
 
-async def refused(pod: Pod) -> str:
+async def refused(pod: EmulatedPod) -> str:
     """What the pod's status says once its start was refused."""
     status = await pod.wait(lambda each: each.containers["main"].reason == "CreateContainerConfigError", SOON)
     return status.containers["main"].message
 
 
-async def found_only_zeros(stage: Stage, pod: Pod, report: Path, *, soon: float = SOON) -> None:
+async def found_only_zeros(stage: Playground, pod: EmulatedPod, report: Path, *, soon: float = SOON) -> None:
     """Wait for the pod's end: it came to a device without a byte of anybody's, and was left alone."""
-    await pod.wait(Phase.SUCCEEDED, soon)
+    await pod.wait(PodPhase.SUCCEEDED, soon)
     came, left = (line for line in read_reports(report) if line.name == pod.full_name)
     assert (came.what, came.strange, came.found) == ("came", 0, "")
     assert (left.what, left.damaged) == ("left", 0)
 
 
 @asynccontextmanager
-async def in_mid_clear(tmp_path: Path, report: Path) -> AsyncIterator[tuple[Stage, DaemonChild]]:
+async def in_mid_clear(tmp_path: Path, report: Path) -> AsyncIterator[tuple[Playground, DaemonChild]]:
     """One device that team-a's pod has filled and given back: a slow eraser is somewhere in the middle of it."""
     async with chaos_stage(tmp_path, devices=1, memory="8MiB", memory_floor="30s") as stage:
         pod = await running(stage, tenant(report, "team-a", "first", "forever"))
-        control.fault(stage.sim, "0", slow_clear=25)
+        control.add_faults(stage.sim_dir, "0", slow_clear=25)
         await stage.kubelet.delete(pod, grace=0)
-        await stage.devices_are(lambda devices: devices[0].state == "scrubbing", SOON)
-        async with AdminClient(stage.sockets) as admin, contextlib.aclosing(admin.scrub("0", "slow")) as news:
+        await stage.wait_for_devices(lambda devices: devices[0].state == "scrubbing", SOON)
+        async with AdminClient(stage.socket_dir) as admin, contextlib.aclosing(admin.scrub("0", "slow")) as news:
             async with asyncio.timeout(SOON):
                 async for update in news:
                     progress = update.progress
@@ -72,13 +72,13 @@ async def in_mid_clear(tmp_path: Path, report: Path) -> AsyncIterator[tuple[Stag
         yield stage, eraser
 
 
-def half_cleared(stage: Stage) -> bool:
+def half_cleared(stage: Playground) -> bool:
     """Whether the first bytes are zeros and the last ones are still team-a's; nobody may be at work on the device."""
     memory = (stage.device_files()[0].parent / "memory").read_bytes()
     return not memory[:4096].strip(b"\0") and b"team-a/first" in memory[-4096:]
 
 
-async def test_the_service_is_killed_in_mid_clear_and_the_next_tenant_finds_only_zeros(tmp_path: Path) -> None:
+async def test_next_tenant_reads_zeros_after_the_service_was_killed_while_clearing(tmp_path: Path) -> None:
     report = tmp_path / "report"
     async with in_mid_clear(tmp_path, report) as (stage, eraser):
         await stage.service.kill()
@@ -86,33 +86,33 @@ async def test_the_service_is_killed_in_mid_clear_and_the_next_tenant_finds_only
         assert half_cleared(stage)
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
         assert "does not answer" in await refused(waiting)
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await stage.service.start()
         await found_only_zeros(stage, waiting, report)
 
 
-async def test_the_eraser_is_killed_in_mid_clear_and_the_next_tenant_finds_only_zeros(tmp_path: Path) -> None:
+async def test_next_tenant_reads_zeros_after_the_eraser_was_killed_while_clearing(tmp_path: Path) -> None:
     report = tmp_path / "report"
     async with in_mid_clear(tmp_path, report) as (stage, eraser):
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
         assert eraser.signal(signal.SIGKILL)  # before it can finish
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await found_only_zeros(stage, waiting, report)
 
 
-async def test_an_eraser_that_is_stopped_dies_with_its_service_all_the_same(tmp_path: Path) -> None:
+async def test_stopped_eraser_dies_with_its_service(tmp_path: Path) -> None:
     report = tmp_path / "report"
     async with in_mid_clear(tmp_path, report) as (stage, eraser):
         assert eraser.signal(signal.SIGSTOP)
         await stage.service.kill()
         await until(lambda: state_of(eraser.pid) in "ZX", "the stopped eraser's end")
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await stage.service.start()
         await found_only_zeros(stage, waiting, report)
 
 
-async def test_an_orphan_that_does_not_die_by_itself_is_ended_before_anything_happens_to_its_device(
+async def test_orphaned_eraser_is_killed_before_its_device_is_scrubbed_again(
     tmp_path: Path,
 ) -> None:
     report = tmp_path / "report"
@@ -120,7 +120,7 @@ async def test_an_orphan_that_does_not_die_by_itself_is_ended_before_anything_ha
         await stage.service.kill()
         await until(lambda: state_of(eraser.pid) in "ZX", "the eraser's end")
         # An eraser whose parent lives on, and that is stopped: it neither ends by itself nor lets go of its lock.
-        elsewhere = SimBackend(stage.sim)
+        elsewhere = SimBackend(stage.sim_dir)
         (device,) = await elsewhere.inventory.devices()
         begun = asyncio.Event()
         request = EraseRequest("scrub-of-an-earlier-life", audit=True, pattern=False, deadline=2 * SOON)
@@ -131,7 +131,7 @@ async def test_an_orphan_that_does_not_die_by_itself_is_ended_before_anything_ha
             (orphan,) = [child for child in children_of(os.getpid()) if child.module == ERASER]
             assert orphan.signal(signal.SIGSTOP)
             await until(lambda: state_of(orphan.pid) == "T", "the orphan's standstill")
-            control.clear(stage.sim, "0")
+            control.clear_faults(stage.sim_dir, "0")
             waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
             await stage.service.start()
             await found_only_zeros(stage, waiting, report)
@@ -140,35 +140,35 @@ async def test_an_orphan_that_does_not_die_by_itself_is_ended_before_anything_ha
         finally:
             work.cancel()
             await elsewhere.close()
-        ended = [row for row in (await stage.read.history()).entries if row.name == "eraser.orphan"]
+        ended = [row for row in (await stage.read_client.history()).entries if row.name == "eraser.orphan"]
         assert [json.loads(row.fields_json) for row in ended] == [{"pid": orphan.pid, "ended": True}]
 
 
-async def test_an_eraser_that_stands_still_is_killed_at_its_deadline_and_the_waiting_pod_starts(tmp_path: Path) -> None:
+async def test_stopped_eraser_is_killed_at_its_deadline_and_the_waiting_pod_starts(tmp_path: Path) -> None:
     report = tmp_path / "report"
     async with chaos_stage(tmp_path, devices=1) as stage:
         pod = await running(stage, tenant(report, "team-a", "first", "forever"))
-        control.fault(stage.sim, "0", slow_clear=1)
+        control.add_faults(stage.sim_dir, "0", slow_clear=1)
         await stage.kubelet.delete(pod, grace=0)
         erasers = await until(
             lambda: [child for child in children_of(stage.service.pid) if child.module == ERASER], "a scrub"
         )
         assert erasers[0].signal(signal.SIGSTOP)
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await found_only_zeros(stage, waiting, report, soon=3 * SOON)  # twenty seconds of it pass on a quiet machine
 
 
-async def test_a_pod_whose_device_falls_ill_between_two_of_its_containers_starts_once_it_has_healed(
+async def test_pod_whose_device_faults_between_two_containers_starts_once_the_device_has_recovered(
     tmp_path: Path,
 ) -> None:
     report = tmp_path / "report"
     async with chaos_stage(tmp_path, devices=1) as stage:
-        control.fault(stage.sim, "0", slow_clear=1)
+        control.add_faults(stage.sim_dir, "0", slow_clear=1)
         init = ContainerSpec("init", witness(report, "team-a/both/init", "0.1"), {RESOURCE: 1})
         main = ContainerSpec("main", witness(report, "team-a/both", "0.1"), {RESOURCE: 1})
         pod = await stage.kubelet.run(PodSpec("both", "team-a", [main], [init]))
         await pod.wait(lambda status: status.containers["init"].state is ContainerState.TERMINATED, SOON)
-        control.fault(stage.sim, "0", xid=95)
+        control.add_faults(stage.sim_dir, "0", xid=95)
         assert "quarantined" in await refused(pod)
         await found_only_zeros(stage, pod, report)

@@ -70,7 +70,7 @@ def said(what: str, pid: int) -> Callable[[Heard], bool]:
     return lambda each: each.what == what and each.pid == pid
 
 
-def test_a_tenant_tells_what_it_found_before_it_wrote(hearing: Hearing, start: Started, root: Path) -> None:
+def test_tenant_reports_the_bytes_it_read_before_writing(hearing: Hearing, start: Started, root: Path) -> None:
     start()
     came = until(hearing, lambda each: each.what == "came")
     assert (came.facts["device"], came.facts["bytes"], came.facts["strange"]) == ("simgpu3", str(SIZE), "0")
@@ -78,7 +78,7 @@ def test_a_tenant_tells_what_it_found_before_it_wrote(hearing: Hearing, start: S
     assert (root / "dev" / "simgpu3").read_bytes().startswith(b"team-a/p/main u-1 team-a/p/main u-1 ")
 
 
-def test_bytes_of_another_pod_are_strange_and_its_own_container_s_are_not(hearing: Hearing, start: Started) -> None:
+def test_tenant_reports_bytes_of_another_pod_as_foreign_and_its_own_as_not(hearing: Hearing, start: Started) -> None:
     start(seconds="0")
     until(hearing, lambda each: each.what == "ended")
     start(seconds="0")
@@ -91,7 +91,7 @@ def test_bytes_of_another_pod_are_strange_and_its_own_container_s_are_not(hearin
     assert bytes.fromhex(foreign.facts["found"]).startswith(b"team-a/p/main u-1")
 
 
-def test_a_byte_that_changes_under_a_tenant_is_told(hearing: Hearing, start: Started, root: Path) -> None:
+def test_tenant_reports_a_changed_byte(hearing: Hearing, start: Started, root: Path) -> None:
     start(hold="map")
     until(hearing, lambda each: each.what == "wrote")
     device = os.open(root / "dev" / "simgpu3", os.O_WRONLY)
@@ -101,14 +101,14 @@ def test_a_byte_that_changes_under_a_tenant_is_told(hearing: Hearing, start: Sta
     assert damaged.facts["wrong"] == "1"
 
 
-def test_a_descriptor_in_flight_is_read_all_the_same(hearing: Hearing, start: Started) -> None:
+def test_device_read_through_a_descriptor_in_flight_is_verified(hearing: Hearing, start: Started) -> None:
     start(hold="flight", seconds="0.3")
     until(hearing, lambda each: each.what == "left")
     assert hearing.bytes_read > SIZE
     assert not [each for each in hearing.heard if each.what == "damaged"]
 
 
-def test_the_end_of_a_process_is_told_by_nobody_but_the_kernel(hearing: Hearing, start: Started) -> None:
+def test_end_of_a_killed_process_is_reported(hearing: Hearing, start: Started) -> None:
     process = start()
     until(hearing, lambda each: each.what == "wrote")
     process.kill()
@@ -117,7 +117,7 @@ def test_the_end_of_a_process_is_told_by_nobody_but_the_kernel(hearing: Hearing,
     assert not [each for each in hearing.heard if each.what == "left"]
 
 
-def test_a_signal_is_told_with_its_sender_and_sigterm_is_obeyed_unless_one_is_deaf(
+def test_signal_is_reported_with_its_sender_and_sigterm_ends_the_tenant_unless_ignored(
     hearing: Hearing, start: Started
 ) -> None:
     for words in ({"deaf": "yes"}, {}):
@@ -130,7 +130,7 @@ def test_a_signal_is_told_with_its_sender_and_sigterm_is_obeyed_unless_one_is_de
     assert [each.number for each in hearing.heard if each.what == "left"] == [2]
 
 
-def test_whoever_is_beside_another_pods_process_is_told(hearing: Hearing, start: Started) -> None:
+def test_process_on_a_device_beside_another_pods_process_is_reported(hearing: Hearing, start: Started) -> None:
     first = start()
     until(hearing, lambda each: each.what == "wrote")
     start(uid="u-2")
@@ -138,9 +138,7 @@ def test_whoever_is_beside_another_pods_process_is_told(hearing: Hearing, start:
     assert (beside.uid, beside.facts["device"], beside.facts["other_pid"]) == ("u-2", "simgpu3", str(first.pid))
 
 
-def test_whoever_comes_after_anothers_end_is_not_beside_it_although_its_end_was_not_heard_yet(
-    hearing: Hearing, start: Started
-) -> None:
+def test_process_after_the_end_of_another_is_not_reported_as_beside_it(hearing: Hearing, start: Started) -> None:
     first = start()
     until(hearing, lambda each: each.what == "wrote")
     first.kill()
@@ -151,7 +149,7 @@ def test_whoever_comes_after_anothers_end_is_not_beside_it_although_its_end_was_
 
 
 @pytest.mark.parametrize("kind", ["child", "escaped", "idle"])
-def test_whom_a_tenant_leaves_behind_speaks_for_itself(hearing: Hearing, start: Started, kind: str) -> None:
+def test_process_left_by_a_tenant_reports_for_itself(hearing: Hearing, start: Started, kind: str) -> None:
     process = start(seconds="0", leave=kind, life="0.5")
     hello = until(hearing, lambda each: each.what == "hello" and each.role == kind)
     assert (hello.uid, hello.run) == ("u-1", "run-0")
@@ -161,7 +159,7 @@ def test_whom_a_tenant_leaves_behind_speaks_for_itself(hearing: Hearing, start: 
     until(hearing, lambda each: each.what == "ended" and each.role == kind)
 
 
-def test_a_stranger_reads_and_writes_nothing(hearing: Hearing, start: Started, root: Path) -> None:
+def test_foreign_process_reports_residue_and_writes_nothing(hearing: Hearing, start: Started, root: Path) -> None:
     device = root / "dev" / "simgpu3"
     device.write_bytes(b"secret" + bytes(SIZE - 6))
     start(seconds="0", **{"device": str(device), "as": "simgpu3"}).wait()

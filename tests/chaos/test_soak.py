@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.emulator.pods import ContainerSpec, Phase, Pod, PodSpec
-from scrubber.emulator.stage import RESOURCE
-from scrubber.emulator.ungated import UngatedPlugin, devices_below
+from scrubber.emulator.playground import RESOURCE
+from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodPhase, PodSpec
+from scrubber.emulator.ungated_plugin import UngatedPlugin, read_sim_devices
 from tests.chaos.lives import Lives, tenant
 from tests.chaos.soak import report, soak
 from tests.chaos.staging import SOON
@@ -30,7 +30,7 @@ def forked() -> None:
 
 
 @pytest.mark.timeout(900)  # fifty pods, one after the other in few lanes, take minutes on a busy machine
-async def test_no_pod_finds_foreign_bytes_and_nobody_is_touched_or_signalled_whatever_dies_meanwhile(
+async def test_no_pod_reads_foreign_bytes_and_no_tenant_is_disturbed_while_components_are_killed(
     tmp_path: Path,
 ) -> None:
     acts = {"service killed", "service terminated", "plugin killed", "kubelet restarted"}
@@ -53,16 +53,16 @@ def test_the_same_seed_makes_the_same_pods() -> None:
     assert {one.life(number).kind for number in range(1, 2000)} == set(one.kinds())
 
 
-async def test_the_reader_reports_what_is_done_to_tenants_behind_everybodys_back(tmp_path: Path) -> None:
+async def test_soak_reports_killed_overwritten_and_signalled_tenants(tmp_path: Path) -> None:
     async with standing(tmp_path, devices=3, policy=PATIENT) as node:
         killed, scribbled, signalled = [await lodging(node, name) for name in ("killed", "scribbled", "signalled")]
         os.kill(pid_of(killed), signal.SIGKILL)
-        await killed.wait(Phase.FAILED, SOON)
+        await killed.wait(PodPhase.FAILED, SOON)
         memory = os.open(node.stage.device_files()[index_of(scribbled)].parent / "memory", os.O_WRONLY)
         os.pwrite(memory, b"somebody else's", 4096)
         os.close(memory)
         await another_process_sends_sigterm(pid_of(signalled))
-        await signalled.wait(Phase.SUCCEEDED, SOON)
+        await signalled.wait(PodPhase.SUCCEEDED, SOON)
         # It says so within its next look, and its end waits for a last one.
         await node.delete(scribbled, grace=SOON)
         for pod in (killed, signalled):
@@ -76,7 +76,7 @@ async def test_the_reader_reports_what_is_done_to_tenants_behind_everybodys_back
     assert "team-a/signalled/main" in breaches[2]
 
 
-async def test_the_reader_reports_a_container_that_starts_on_a_dirty_device_because_nobody_asked_the_gate(
+async def test_soak_reports_an_ungated_start_on_a_dirty_device(
     tmp_path: Path,
 ) -> None:
     async with standing(tmp_path, devices=1, policy=PATIENT) as node:
@@ -86,11 +86,11 @@ async def test_the_reader_reports_a_container_that_starts_on_a_dirty_device_beca
         await node.stage.plugin.stop()
         await node.delete(first, grace=SOON)
         # A watched socket that has gone takes along whoever is registered when the kubelet notices it.
-        await node.stage.kubelet.changed(
+        await node.stage.kubelet.wait_until(
             lambda kubelet: kubelet.allocatable(RESOURCE) == 0 and watched <= deregistered(kubelet), SOON
         )
-        async with UngatedPlugin(node.stage.kubelet.root, devices_below(node.stage.sim), resource_name=RESOURCE):
-            await node.stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
+        async with UngatedPlugin(node.stage.kubelet.root, read_sim_devices(node.stage.sim_dir), resource_name=RESOURCE):
+            await node.stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
             second = await lodging(node, "second")
             await node.delete(second, grace=SOON)
         breaches = (await node.judge()).breaches
@@ -101,22 +101,22 @@ async def test_the_reader_reports_a_container_that_starts_on_a_dirty_device_beca
     assert "leak" in kinds  # the ledger has the first one's grant open
 
 
-async def lodging(node: WatchedNode, name: str) -> Pod:
+async def lodging(node: WatchedNode, name: str) -> EmulatedPod:
     """A pod that has its device, and has written all over it."""
     command = tenant(node.socket, f"team-a/{name}/main", "forever")
     pod = node.create(PodSpec(name, "team-a", [ContainerSpec("main", command, {RESOURCE: 1})]))
-    await pod.wait(Phase.RUNNING, SOON)
-    await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
+    await pod.wait(PodPhase.RUNNING, SOON)
+    await pod.wait(lambda _: "ready" in pod.read_log("main"), SOON)
     return pod
 
 
-def pid_of(pod: Pod) -> int:
+def pid_of(pod: EmulatedPod) -> int:
     pid = pod.status.containers["main"].pid
     assert pid is not None
     return pid
 
 
-def index_of(pod: Pod) -> int:
+def index_of(pod: EmulatedPod) -> int:
     (link,) = (pod.container_root("main") / "dev").iterdir()
     return int(link.name.removeprefix("simgpu"))
 

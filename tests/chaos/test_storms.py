@@ -20,9 +20,9 @@ import pytest
 import plugin
 import scrubber
 from scrubber.adapters.ledger.chain import ChainReport
-from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.emulator.stage import Stage
+from scrubber.emulator.playground import Playground
 from tests.chaos.staging import SOON, chaos_stage
 from tests.integration.acting import found_by, reader, running, writer
 
@@ -38,9 +38,9 @@ MOST_CODES = 32
 RAISE = """
 import json, sys
 from pathlib import Path
-from scrubber.adapters.sim.storm import storm
+from scrubber.adapters.sim.xid_storm import raise_xids
 directory, device, codes, repeat, rate = sys.argv[1:]
-storm(Path(directory), device, json.loads(codes), repeat=int(repeat), rate=float(rate))
+raise_xids(Path(directory), device, json.loads(codes), repeat=int(repeat), rate=float(rate))
 """
 
 ROWS = 40
@@ -70,7 +70,7 @@ class Weather:
 
 
 @asynccontextmanager
-async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tuple[Stage, str]]:
+async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tuple[Playground, str]]:
     """Four devices, one of which a tenant has; that one's id."""
     async with chaos_stage(tmp_path, memory_floor="30s") as stage:
         if hook is not None:
@@ -79,16 +79,16 @@ async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tu
             stage.service.environment = {"PYTHONPATH": ":".join([str(tmp_path), *sorted(packages)])}
             await stage.service.stop(SOON)
             await stage.service.start()
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         pod = await running(stage, writer("victim", "team-v"))
         (device,) = pod.device_ids
         yield stage, device
 
 
-async def rage(stage: Stage, device: str, codes: Sequence[int], *, xids: int = XIDS) -> Weather:
+async def rage(stage: Playground, device: str, codes: Sequence[int], *, xids: int = XIDS) -> Weather:
     """Raise ``xids`` XIDs of ``codes``, and run pods on the other devices until it is over."""
     weather, began = Weather(), time.time()
-    arguments = (str(stage.sim), device, str(list(codes)), str(xids), str(RATE))
+    arguments = (str(stage.sim_dir), device, str(list(codes)), str(xids), str(RATE))
     storm = await asyncio.create_subprocess_exec(sys.executable, "-c", RAISE, *arguments)
     looking = asyncio.create_task(_look(stage, weather))
     try:
@@ -108,23 +108,23 @@ async def rage(stage: Stage, device: str, codes: Sequence[int], *, xids: int = X
     return weather
 
 
-async def _look(stage: Stage, weather: Weather) -> None:
+async def _look(stage: Playground, weather: Weather) -> None:
     """Ask for the devices again and again, as an operator would; the answers have to keep coming."""
     while True:
         async with asyncio.timeout(SOON):
-            devices = (await stage.read.devices()).devices
+            devices = (await stage.read_client.devices()).devices
         weather.answers += 1
         for each in devices:
             weather.healths.setdefault(each.index, set()).add(each.health)
         await asyncio.sleep(0.05)
 
 
-async def rows(stage: Stage, device: str, since: float) -> list[pb.HistoryEntry]:
-    return list((await stage.read.history(device=device, since=since, limit=1000)).entries)
+async def rows(stage: Playground, device: str, since: float) -> list[pb.HistoryEntry]:
+    return list((await stage.read_client.history(device=device, since=since, limit=1000)).entries)
 
 
-async def index_of(stage: Stage, device: str) -> str:
-    return next(each.index for each in (await stage.read.devices()).devices if each.id == device)
+async def index_of(stage: Playground, device: str) -> str:
+    return next(each.index for each in (await stage.read_client.devices()).devices if each.id == device)
 
 
 def others_were_left_alone(weather: Weather, index: str) -> None:
@@ -136,17 +136,17 @@ def others_were_left_alone(weather: Weather, index: str) -> None:
     }
 
 
-async def and_the_service_lived(stage: Stage, pid: int) -> ChainReport:
+async def and_the_service_lived(stage: Playground, pid: int) -> ChainReport:
     assert stage.service.pid == pid
     assert stage.service.process is not None
     assert stage.service.process.returncode is None
     assert await stage.service.stop(SOON) == 0
-    report = verify(stage.directory / "state")
-    assert report.intact, report.sentence
+    report = verify_ledger(stage.directory / "state")
+    assert report.intact, report.message
     return report
 
 
-async def test_a_storm_of_an_application_s_own_errors_changes_nobody_and_writes_a_row_a_minute(tmp_path: Path) -> None:
+async def test_storm_of_application_xids_changes_no_health_and_writes_one_audit_row_a_minute(tmp_path: Path) -> None:
     async with struck(tmp_path) as (stage, device):
         pid, index, began = stage.service.pid, await index_of(stage, device), time.time()
         weather = await rage(stage, device, APPLICATION)
@@ -159,9 +159,7 @@ async def test_a_storm_of_an_application_s_own_errors_changes_nobody_and_writes_
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_a_storm_of_all_classes_and_random_codes_takes_that_device_out_and_no_other(
-    tmp_path: Path, seed: int
-) -> None:
+async def test_storm_of_xids_of_all_classes_quarantines_that_device_and_no_other(tmp_path: Path, seed: int) -> None:
     codes = [*CLASSES, *random.Random(seed).sample(range(1, 999), 60)]
     async with struck(tmp_path) as (stage, device):
         pid, index, began = stage.service.pid, await index_of(stage, device), time.time()
@@ -175,12 +173,12 @@ async def test_a_storm_of_all_classes_and_random_codes_takes_that_device_out_and
         await and_the_service_lived(stage, pid)
 
 
-async def test_the_ledger_stays_within_its_bound_and_forgets_nobody_s_state(tmp_path: Path) -> None:
+async def test_ledger_stays_within_its_bound_during_a_storm_and_keeps_every_device_state(tmp_path: Path) -> None:
     async with struck(tmp_path, hook=BOUNDED.format(rows=ROWS)) as (stage, device):
         pid, index = stage.service.pid, await index_of(stage, device)
         weather = await rage(stage, device, CLASSES)
         others_were_left_alone(weather, index)
-        out = {each.index: each.health for each in (await stage.read.devices()).devices}
+        out = {each.index: each.health for each in (await stage.read_client.devices()).devices}
         assert out.pop(index) == "quarantined"
         assert set(out.values()) == {"healthy"}
         trail = await and_the_service_lived(stage, pid)

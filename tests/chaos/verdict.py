@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT
-from scrubber.domain.basis import Basis
+from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.evidence import Path as ScrubPath
+from scrubber.domain.evidence import PathKind as ScrubPath
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.record import Grant
 from scrubber.emulator.events import KubeletEvent
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from scrubber.emulator.pods import ContainerSpec, ContainerState, Pod, PodSpec, PodStatus, RestartPolicy
-from scrubber.emulator.stage import RESOURCE, Stage
+from scrubber.emulator.playground import RESOURCE, Playground
+from scrubber.emulator.pods import ContainerSpec, ContainerState, EmulatedPod, PodSpec, PodStatus, RestartPolicy
 from tests.chaos.judgement import Event, Facts, PodFacts, Stranger, Verdict
 from tests.chaos.lives import tenant
 from tests.chaos.staging import POLICY, SOON, chaos_stage
@@ -33,10 +33,10 @@ FOR_EVER = 90.0
 """Seconds after which a pod that waits is said to wait for ever. Whatever the weather does passes in a few."""
 TOLD = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
 """What the reader is told of the kubelet's events."""
-PATIENT = POLICY.replace("limits:\n", "limits:\n  eraser-slots: 6\n") + "diagnostics:\n  recovery: none\n"
+PATIENT = POLICY.replace("limits:\n", "limits:\n  eraserSlots: 6\n") + "diagnostics:\n  recovery: none\n"
 """Devices change hands all the time here: few slots and a second of diagnostics would be most of the run. None falls ill
 because the machine is busy."""
-QUICKLY = PATIENT.replace("question: 10s", "question: 1s")
+QUICKLY = PATIENT.replace("driverCall: 10s", "driverCall: 1s")
 """And they fall ill: a driver that does not answer is to be noticed."""
 CLEAN = 60.0
 """Seconds within which devices come to rest once nothing happens to them any more."""
@@ -46,17 +46,17 @@ TREE = Path(__file__).resolve().parents[2]
 class WatchedNode:
     """A running node with an independent reader, and the account of what is done to it. Made by :func:`standing`."""
 
-    def __init__(self, stage: Stage, reader: asyncio.subprocess.Process, records: Path) -> None:
+    def __init__(self, stage: Playground, reader: asyncio.subprocess.Process, records: Path) -> None:
         self.stage = stage
         self.socket = stage.directory / "reader.sock"
         self._reader = reader
         self._records = records
         self._clock = asyncio.get_running_loop().time
         self._wall = time.time() - self._clock()
-        self._bound: dict[str, tuple[Pod, PodFacts]] = {}
+        self._bound: dict[str, tuple[EmulatedPod, PodFacts]] = {}
         self._kubelet_starts = [self._clock()]
         self._orders: list[tuple[int, float]] = []
-        self._here: dict[str, Pod] = {}
+        self._here: dict[str, EmulatedPod] = {}
         self.waited: list[str] = []
         self.unsettled: list[str] = []
         self.assigned: dict[str, str] = {}
@@ -66,24 +66,24 @@ class WatchedNode:
 
     # -- pods ------------------------------------------------------------------------------------------------------
 
-    def create(self, spec: PodSpec) -> Pod:
+    def create(self, spec: PodSpec) -> EmulatedPod:
         pod = self.stage.kubelet.create(spec)
         facts = PodFacts(pod.uid, pod.full_name, self._clock(), leave_children=spec.leave_children)
         self._bound[pod.uid] = (pod, facts)
         self._here[pod.uid] = pod
         return pod
 
-    async def delete(self, pod: Pod, *, grace: float) -> None:
+    async def delete(self, pod: EmulatedPod, *, grace: float) -> None:
         if not pod.gone:
             self._note(pod, deleted=self._clock(), grace=grace)
             await self.stage.kubelet.delete(pod, grace=grace)
 
-    async def delete_by_force(self, pod: Pod, *, dying_for: float) -> None:
+    async def delete_by_force(self, pod: EmulatedPod, *, dying_for: float) -> None:
         if not pod.gone:
             self._note(pod, forced=self._clock(), dying_for=dying_for)
-            await self.stage.kubelet.delete(pod, force=True, dying_for=dying_for)
+            await self.stage.kubelet.delete(pod, force=True, linger=dying_for)
 
-    def kill(self, pod: Pod) -> None:
+    def kill(self, pod: EmulatedPod) -> None:
         """``kill -9`` of the pod's first container's first process, told beforehand; nothing when it is not there."""
         pid = next(iter(pod.status.containers.values())).pid
         if pid is None:
@@ -115,7 +115,7 @@ class WatchedNode:
                     del self._here[uid]
             return False
 
-        await self.stage.kubelet.changed(look, float("inf"))
+        await self.stage.kubelet.wait_until(look, float("inf"))
 
     def free(self) -> int:
         """Devices that the kubelet would give out now, where the scheduler does not know yet of what it has taken back."""
@@ -125,7 +125,7 @@ class WatchedNode:
     def kubelet_restarts(self) -> None:
         self._kubelet_starts.append(self._clock())
 
-    def _note(self, pod: Pod, **changes: Any) -> None:
+    def _note(self, pod: EmulatedPod, **changes: Any) -> None:
         known, facts = self._bound[pod.uid]
         self._bound[pod.uid] = known, replace(facts, **changes)
 
@@ -145,8 +145,8 @@ class WatchedNode:
             for device in {each for ids in entry["DeviceIDs"].values() for each in ids}:
                 if self.assigned.setdefault(device, entry["PodUID"]) != entry["PodUID"]:
                     self.unsettled.append(f"the kubelet has given {device} to two pods")
-        answer = await self.stage.command("devices", "-o", "json")
-        for device in _items(answer.out):
+        answer = await self.stage.run_command("devices", "-o", "json")
+        for device in _items(answer.stdout):
             if device["hygiene"] == "in-use":
                 self.granted[device["id"]] = f"{device['tenant_namespace']}/{device['pod']}"
         for pod in pods:
@@ -160,16 +160,16 @@ class WatchedNode:
     async def settle(self) -> None:
         """Wait until every device is clean. What is out of service with a cause may stay so; the ledger says it."""
         with suppress(TimeoutError):
-            await self.stage.all_clean(CLEAN)
+            await self.stage.wait_until_clean(CLEAN)
             wanted = len(self.stage.device_files())
-            await self.stage.devices_are(lambda all_: sum(each.state == "clean" for each in all_) == wanted, CLEAN)
-        answer = await self.stage.command("devices", "-o", "json")
-        for each in _items(answer.out):
+            await self.stage.wait_for_devices(lambda all_: sum(each.state == "clean" for each in all_) == wanted, CLEAN)
+        answer = await self.stage.run_command("devices", "-o", "json")
+        for each in _items(answer.stdout):
             out = each["health"] in ("quarantined", "condemned") and each["cause"] is not None
             if each["state"] != "clean" and not out:
                 self.unsettled.append(f"device {each['index']} is {each['state']}, in use by {each['pod']}")
-        if answer.status != 0:
-            self.unsettled.append(f"the service does not answer: {answer.err.strip()}")
+        if answer.returncode != 0:
+            self.unsettled.append(f"the service does not answer: {answer.stderr.strip()}")
 
     async def judge(self) -> Verdict:
         """Stop the daemons, and ask the reader what it makes of everything."""
@@ -223,7 +223,7 @@ def _items(written: str) -> list[dict[str, Any]]:
     return list(json.loads(written)["items"]) if written else []
 
 
-def _was_turned_away(pod: Pod) -> bool:
+def _was_turned_away(pod: EmulatedPod) -> bool:
     return pod.reason == "UnexpectedAdmissionError"
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from scrubber.adapters.sim import control
 from scrubber.domain.errors import ScrubberError
-from scrubber.emulator.stage import Daemon, Stage
+from scrubber.emulator.playground import Daemon, Playground
 from tests.chaos.children import ERASER, DaemonChild, children_of, parent_of
 from tests.chaos.judgement import Stranger
 from tests.chaos.lives import tenant
@@ -64,7 +64,7 @@ class Weather:
         pause: waits between two acts.
     """
 
-    stage: Stage
+    stage: Playground
     service: Supervisor
     plugin: Supervisor
     rng: random.Random
@@ -98,7 +98,7 @@ class Weather:
             await asyncio.wait(self._later)
         while self._stopped:
             self._stopped.pop().go_on()
-        control.clear(self.stage.sim)
+        control.clear_faults(self.stage.sim_dir)
 
     def _possible(self) -> dict[str, tuple[int, Callable[[], Awaitable[bool]]]]:
         acts: dict[str, tuple[int, Callable[[], Awaitable[bool]]]] = {
@@ -177,34 +177,34 @@ class Weather:
 
     async def _slowness(self) -> bool:
         """How long clearing takes from now on, so that ends fall into the middle of it."""
-        control.fault(self.stage.sim, self._any(), slow_clear=self.rng.choice((0.001, 0.001, 0.001, 0.3, 0.8)))
+        control.add_faults(self.stage.sim_dir, self._any(), slow_clear=self.rng.choice((0.001, 0.001, 0.001, 0.3, 0.8)))
         return True
 
     async def _illness(self, fault: dict[str, Any], lifted: tuple[str, ...]) -> bool:
         device = self._any()
-        control.fault(self.stage.sim, device, **fault)
+        control.add_faults(self.stage.sim_dir, device, **fault)
         if lifted:
             self._in_the_background(self._heal(device, lifted))
         return True
 
     async def _heal(self, device: str, lifted: tuple[str, ...]) -> None:
         await asyncio.sleep(self.rng.uniform(0.3, 3.0))
-        control.clear(self.stage.sim, device, lifted)
+        control.clear_faults(self.stage.sim_dir, device, lifted)
 
     async def _stranger(self) -> bool:
         """A process of the node opens a device that the service calls clean, and reads it."""
         clean_at = asyncio.get_running_loop().time()
         try:
-            answer = await self.stage.read.devices()
+            answer = await self.stage.read_client.devices()
         except ScrubberError:
-            await self.stage.read.close()  # it was another life of the service that it knew
+            await self.stage.read_client.close()  # it was another life of the service that it knew
             return False
         clean = sorted(int(each.index) for each in answer.devices if each.state == "clean")
         if not clean:
             return False
         index = self.rng.choice(clean)
         self._visits += 1
-        path, name = self.stage.sim / "devices" / str(index) / "memory", f"simgpu{index}"
+        path, name = self.stage.sim_dir / "devices" / str(index) / "memory", f"simgpu{index}"
         words = {"device": str(path), "as": name}
         seconds = round(self.rng.uniform(0.3, 2.5), 3)
         argv = tenant(self.reader, f"node/stranger-{self._visits}/none", seconds, **words)

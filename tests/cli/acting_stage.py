@@ -13,8 +13,8 @@ import grpc
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.api.status import status_of
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.api.status import status_from_error
 from tests.cli.stage import CLEAN, Service
 
 __all__ = ["NEVER", "Node", "Script", "begun", "device", "passed", "result", "standing"]
@@ -95,7 +95,7 @@ class Node(Service):
     async def AcceptBaseline(self, request: Any, context: Any) -> pb.DeviceAnswer:
         await self._answer(request, context)
         if self.refusal is not None:
-            status = status_of(self.refusal, public=False)
+            status = status_from_error(self.refusal, public=False)
             await context.abort(status.code, status.details, status.metadata)
         return pb.DeviceAnswer(device=self.accepted)
 
@@ -109,7 +109,7 @@ class Node(Service):
                     case asyncio.Event():
                         await each.wait()
                     case Exception():
-                        status = status_of(each, public=False)
+                        status = status_from_error(each, public=False)
                         await context.abort(status.code, status.details, status.metadata)
                     case _:
                         await asyncio.Event().wait()
@@ -141,7 +141,7 @@ async def standing(directory: Path, *purposes: Purpose, node: Node | None = None
     for purpose in purposes or (Purpose.READ, Purpose.ADMIN):
         path = Sockets(directory).path(purpose)
         path.parent.mkdir(exist_ok=True)
-        server.add_insecure_port(target(path))
+        server.add_insecure_port(grpc_target(path))
     await server.start()
     try:
         yield node

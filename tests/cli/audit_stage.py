@@ -14,10 +14,10 @@ import grpc
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.api import messages, scrubber_pb2_grpc
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.api.status import status_of
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.api.status import status_from_error
 from scrubber.domain.errors import ScrubberError
-from scrubber.ports.record import Change, Head
+from scrubber.ports.record import AuditHead, LedgerChange
 from tests.cli.stage import Ended
 from tests.ledger_samples import event
 
@@ -36,11 +36,11 @@ class Reading(scrubber_pb2_grpc.ReadServicer):
     async def ReadAudit(self, request: Any, context: Any) -> AsyncIterator[pb.AuditPage]:
         try:
             async for page in self.ledger.pages(request.after):
-                yield messages.audit_page(page)
+                yield messages.audit_page_message(page)
                 if self.error is not None:
                     raise self.error
         except ScrubberError as error:
-            status = status_of(error, public=False)
+            status = status_from_error(error, public=False)
             await context.abort(status.code, status.details, status.metadata)
 
     async def GetServiceInfo(self, request: Any, context: Any) -> pb.ServiceInfo:
@@ -55,7 +55,7 @@ async def reading(directory: Path) -> AsyncIterator[Reading]:
     scrubber_pb2_grpc.add_ReadServicer_to_server(servicer, server)
     path = Sockets(directory).path(Purpose.READ)
     path.parent.mkdir()
-    server.add_insecure_port(target(path))
+    server.add_insecure_port(grpc_target(path))
     await server.start()
     try:
         await servicer.ledger.load()
@@ -67,7 +67,7 @@ async def reading(directory: Path) -> AsyncIterator[Reading]:
 
 async def grow(ledger: MemoryLedger, rows: int) -> None:
     told = (event(at=100.0 + number, sentence=f"row \x1b[2J{number}") for number in range(rows))
-    await ledger.commit(Change(events=tuple(told)))
+    await ledger.commit(LedgerChange(events=tuple(told)))
 
 
 def tamper(home: Path, statement: str) -> None:
@@ -82,7 +82,7 @@ def tamper(home: Path, statement: str) -> None:
     connection.close()
 
 
-def written(head: Head) -> str:
+def written(head: AuditHead) -> str:
     return f"{head.sequence}:{head.hash}"
 
 

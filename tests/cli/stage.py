@@ -15,8 +15,8 @@ import grpc
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.api.status import status_of
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.api.status import status_from_error
 from tests import forkserver
 
 __all__ = ["BROKEN", "CLEAN", "HALFWAY", "PASSED", "SICK", "Ended", "Service", "environment", "run", "serving", "start"]
@@ -149,7 +149,7 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
         self.asked.append(request)
         self.reached.set()
         if self.error is not None:
-            status = status_of(self.error, public=False)
+            status = status_from_error(self.error, public=False)
             await context.abort(status.code, status.details, status.metadata)
 
     async def ListDevices(self, request: Any, context: Any) -> pb.ListDevicesResponse:
@@ -207,7 +207,7 @@ async def serving(directory: Path, servicer: Service | None = None) -> AsyncIter
     for purpose in (Purpose.READ, Purpose.ADMIN):
         path = Sockets(directory).path(purpose)
         path.parent.mkdir(exist_ok=True)
-        server.add_insecure_port(target(path))
+        server.add_insecure_port(grpc_target(path))
     await server.start()
     try:
         yield servicer

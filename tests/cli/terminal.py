@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scrubber.cli.cells import width
+from scrubber.cli.render.text_layout import display_width
 from tests import forkserver
 
 __all__ = ["WIDTHS", "Screen", "Terminal", "Told", "agrees_with", "at_terminal", "terminal"]
@@ -87,7 +87,7 @@ class Screen:
         line = self.lines[self._row].ljust(self._column)
         self.lines[self._row] = line[: self._column] + letter + line[self._column + 1 :]
         self._column += 1
-        if width(self.lines[self._row][: self._column]) > self.columns:
+        if display_width(self.lines[self._row][: self._column]) > self.columns:
             self.too_wide[self._row] = self.lines[self._row]
 
     def _room_for(self, row: int) -> None:

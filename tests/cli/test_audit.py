@@ -9,7 +9,7 @@ import pytest
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure, NotReady
-from scrubber.ports.record import Change, Event, Head
+from scrubber.ports.record import AuditHead, Event, LedgerChange
 from tests.cli.audit_stage import ROWS, Reading, grow, reading, tamper, verdict, written
 from tests.cli.stage import Ended, run
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
@@ -29,8 +29,8 @@ async def home(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-class TestVerifyAService:
-    async def test_a_whole_trail_is_intact(self, service: Reading, short_tmp: Path) -> None:
+class TestVerifyService:
+    async def test_complete_trail_is_intact(self, service: Reading, short_tmp: Path) -> None:
         await grow(service.ledger, 600)
         ended = await run(short_tmp, "audit", "verify", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
@@ -49,11 +49,11 @@ class TestVerifyAService:
             "kept": [],
         }
 
-    async def test_a_script_gets_the_head_to_keep(self, service: Reading, short_tmp: Path) -> None:
+    async def test_name_output_prints_the_head_to_save(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "-o", "name")
         assert ended == Ended(0, f"{written(service.ledger.head())}\n", "")
 
-    async def test_a_head_that_was_kept_is_found(self, service: Reading, short_tmp: Path) -> None:
+    async def test_saved_head_is_found_in_the_trail(self, service: Reading, short_tmp: Path) -> None:
         kept = service.ledger.head()
         await grow(service.ledger, 5)
         ended = await run(short_tmp, "audit", "verify", "--head", written(kept).upper(), "-o", "json")
@@ -67,23 +67,19 @@ class TestVerifyAService:
             }
         ]
 
-    async def test_a_tail_that_was_cut_off_is_noticed_by_a_head_behind_the_end(
-        self, service: Reading, short_tmp: Path
-    ) -> None:
+    async def test_cut_off_tail_is_detected_by_a_head_beyond_the_end(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"{ROWS + 1}:{'a' * 64}", "-o", "json")
         assert verdict(ended) == (1, "broken")
         assert ended.json["kept"][0]["standing"] == "cut-off"
         assert ended.json["sentence"] == "The audit trail ends at row 20: its end was cut off."
 
-    async def test_a_trail_that_was_written_anew_is_noticed_by_another_hash(
-        self, service: Reading, short_tmp: Path
-    ) -> None:
+    async def test_rewritten_trail_is_detected_by_a_different_hash(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"7:{'a' * 64}", "-o", "json")
         assert verdict(ended) == (1, "broken")
         assert ended.json["kept"][0]["standing"] == "replaced"
         assert ended.json["sentence"].endswith("now: it, or a row before it, was written anew.")
 
-    async def test_of_a_head_behind_the_pruned_end_nothing_can_be_told(self, service: Reading, short_tmp: Path) -> None:
+    async def test_head_before_the_pruned_end_gives_no_verdict(self, service: Reading, short_tmp: Path) -> None:
         kept = service.ledger.head()
         await grow(service.ledger, 700)
         ended = await run(short_tmp, "audit", "verify", "--head", written(kept), "-o", "json")
@@ -91,30 +87,30 @@ class TestVerifyAService:
         pruned = ended.json["pruned"]
         assert pruned["sequence"] > kept.sequence
         assert "cannot be compared any more" in ended.json["sentence"]
-        assert (await run(short_tmp, "audit", "verify", "--head", written(Head(**pruned)))).code == 0
+        assert (await run(short_tmp, "audit", "verify", "--head", written(AuditHead(**pruned)))).code == 0
 
-    async def test_one_head_that_speaks_against_it_is_enough(self, service: Reading, short_tmp: Path) -> None:
+    async def test_one_contradicting_head_makes_the_trail_broken(self, service: Reading, short_tmp: Path) -> None:
         kept = written(service.ledger.head())
         words = ("audit", "verify", "--head", kept, "--head", f"3:{'b' * 64}", "-o", "json")
         ended = await run(short_tmp, *words)
         assert verdict(ended) == (1, "broken")
         assert [each["standing"] for each in ended.json["kept"]] == ["found", "replaced"]
 
-    async def test_a_head_that_was_replaced_and_one_that_was_cut_off_are_told_apart(
-        self, service: Reading, short_tmp: Path
-    ) -> None:
+    async def test_replaced_head_and_cut_off_head_are_distinguished(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"3:{'b' * 64}", "--head", f"99:{'c' * 64}")
         assert ended.code == 1
         assert "3:bbbbbbbbbbbb replaced" in ended.out
         assert "99:cccccccccccc cut-off" in ended.out
 
     @pytest.mark.parametrize("head", ["20", f"0:{'a' * 64}", "20:abcdef"])
-    async def test_a_head_that_is_none_is_refused_before_anything_is_read(self, short_tmp: Path, head: str) -> None:
+    async def test_malformed_head_is_refused_before_any_row_is_read(self, short_tmp: Path, head: str) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", head)
         assert (ended.code, ended.out) == (2, "")
         assert f'"{head}"' in ended.err
 
-    async def test_a_trail_that_lies_is_seen_through(self, service: Reading, short_tmp: Path) -> None:
+    async def test_changed_row_is_detected_independently_of_the_service(
+        self, service: Reading, short_tmp: Path
+    ) -> None:
         """The service is asked for rows only: what it says of itself counts for nothing."""
         rows = service.ledger._rows.audit
         rows[6] = type(rows[6])(7, 0.0, "nothing.happened", None, None, "x", "{}", rows[6].prev_hash, rows[6].hash)
@@ -122,13 +118,15 @@ class TestVerifyAService:
         assert verdict(ended) == (1, "broken")
         assert ended.json["sentence"] == "Audit row 7 was changed after it was written."
 
-    async def test_an_empty_name_stays_one_on_its_way(self, service: Reading, short_tmp: Path) -> None:
+    async def test_empty_and_missing_device_names_keep_different_hashes(
+        self, service: Reading, short_tmp: Path
+    ) -> None:
         """No device and a device without a name have different hashes."""
         odd = (Event("odd", 1.0, "", "", ""), Event("odd", 1.0, None, None))
-        await service.ledger.commit(Change(events=odd))
+        await service.ledger.commit(LedgerChange(events=odd))
         assert verdict(await run(short_tmp, "audit", "verify", "-o", "json")) == (0, "intact")
 
-    async def test_an_empty_trail_is_intact_and_has_no_head(self, service: Reading, short_tmp: Path) -> None:
+    async def test_empty_trail_is_intact_and_has_no_head(self, service: Reading, short_tmp: Path) -> None:
         service.ledger = MemoryLedger()
         await service.ledger.load()
         ended = await run(short_tmp, "audit", "verify", "-o", "json")
@@ -136,17 +134,17 @@ class TestVerifyAService:
         assert (ended.json["first"], ended.json["last"], ended.json["head"]) == (None, None, None)
         assert await run(short_tmp, "audit", "verify", "-o", "name") == Ended(0, "", "")
 
-    async def test_rows_that_are_given_up_meanwhile_are_no_verdict(self, service: Reading, short_tmp: Path) -> None:
+    async def test_rows_pruned_during_verification_give_no_verdict(self, service: Reading, short_tmp: Path) -> None:
         service.error = NotReady("Audit rows 5 to 9 were given up while it was read; ask again.")
         ended = await run(short_tmp, "audit", "verify", "-o", "json")
         assert (ended.code, ended.out) == (3, "")
         assert ended.err == "Error: Audit rows 5 to 9 were given up while it was read; ask again.\n"
 
-    async def test_a_ledger_that_cannot_be_read_is_no_verdict(self, service: Reading, short_tmp: Path) -> None:
+    async def test_unreadable_ledger_gives_no_verdict(self, service: Reading, short_tmp: Path) -> None:
         service.error = LedgerFailure("The storage under the ledger failed.")
         assert await run(short_tmp, "audit", "verify") == Ended(1, "", "Error: The storage under the ledger failed.\n")
 
-    async def test_a_service_that_is_away_is_no_verdict(self, short_tmp: Path) -> None:
+    async def test_unavailable_service_gives_no_verdict(self, short_tmp: Path) -> None:
         for words in (("verify",), ("export",), ("head",)):
             ended = await run(short_tmp, "audit", *words)
             assert (ended.code, ended.out) == (1, "")
@@ -154,8 +152,8 @@ class TestVerifyAService:
             assert str(short_tmp) in ended.err
 
 
-class TestVerifyALedger:
-    async def test_a_stopped_service_s_directory_is_verified_and_left_alone(self, home: Path, short_tmp: Path) -> None:
+class TestVerifyLedger:
+    async def test_ledger_of_a_stopped_service_is_verified_and_unchanged(self, home: Path, short_tmp: Path) -> None:
         def digest() -> dict[str, str]:
             return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in home.iterdir()}
 
@@ -174,7 +172,7 @@ class TestVerifyALedger:
             ("UPDATE chain SET head_hash = 'x'", "is not the recorded head"),
         ],
     )
-    async def test_what_was_done_to_it_is_named(
+    async def test_tampering_with_the_ledger_is_named(
         self, home: Path, short_tmp: Path, statement: str, complaint: str
     ) -> None:
         tamper(home, statement)
@@ -185,7 +183,7 @@ class TestVerifyALedger:
         assert (ended.code, ended.out) == (1, ""), "the head of a broken trail is nothing to keep"
         assert complaint in ended.err
 
-    async def test_a_tail_that_was_cut_off_with_its_record_is_noticed_by_a_head_alone(
+    async def test_tail_cut_off_together_with_its_head_is_detected_only_by_a_saved_head(
         self, home: Path, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "audit", "verify", "--ledger", str(home), "-o", "name")
@@ -200,7 +198,7 @@ class TestVerifyALedger:
         assert verdict(ended) == (1, "broken")
         assert ended.json["kept"][0]["standing"] == "cut-off"
 
-    async def test_a_ledger_that_a_service_has_open_is_left_to_it(self, home: Path, short_tmp: Path) -> None:
+    async def test_ledger_open_in_a_service_is_refused(self, home: Path, short_tmp: Path) -> None:
         ledger = SqliteLedger(home)
         await ledger.load()
         for word in ("verify", "export"):
@@ -212,7 +210,7 @@ class TestVerifyALedger:
     @pytest.mark.parametrize(
         ("content", "complaint"), [(b"not a database, by any means" * 100, "is not a ledger"), (b"", "is a database")]
     )
-    async def test_a_damaged_ledger_is_no_verdict(
+    async def test_damaged_ledger_gives_no_verdict(
         self, home: Path, short_tmp: Path, content: bytes, complaint: str
     ) -> None:
         (home / "ledger.db").write_bytes(content)
@@ -221,21 +219,21 @@ class TestVerifyALedger:
         assert complaint in ended.err
         assert str(home) in ended.err, "it is named where it lies, not where its copy lay"
 
-    async def test_a_directory_without_a_ledger_is_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
+    async def test_directory_without_a_ledger_gives_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
         for word in ("verify", "export"):
             ended = await run(short_tmp, "audit", word, "--ledger", str(tmp_path))
             assert (ended.code, ended.out) == (1, "")
             assert f"There is no ledger in {tmp_path}" in ended.err
 
 
-class TestHead:
-    async def test_it_is_one_word_that_verify_takes(self, service: Reading, short_tmp: Path) -> None:
+class TestAuditHead:
+    async def test_audit_head_output_is_accepted_by_verify(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "head")
         assert ended == Ended(0, f"{written(service.ledger.head())}\n", "")
         assert (await run(short_tmp, "audit", "verify", "--head", ended.out.strip())).code == 0
         assert (await run(short_tmp, "audit", "head", "-o", "name")).out == ended.out
 
-    async def test_json_has_its_parts(self, service: Reading, short_tmp: Path) -> None:
+    async def test_audit_head_in_json_has_sequence_and_hash(self, service: Reading, short_tmp: Path) -> None:
         head = service.ledger.head()
         assert (await run(short_tmp, "audit", "head", "-o", "json")).json == {
             "apiVersion": "cli.scrubber.dev/v1",
@@ -244,7 +242,7 @@ class TestHead:
             "hash": head.hash,
         }
 
-    async def test_a_trail_without_rows_has_none(self, service: Reading, short_tmp: Path) -> None:
+    async def test_trail_without_rows_has_no_audit_head(self, service: Reading, short_tmp: Path) -> None:
         service.ledger = MemoryLedger()
         ended = await run(short_tmp, "audit", "head")
         assert (ended.code, ended.out) == (1, "")
@@ -252,17 +250,17 @@ class TestHead:
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-class TestAtATerminal:
-    async def test_a_verdict_fits(self, home: Path, columns: int) -> None:
+class TestTerminalOutput:
+    async def test_broken_verdict_fits_the_terminal(self, home: Path, columns: int) -> None:
         told = await at_terminal("audit", "verify", "--ledger", str(home), "--head", f"7:{'a' * 64}", columns=columns)
         assert told.code == 1
         agrees_with(f"audit-verify-broken-{columns}", told.text)
 
-    async def test_good_news_fit(self, service: Reading, short_tmp: Path, columns: int) -> None:
+    async def test_intact_verdict_fits_the_terminal(self, service: Reading, short_tmp: Path, columns: int) -> None:
         told = await at_terminal("audit", "verify", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
         assert told.code == 0
         agrees_with(f"audit-verify-intact-{columns}", told.text)
 
-    async def test_the_head_stays_one_word(self, service: Reading, short_tmp: Path, columns: int) -> None:
+    async def test_audit_head_is_never_wrapped(self, service: Reading, short_tmp: Path, columns: int) -> None:
         told = await at_terminal("audit", "head", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
         assert told.text == f"{written(service.ledger.head())}\n"

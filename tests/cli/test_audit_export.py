@@ -39,20 +39,20 @@ async def exported(home: Path, short_tmp: Path) -> Path:
     return file
 
 
-class TestVerifyAFile:
-    async def test_an_export_is_verified_anywhere(self, exported: Path, short_tmp: Path) -> None:
+class TestVerifyFile:
+    async def test_export_is_verified_without_a_service(self, exported: Path, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
         assert verdict(ended) == (0, "intact")
         assert (ended.json["source"], ended.json["rows"]) == ("file", ROWS)
 
-    async def test_an_export_may_come_on_standard_input(self, exported: Path, short_tmp: Path) -> None:
+    async def test_export_is_verified_from_standard_input(self, exported: Path, short_tmp: Path) -> None:
         with exported.open("rb") as stream:
             process = await start(short_tmp, "audit", "verify", "--file", "-", "-o", "name", stdin=stream.fileno())
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
         assert out.startswith(b"20:")
 
-    async def test_a_truncated_one_is_broken_and_says_where(self, exported: Path, short_tmp: Path) -> None:
+    async def test_truncated_export_is_broken_at_the_named_row(self, exported: Path, short_tmp: Path) -> None:
         whole = exported.read_text()
         exported.write_text(whole[: len(whole) // 2])
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
@@ -61,7 +61,7 @@ class TestVerifyAFile:
             r"Line \d+ of .*trail.jsonl is no audit row \(.*\): it was edited or cut off", ended.json["sentence"]
         )
 
-    async def test_a_file_that_is_no_export_is_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
+    async def test_file_that_is_no_export_gives_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
         file = tmp_path / "odd"
         file.write_bytes(b"\xff\x1b[2J")
         ended = await run(short_tmp, "audit", "verify", "--file", str(file))
@@ -69,18 +69,20 @@ class TestVerifyAFile:
         assert ended.err.startswith(f"Error: {file} is no export of an audit trail (")
         assert ended.err.endswith("scrubber audit export makes one.\n")
 
-    async def test_a_file_that_is_not_there_is_a_wrong_request(self, tmp_path: Path, short_tmp: Path) -> None:
+    async def test_missing_export_file_is_a_usage_error(self, tmp_path: Path, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--file", str(tmp_path / "none"))
         assert ended == Ended(2, "", f"Error: {tmp_path / 'none'} cannot be read: No such file or directory.\n")
 
-    async def test_a_ledger_and_a_file_are_one_too_many(self, exported: Path, home: Path, short_tmp: Path) -> None:
+    async def test_ledger_and_file_options_together_are_refused(
+        self, exported: Path, home: Path, short_tmp: Path
+    ) -> None:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "--ledger", str(home))
         assert (ended.code, ended.out) == (2, "")
         assert "give either a ledger or a file" in ended.err
 
 
 class TestExport:
-    async def test_the_first_line_is_the_ends_and_each_other_a_row_as_it_was_hashed(
+    async def test_first_export_line_is_the_trails_ends_and_others_are_rows_as_hashed(
         self, service: Reading, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "audit", "export", "-")
@@ -109,13 +111,13 @@ class TestExport:
         assert rows[-1]["hash"] == head.hash
         assert "\x1b" not in ended.out
 
-    async def test_a_service_and_its_directory_export_the_same(self, home: Path, short_tmp: Path) -> None:
+    async def test_service_and_its_ledger_directory_export_the_same(self, home: Path, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "export", "--ledger", str(home), "--after", "12")
         first, *rows = (json.loads(line) for line in ended.out.splitlines())
         assert [row["sequence"] for row in rows] == list(range(13, ROWS + 1))
         assert first["pruned"] == {"sequence": 12, "hash": rows[0]["prev_hash"]}
 
-    async def test_a_part_is_verified_from_where_it_begins(
+    async def test_partial_export_is_verified_from_its_first_row(
         self, service: Reading, tmp_path: Path, short_tmp: Path
     ) -> None:
         kept = service.ledger.head()
@@ -127,17 +129,17 @@ class TestExport:
         assert verdict(await run(short_tmp, *words, "--head", f"{ROWS}:{'0' * 64}")) == (1, "broken")
         assert verdict(await run(short_tmp, *words, "--head", f"3:{'0' * 64}")) == (1, "cannot-tell")
 
-    async def test_rows_after_the_end_cannot_be_asked_for(self, service: Reading, short_tmp: Path) -> None:
+    async def test_export_after_a_row_beyond_the_end_is_refused(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "export", "--after", "21")
         assert (ended.code, ended.out) == (2, "")
         assert "ends at row 20: there is no row 21" in ended.err
 
-    async def test_another_place_than_standard_output_is_refused(self, short_tmp: Path) -> None:
+    async def test_export_target_other_than_standard_output_is_refused(self, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "export", "trail.jsonl")
         assert (ended.code, ended.out) == (2, "")
         assert "scrubber audit export > FILE" in " ".join(ended.err.split())
 
-    async def test_a_reader_that_leaves_early_gets_an_error_exit(self, home: Path, short_tmp: Path) -> None:
+    async def test_closed_output_of_an_export_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
         reading, writing = os.pipe()
         os.close(reading)
         process = await start(short_tmp, "audit", "export", "--ledger", str(home), stdout=writing)
@@ -145,7 +147,7 @@ class TestExport:
         _, err = await process.communicate()
         assert (process.returncode, err) == (1, b"")
 
-    async def test_a_full_disk_is_an_error_exit(self, service: Reading, short_tmp: Path) -> None:
+    async def test_full_disk_during_an_export_is_an_error_exit(self, service: Reading, short_tmp: Path) -> None:
         full = os.open("/dev/full", os.O_WRONLY)
         process = await start(short_tmp, "audit", "export", stdout=full)
         os.close(full)
@@ -155,7 +157,7 @@ class TestExport:
             b"Error: Standard output could not be written: No space left on device.\n",
         )
 
-    async def test_a_service_that_breaks_off_is_an_error_exit_and_a_flaw_of_what_was_written(
+    async def test_export_interrupted_by_the_service_is_an_error_exit_and_does_not_verify(
         self, service: Reading, tmp_path: Path, short_tmp: Path
     ) -> None:
         await grow(service.ledger, 600)
@@ -167,7 +169,7 @@ class TestExport:
         ended = await run(short_tmp, "audit", "verify", "--file", str(file), "-o", "json")
         assert verdict(ended) == (1, "broken")
 
-    async def test_a_trail_without_its_end_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
+    async def test_export_of_a_trail_without_its_end_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
         tamper(home, "DELETE FROM audit WHERE sequence > 15")
         ended = await run(short_tmp, "audit", "export", "--ledger", str(home))
         assert ended.code == 1
@@ -175,7 +177,7 @@ class TestExport:
         assert "ends at row 15, but 20 rows were written: what was exported is not all of it" in ended.err
 
 
-async def test_an_interrupt_is_no_verdict(tmp_path: Path, short_tmp: Path) -> None:
+async def test_interrupted_verification_gives_no_verdict(tmp_path: Path, short_tmp: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     process = await start(short_tmp, "audit", "verify", "--file", str(pipe))

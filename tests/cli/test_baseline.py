@@ -49,8 +49,8 @@ async def node(short_tmp: Path) -> AsyncIterator[Node]:
         yield node
 
 
-class TestShow:
-    async def test_json_tells_what_is_expected_and_what_was_found(self, node: Node, short_tmp: Path) -> None:
+class TestBaselineShow:
+    async def test_json_contains_expected_and_found_facts(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", "1", "-o", "json")
         assert (ended.code, ended.err) == (1, "")
         assert ended.json == {
@@ -74,17 +74,17 @@ class TestShow:
             ],
         }
 
-    async def test_without_a_device_all_are_shown(self, node: Node, short_tmp: Path) -> None:
+    async def test_show_without_a_device_lists_all_devices(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", "-o", "json")
         assert (ended.code, ended.json["kind"]) == (1, "BaselineList")
         assert [each["as_expected"] for each in ended.items] == [True, False, None]
 
-    async def test_a_device_as_it_should_be_exits_with_zero(self, node: Node, short_tmp: Path) -> None:
+    async def test_device_that_matches_its_baseline_exits_with_zero(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", SAME.id)
         assert (ended.code, ended.err) == (0, "")
         assert "verdict  as expected" in ended.out
 
-    async def test_what_nobody_knows_is_no_yes(self, node: Node, short_tmp: Path) -> None:
+    async def test_device_without_a_baseline_exits_with_one(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", "2", "-o", "json")
         assert (ended.code, ended.json["as_expected"], ended.json["at"]) == (1, None, None)
         assert (ended.json["facts"], ended.json["conditions"]) == ([], [])
@@ -98,27 +98,25 @@ class TestShow:
             (("pcie-width", "", "x4 of x16"), 1),
         ],
     )
-    async def test_a_condition_is_as_expected_unless_it_is_another_one(
+    async def test_exit_code_depends_on_whether_a_condition_is_expected(
         self, node: Node, short_tmp: Path, condition: tuple[str, str, str], code: int
     ) -> None:
         node.devices = [device(0, baseline=taken(conditions=[condition]))]
         assert (await run(short_tmp, "baseline", "show", "0")).code == code
 
-    async def test_a_node_without_devices_is_no_yes(self, node: Node, short_tmp: Path) -> None:
+    async def test_node_without_devices_exits_with_one(self, node: Node, short_tmp: Path) -> None:
         node.devices = []
         assert await run(short_tmp, "baseline", "show") == Ended(1, "", "There are no devices on this node.\n")
 
     @pytest.mark.parametrize("called", ["9", "GPU-"])
-    async def test_a_device_that_is_not_exactly_one_is_a_wrong_request(
-        self, node: Node, short_tmp: Path, called: str
-    ) -> None:
+    async def test_ambiguous_or_unknown_device_is_a_usage_error(self, node: Node, short_tmp: Path, called: str) -> None:
         ended = await run(short_tmp, "baseline", "show", called)
         assert (ended.code, ended.out) == (2, "")
         assert f"'{called}'" in ended.err
 
     @pytest.mark.parametrize("columns", WIDTHS)
     @pytest.mark.parametrize("words", [("1",), ()])
-    async def test_a_person_reads_what_differs(
+    async def test_terminal_output_shows_the_differences(
         self, node: Node, short_tmp: Path, columns: int, words: tuple[str, ...]
     ) -> None:
         there = {"SCRUBBER_SOCKET": str(short_tmp)}
@@ -127,8 +125,8 @@ class TestShow:
         agrees_with(f"baseline-{'one' if words else 'all'}-{columns}", told.text)
 
 
-class TestAccept:
-    async def test_what_was_shown_is_what_is_accepted(self, node: Node, short_tmp: Path) -> None:
+class TestBaselineAccept:
+    async def test_accepted_facts_are_the_ones_that_were_shown(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes", "-o", "json")
         assert ended.code == 0
         assert node.asked == [
@@ -142,15 +140,13 @@ class TestAccept:
         assert (ended.json["kind"], ended.json["as_expected"]) == ("Baseline", True)
         assert OTHER in ended.err
 
-    async def test_a_device_that_became_another_since_it_was_shown_is_refused(
-        self, node: Node, short_tmp: Path
-    ) -> None:
+    async def test_device_that_changed_since_being_shown_is_refused(self, node: Node, short_tmp: Path) -> None:
         node.refusal = Refused("Device 1 is something else by now than what you were shown (vbios 6.6.6): look again.")
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
         assert (ended.code, ended.out) == (3, "")
         assert ended.err.endswith(f"Error: {node.refusal}\n")
 
-    async def test_what_was_never_expected_is_shown_all_the_same(self, node: Node, short_tmp: Path) -> None:
+    async def test_facts_without_an_earlier_baseline_are_shown_as_new(self, node: Node, short_tmp: Path) -> None:
         node.devices = [device(2, model="NVIDIA H200", traits={"vbios": OTHER})]
         ended = await run(short_tmp, "baseline", "accept", "2", "--reason", "first look", "--yes", "-o", "name")
         assert ended.code == 0
@@ -160,7 +156,9 @@ class TestAccept:
         ]
         assert dict(node.asked[-1].shown) == {"model": "NVIDIA H200", "vbios": OTHER}
 
-    async def test_one_that_is_still_told_of_is_judged_within_a_minute(self, node: Node, short_tmp: Path) -> None:
+    async def test_accepted_device_with_a_pending_cause_is_rechecked_within_a_minute(
+        self, node: Node, short_tmp: Path
+    ) -> None:
         node.accepted.cause.CopyFrom(pb.Cause(code="baseline-changed", sentence="vbios is another one."))
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
         assert ended.code == 0
@@ -169,30 +167,32 @@ class TestAccept:
             "it said before.\n"
         )
 
-    async def test_a_device_that_is_not_there_is_a_wrong_request(self, node: Node, short_tmp: Path) -> None:
+    async def test_unknown_device_is_a_usage_error(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "accept", "9", "--reason", "why", "--yes")
         assert (ended.code, ended.out, node.asked) == (2, "", [pb.ListDevicesRequest()])
 
     @pytest.mark.parametrize("words", [(), ("--reason", " ")])
-    async def test_without_a_reason_nothing_is_asked(self, node: Node, short_tmp: Path, words: tuple[str, ...]) -> None:
+    async def test_accept_without_a_reason_sends_no_request(
+        self, node: Node, short_tmp: Path, words: tuple[str, ...]
+    ) -> None:
         ended = await run(short_tmp, "baseline", "accept", "1", "--yes", *words)
         assert (ended.code, ended.out, node.asked) == (2, "", [])
         assert "--reason" in ended.err
 
-    async def test_a_refusal_is_one_sentence(self, node: Node, short_tmp: Path) -> None:
+    async def test_refused_acceptance_is_one_message(self, node: Node, short_tmp: Path) -> None:
         node.error = InvalidRequest("No device is called '1'.")
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "why", "--yes")
         assert ended == Ended(2, "", "Error: No device is called '1'.\n")
 
     @pytest.mark.parametrize("columns", WIDTHS)
-    async def test_a_person_sees_what_would_be_accepted(self, node: Node, short_tmp: Path, columns: int) -> None:
+    async def test_confirmation_shows_the_facts_to_be_accepted(self, node: Node, short_tmp: Path, columns: int) -> None:
         words = ("baseline", "accept", "1", "--reason", "new VBIOS")
         there = {"SCRUBBER_SOCKET": str(short_tmp)}
         async with terminal(*words, columns=columns, environment=there) as person:
             await person.shows("Go on? [y/N]")
             agrees_with(f"baseline-accept-{columns}", person.screen.text)
 
-    async def test_a_person_reads_which_warnings_become_normal(self, node: Node, short_tmp: Path) -> None:
+    async def test_confirmation_names_the_warnings_that_become_normal(self, node: Node, short_tmp: Path) -> None:
         narrow = pb.Device()
         narrow.CopyFrom(CHANGED)
         narrow.lasting.extend([pb.Lasting(code="pcie-width"), pb.Lasting(code="retired-pages")])

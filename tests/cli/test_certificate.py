@@ -14,21 +14,21 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from scrubber.adapters.signing.ed25519 import EphemeralKey, Key
+from scrubber.adapters.signing.ed25519 import Ed25519Key, EphemeralKey
 from scrubber.adapters.signing.envelope import write_envelope
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.messages import certificate_message
-from scrubber.api.status import status_of
-from scrubber.cli import shapes
-from scrubber.cli.certified import stated
+from scrubber.api.status import status_from_error
+from scrubber.cli.render import json_objects
+from scrubber.cli.render.certificate import claim_json
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.evidence import Path as ScrubPath
-from scrubber.domain.statement import UNSIGNED, statement
+from scrubber.domain.evidence import PathKind as ScrubPath
+from scrubber.domain.statement import UNSIGNED_FIELDS, statement
 from tests.cli.stage import Ended, Service, environment, run, serving
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
 
-KEY = Key(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+KEY = Ed25519Key(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 SLOW = Certificate(
     id="cert-0f3a9c51be22",
     node="n1",
@@ -51,7 +51,7 @@ FAST = replace(
 )
 
 
-def signed(certificate: Certificate, standing: str = "unused", key: Key | None = KEY) -> pb.SignedCertificate:
+def signed(certificate: Certificate, standing: str = "unused", key: Ed25519Key | None = KEY) -> pb.SignedCertificate:
     if key is not None:
         signature = base64.b64encode(key.sign(statement(certificate))).decode()
         certificate = replace(certificate, key_id=key.key_id, signature=signature)
@@ -60,7 +60,7 @@ def signed(certificate: Certificate, standing: str = "unused", key: Key | None =
     )
 
 
-def envelope(certificate: Certificate = SLOW, key: Key = KEY) -> str:
+def envelope(certificate: Certificate = SLOW, key: Ed25519Key = KEY) -> str:
     return write_envelope(statement(certificate), key.key_id, key.sign(statement(certificate)))
 
 
@@ -83,7 +83,7 @@ class Certifying(Service):
         for each in self.certificates:
             if each.certificate.id == request.id:
                 return each
-        status = status_of(InvalidRequest(f"The ledger has no certificate {request.id!r}."), public=False)
+        status = status_from_error(InvalidRequest(f"The ledger has no certificate {request.id!r}."), public=False)
         await context.abort(status.code, status.details, status.metadata)
         raise AssertionError("the call was aborted")
 
@@ -115,8 +115,8 @@ def pem(tmp_path: Path) -> str:
     return str(tmp_path / "node.pem")
 
 
-class TestList:
-    async def test_the_unused_ones_and_those_that_pods_were_started_on(
+class TestCertificateList:
+    async def test_list_shows_unused_certificates_and_those_of_running_pods(
         self, service: Certifying, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "certificate", "list")
@@ -127,7 +127,7 @@ class TestList:
         assert second[:4] == ["1", "SIM-GPU-bb", FAST.id, "fast"]
         assert second[5:8] == ["used,", "grant", "5"]
 
-    async def test_json_and_yaml_and_names(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_list_is_printed_as_json_yaml_and_names(self, service: Certifying, short_tmp: Path) -> None:
         in_json = await run(short_tmp, "certificate", "list", "-o", "json")
         assert (in_json.json["apiVersion"], in_json.json["kind"]) == ("cli.scrubber.dev/v1", "CertificateList")
         assert [(each["id"], each["standing"], each["signature_verdict"]) for each in in_json.items] == [
@@ -138,7 +138,7 @@ class TestList:
         assert yaml.safe_load(in_yaml.out) == in_json.json
         assert (await run(short_tmp, "certificate", "list", "-o", "name")).out == f"{SLOW.id}\n{FAST.id}\n"
 
-    async def test_one_that_the_ledger_forgot_is_named_and_the_rest_is_shown(
+    async def test_certificate_missing_from_the_ledger_is_named_and_the_rest_is_listed(
         self, service: Certifying, short_tmp: Path
     ) -> None:
         service.certificates = [signed(SLOW)]
@@ -148,9 +148,7 @@ class TestList:
         told = await run(short_tmp, "certificate", "list")
         assert f"{FAST.id} of device 1 is not in the ledger any more." in told.err
 
-    async def test_where_there_are_none_a_person_is_told_how_to_get_one(
-        self, service: Certifying, short_tmp: Path
-    ) -> None:
+    async def test_empty_list_explains_how_to_get_a_certificate(self, service: Certifying, short_tmp: Path) -> None:
         service.devices = service.devices[2:]
         ended = await run(short_tmp, "certificate", "list")
         assert (ended.code, ended.out) == (0, "")
@@ -158,10 +156,8 @@ class TestList:
         assert (await run(short_tmp, "certificate", "list", "-o", "json")).items == []
 
 
-class TestShow:
-    async def test_what_was_proved_what_was_not_and_whose_word_it_is(
-        self, service: Certifying, short_tmp: Path
-    ) -> None:
+class TestCertificateShow:
+    async def test_show_states_coverage_gaps_and_signer(self, service: Certifying, short_tmp: Path) -> None:
         ended = await run(short_tmp, "certificate", "show", SLOW.id)
         assert (ended.code, ended.err) == (0, "")
         shown = [line.split(maxsplit=1) for line in ended.out.splitlines()]
@@ -172,11 +168,13 @@ class TestShow:
         assert ["key", KEY.key_id] in shown
         assert ["signature", "valid, by the key that the service on this node has now"] in shown
 
-    async def test_json_says_what_was_signed_and_what_came_of_it(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_json_contains_the_signed_statement_and_the_signature_verdict(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
         said = (await run(short_tmp, "certificate", "show", FAST.id, "-o", "json")).json
         assert (said.pop("apiVersion"), said.pop("kind")) == ("cli.scrubber.dev/v1", "Certificate")
         assert said == {
-            **stated(FAST),
+            **claim_json(FAST),
             "next_grant": 5,
             "key_id": KEY.key_id,
             "signature": base64.b64encode(KEY.sign(statement(FAST))).decode(),
@@ -184,12 +182,14 @@ class TestShow:
             "signature_verdict": "valid",
         }
 
-    async def test_a_device_stands_for_its_certificate(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_show_accepts_a_device_in_place_of_its_certificate(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
         for device, id_ in (("0", SLOW.id), ("SIM-GPU-a…", SLOW.id), ("1", FAST.id)):
             ended = await run(short_tmp, "certificate", "show", "--device", device, "-o", "name")
             assert ended == Ended(0, f"{id_}\n", "")
 
-    async def test_a_device_without_one_is_no_answer(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_device_without_a_certificate_exits_with_one(self, service: Certifying, short_tmp: Path) -> None:
         ended = await run(short_tmp, "certificate", "show", "--device", "2")
         assert ended == Ended(1, "", "Error: Device 2 (SIM-GPU-cc) has no certificate now: it is dirty.\n")
 
@@ -203,7 +203,7 @@ class TestShow:
             (("--device", "SIM"), "is the beginning of 3 device ids"),
         ],
     )
-    async def test_a_question_that_means_nothing_is_a_wrong_request(
+    async def test_contradictory_arguments_are_a_usage_error(
         self, service: Certifying, short_tmp: Path, words: tuple[str, ...], said: str
     ) -> None:
         for command in ("show", "export"):
@@ -211,7 +211,7 @@ class TestShow:
             assert (ended.code, ended.out) == (2, "")
             assert said in ended.err
 
-    async def test_a_certificate_that_the_nodes_key_did_not_sign_is_no_yes(
+    async def test_certificate_not_signed_by_the_nodes_key_exits_with_one(
         self, service: Certifying, short_tmp: Path
     ) -> None:
         forged = signed(SLOW)
@@ -231,7 +231,7 @@ class TestShow:
             (lambda: signed(SLOW, key=None), "invalid", "the node's key did not sign this"),
         ],
     )
-    async def test_what_cannot_be_checked_is_no_yes(
+    async def test_certificate_that_cannot_be_verified_exits_with_one(
         self,
         service: Certifying,
         short_tmp: Path,
@@ -246,14 +246,16 @@ class TestShow:
         in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
         assert in_json.json["signature_verdict"] == verdict
 
-    async def test_the_id_of_a_key_is_a_hint_that_decides_nothing(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_key_id_of_a_signature_does_not_affect_verification(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
         misnamed = signed(SLOW)
         misnamed.certificate.key_id = "sha256:00"
         service.certificates = [misnamed]
         in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
         assert (in_json.code, in_json.json["signature_verdict"]) == (0, "valid")
 
-    async def test_what_is_shown_is_what_was_signed_and_not_what_stands_beside_it(
+    async def test_show_prints_the_signed_statement_not_the_unsigned_fields(
         self, service: Certifying, short_tmp: Path
     ) -> None:
         embellished = signed(SLOW)
@@ -264,13 +266,11 @@ class TestShow:
         in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
         assert in_json.json["not_covered"] == list(SLOW.not_covered)
 
-    async def test_a_void_one_is_shown_as_what_it_is(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_void_certificate_is_shown_as_void(self, service: Certifying, short_tmp: Path) -> None:
         service.certificates = [signed(SLOW, "void")]
         assert "standing     void" in (await run(short_tmp, "certificate", "show", SLOW.id)).out
 
-    async def test_nothing_that_a_certificate_says_acts_on_a_terminal(
-        self, service: Certifying, short_tmp: Path
-    ) -> None:
+    async def test_control_characters_in_a_certificate_are_escaped(self, service: Certifying, short_tmp: Path) -> None:
         hostile = replace(SLOW, covered=("\x1b[2J\x07memory", "\ud800", "a\nb"), node="\x1b]0;x\x07")
         service.certificates = [signed(hostile)]
         for words in (("list",), ("show", SLOW.id), ("show", SLOW.id, "-o", "yaml"), ("show", SLOW.id, "-o", "json")):
@@ -281,7 +281,7 @@ class TestShow:
 
     @pytest.mark.parametrize("columns", WIDTHS)
     @pytest.mark.parametrize("words", [("list",), ("show", SLOW.id), ("show", FAST.id), ("key",)], ids=" ".join)
-    async def test_a_person_at_a_terminal_sees_all_of_it(
+    async def test_certificate_output_fits_the_terminal(
         self, service: Certifying, short_tmp: Path, words: tuple[str, ...], columns: int
     ) -> None:
         told = await at_terminal(
@@ -300,40 +300,40 @@ async def _process(words: list[str], variables: dict[str, str]) -> tuple[int, st
     return process.returncode, out.decode()
 
 
-class TestExport:
-    async def test_it_is_one_envelope_that_verifies_with_the_key_alone(
+class TestCertificateExport:
+    async def test_export_is_one_envelope_that_verifies_with_the_key_alone(
         self, service: Certifying, short_tmp: Path, pem: str
     ) -> None:
         exported = await run(short_tmp, "certificate", "export", SLOW.id)
         assert (exported.code, exported.out, exported.err) == (0, envelope(), "")
         assert offline("verify", "-", "--key", pem, stdin=exported.out.encode()).code == 0
 
-    async def test_a_device_stands_for_its_certificate(self, service: Certifying, short_tmp: Path) -> None:
-        assert (await run(short_tmp, "certificate", "export", "--device", "1")).out == envelope(FAST)
-
-    async def test_a_certificate_without_a_signature_is_not_exported(
+    async def test_export_accepts_a_device_in_place_of_its_certificate(
         self, service: Certifying, short_tmp: Path
     ) -> None:
+        assert (await run(short_tmp, "certificate", "export", "--device", "1")).out == envelope(FAST)
+
+    async def test_unsigned_certificate_is_not_exported(self, service: Certifying, short_tmp: Path) -> None:
         service.certificates = [signed(SLOW, key=None)]
         ended = await run(short_tmp, "certificate", "export", SLOW.id)
         assert (ended.code, ended.out) == (1, "")
         assert "Run: scrubber audit verify" in ended.err
 
 
-class TestKey:
-    async def test_it_is_the_public_key_and_nothing_else(self, service: Certifying, short_tmp: Path) -> None:
+class TestCertificateKey:
+    async def test_key_output_is_only_the_public_key(self, service: Certifying, short_tmp: Path) -> None:
         ended = await run(short_tmp, "certificate", "key")
         assert ended == Ended(0, KEY.public_key, f"The key of node n1 is {KEY.key_id}.\n")
 
-    async def test_a_service_without_one_is_an_older_one(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_service_without_a_key_is_reported_as_not_signing(self, service: Certifying, short_tmp: Path) -> None:
         service.info = pb.ServiceInfo(node="n1")
         ended = await run(short_tmp, "certificate", "key")
         assert (ended.code, ended.out) == (1, "")
         assert "signs no certificates" in ended.err
 
 
-class TestVerify:
-    def test_a_person_reads_what_was_certified(self, pem: str) -> None:
+class TestCertificateVerify:
+    def test_valid_verdict_shows_the_certified_facts(self, pem: str) -> None:
         ended = offline("verify", "-", "--key", pem, stdin=envelope().encode())
         assert (ended.code, ended.err) == (0, "")
         shown = [line.split(maxsplit=1) for line in ended.out.splitlines()]
@@ -344,7 +344,7 @@ class TestVerify:
         assert ["covered", SLOW.covered[0]] in shown
         assert [rest for word, rest in shown if word == "not"] == [f"covered  {each}" for each in SLOW.not_covered]
 
-    def test_json_has_the_verdict_and_what_was_signed(self, pem: str) -> None:
+    def test_json_has_the_verdict_and_the_signed_statement(self, pem: str) -> None:
         said = offline("verify", "-", "--key", pem, "-o", "json", stdin=envelope().encode()).json
         assert said == {
             "apiVersion": "cli.scrubber.dev/v1",
@@ -353,10 +353,10 @@ class TestVerify:
             "reason": None,
             "key_id": KEY.key_id,
             "signed_by": [KEY.key_id],
-            "certificate": stated(SLOW),
+            "certificate": claim_json(SLOW),
         }
 
-    def test_a_file_is_read_too_and_its_name_may_be_a_dash(self, tmp_path: Path, pem: str) -> None:
+    def test_certificate_is_read_from_a_file_even_if_named_dash(self, tmp_path: Path, pem: str) -> None:
         (tmp_path / "c.json").write_text(envelope())
         (tmp_path / "-").write_text(envelope())
         assert offline("verify", str(tmp_path / "c.json"), "--key", pem).code == 0
@@ -382,7 +382,9 @@ class TestVerify:
         ],
         ids=["another key", "another kind", "unsigned", "changed", "hostile key id"],
     )
-    def test_what_does_not_hold_is_no_and_nothing_of_it_is_shown(self, pem: str, written: str, said: str) -> None:
+    def test_invalid_certificate_exits_with_one_and_shows_none_of_its_content(
+        self, pem: str, written: str, said: str
+    ) -> None:
         ended = offline("verify", "-", "--key", pem, stdin=written.encode())
         assert (ended.code, ended.err) == (1, "")
         assert ended.out.startswith("verdict  invalid\nbecause  ")
@@ -407,19 +409,19 @@ class TestVerify:
         ],
         ids=["nothing", "bytes", "deep", "huge", "garbage base64", "a key twice", "a key's file"],
     )
-    def test_what_cannot_be_read_is_neither_yes_nor_no(self, pem: str, written: bytes, said: str) -> None:
+    def test_unreadable_input_exits_with_two(self, pem: str, written: bytes, said: str) -> None:
         ended = offline("verify", "-", "--key", pem, stdin=written)
         assert (ended.code, ended.out) == (2, "")
         assert said in ended.err
 
     @pytest.mark.parametrize(("name", "said"), [("nowhere", "No such file"), (".", "Is a directory")])
-    def test_a_file_that_cannot_be_opened_is_named(self, tmp_path: Path, pem: str, name: str, said: str) -> None:
+    def test_file_that_cannot_be_opened_is_named(self, tmp_path: Path, pem: str, name: str, said: str) -> None:
         for words in (("verify", name, "--key", pem), ("verify", "-", "--key", name)):
             ended = offline(*words, stdin=envelope().encode(), cwd=tmp_path)
             assert (ended.code, ended.out) == (2, "")
             assert f"{name} cannot be read: {said}" in ended.err
 
-    def test_a_device_of_endless_bytes_is_read_to_the_bound_only(self, pem: str) -> None:
+    def test_endless_input_is_read_only_up_to_the_size_limit(self, pem: str) -> None:
         ended = offline("verify", "/dev/zero", "--key", pem)
         assert (ended.code, ended.out) == (2, "")
         assert "/dev/zero is longer than 1048576 bytes" in ended.err
@@ -433,13 +435,15 @@ class TestVerify:
             (b"-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n", "That is a private key"),
         ],
     )
-    def test_a_key_that_is_none_is_no_verdict(self, tmp_path: Path, content: bytes, said: str) -> None:
+    def test_invalid_key_file_exits_with_two(self, tmp_path: Path, content: bytes, said: str) -> None:
         (tmp_path / "key").write_bytes(content)
         ended = offline("verify", "-", "--key", str(tmp_path / "key"), stdin=envelope().encode())
         assert (ended.code, ended.out) == (2, "")
         assert said in ended.err
 
-    async def test_with_a_key_nobody_is_asked(self, service: Certifying, short_tmp: Path, tmp_path: Path) -> None:
+    async def test_verification_with_a_key_file_contacts_no_service(
+        self, service: Certifying, short_tmp: Path, tmp_path: Path
+    ) -> None:
         other = EphemeralKey()
         (tmp_path / "c.json").write_text(envelope(key=other))
         (tmp_path / "other.pem").write_text(other.public_key)
@@ -448,7 +452,7 @@ class TestVerify:
         )
         assert (ended.code, ended.err, service.asked) == (0, "", [])
 
-    async def test_without_a_key_the_service_is_asked_and_that_is_said(
+    async def test_verification_without_a_key_file_uses_the_services_key_and_states_so(
         self, service: Certifying, short_tmp: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "c.json").write_text(envelope())
@@ -458,14 +462,16 @@ class TestVerify:
         (tmp_path / "c.json").write_text(envelope(key=EphemeralKey()))
         assert (await run(short_tmp, "certificate", "verify", str(tmp_path / "c.json"))).code == 1
 
-    def test_without_a_key_and_a_service_there_is_no_verdict(self) -> None:
+    def test_verification_without_a_key_and_a_service_gives_no_verdict(self) -> None:
         ended = offline("verify", "-", stdin=envelope().encode())
         assert (ended.code, ended.out) == (1, "")
         assert "The scrub service is not there" in ended.err
 
     @pytest.mark.parametrize("columns", WIDTHS)
     @pytest.mark.parametrize("good", [True, False], ids=["valid", "invalid"])
-    async def test_a_verdict_fits_a_terminal(self, tmp_path: Path, pem: str, columns: int, good: bool) -> None:
+    async def test_verification_verdict_fits_the_terminal(
+        self, tmp_path: Path, pem: str, columns: int, good: bool
+    ) -> None:
         written = envelope() if good else json.dumps(json.loads(envelope()) | {"payload": "AAAA"})
         (tmp_path / "c.json").write_text(written)
         words = ("certificate", "verify", str(tmp_path / "c.json"), "--key", pem)
@@ -475,14 +481,14 @@ class TestVerify:
         agrees_with(f"certificate-verify-{'valid' if good else 'invalid'}-{columns}", told.text)
 
 
-class TestEverywhere:
+class TestCertificateErrors:
     @pytest.mark.parametrize("words", [("list",), ("show", "c"), ("export", "c"), ("key",)], ids=" ".join)
-    def test_a_service_that_is_not_there_is_said_so(self, words: tuple[str, ...]) -> None:
+    def test_unavailable_service_is_reported(self, words: tuple[str, ...]) -> None:
         ended = offline(*words)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith("Error: The scrub service is not there:")
 
-    async def test_a_ledger_that_fails_is_a_sentence(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_ledger_failure_is_one_error_message(self, service: Certifying, short_tmp: Path) -> None:
         service.error = LedgerFailure("The ledger is corrupt.")
         for words in (("list",), ("show", "c"), ("export", "c"), ("key",)):
             assert await run(short_tmp, "certificate", *words) == Ended(1, "", "Error: The ledger is corrupt.\n")
@@ -503,8 +509,8 @@ class TestEverywhere:
         assert ended.returncode == 1
         assert ended.stderr == b"Error: Standard output could not be written: No space left on device.\n"
 
-    def test_the_signed_keys_are_the_keys_of_a_certificate_in_json(self) -> None:
+    def test_signed_statement_keys_are_keys_of_the_json_certificate(self) -> None:
         """The two shapes must not drift apart: one is of what was signed, the other one of what the service sends."""
-        message = shapes.certificate(certificate_message(FAST))
-        assert set(stated(FAST)) == {each.name for each in fields(Certificate)} - UNSIGNED
-        assert {name: message[name] for name in stated(FAST)} == stated(FAST)
+        message = json_objects.certificate(certificate_message(FAST))
+        assert set(claim_json(FAST)) == {each.name for each in fields(Certificate)} - UNSIGNED_FIELDS
+        assert {name: message[name] for name in claim_json(FAST)} == claim_json(FAST)

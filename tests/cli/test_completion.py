@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import NotPermitted
+from scrubber.domain.errors import PermissionDenied
 from tests.cli.stage import Service, serving
 from tests.cli.terminal import Terminal, terminal
 
@@ -110,7 +110,7 @@ def surroundings(directory: Path) -> Mapping[str, str]:
 
 
 class TestBash:
-    async def test_it_completes_commands_flags_values_and_files(self, short_tmp: Path) -> None:
+    async def test_bash_completes_commands_options_values_and_files(self, short_tmp: Path) -> None:
         (short_tmp / "policies").mkdir()
         async with shell("bash", "--norc", "-i", first=f"{BASH}; cd", directory=short_tmp) as bash:
             await bash.completes("scrubber unq", "scrubber unquarantine ")
@@ -125,14 +125,14 @@ class TestBash:
             await bash.completes("scrubber history --event scrub.f", "scrubber history --event scrub.finished ")
             await bash.completes("scrubber history --event=heal", "scrubber history --event=health.")
 
-    async def test_it_offers_the_devices_of_the_service(self, service: Reticent, short_tmp: Path) -> None:
+    async def test_bash_offers_the_devices_of_the_service(self, service: Reticent, short_tmp: Path) -> None:
         async with shell("bash", "--norc", "-i", first=BASH, directory=short_tmp) as bash:
             await bash.offers("scrubber scrub ", "SIM-GPU-aa", "SIM-GPU-bb")
             await bash.completes("scrubber scrub SIM-GPU-b", "scrubber scrub SIM-GPU-bb ")
 
 
 class TestZsh:
-    async def test_it_completes_commands_flags_values_and_files(self, short_tmp: Path) -> None:
+    async def test_zsh_completes_commands_options_values_and_files(self, short_tmp: Path) -> None:
         (short_tmp / "policies").mkdir()
         async with shell("zsh", "-f", "-i", first=f"{ZSH}; cd", directory=short_tmp) as zsh:
             await zsh.completes("scrubber unq", "scrubber unquarantine ")
@@ -145,14 +145,14 @@ class TestZsh:
             await zsh.completes("scrubber serve --sim-dir poli", "scrubber serve --sim-dir policies/")
             await zsh.completes("scrubber serve --sim-dir=poli", "scrubber serve --sim-dir=policies/")
 
-    async def test_it_offers_the_devices_of_the_service_with_their_state(
+    async def test_zsh_offers_the_devices_of_the_service_with_their_state(
         self, service: Reticent, short_tmp: Path
     ) -> None:
         async with shell("zsh", "-f", "-i", first=ZSH, directory=short_tmp) as zsh:
             await zsh.offers("scrubber scrub ", "clean, SIM-GPU-aa", "quarantined, index 1")
             await zsh.completes("scrubber scrub SIM-GPU-b", "scrubber scrub SIM-GPU-bb ")
 
-    async def test_it_may_lie_where_zsh_finds_completions_by_itself(self, short_tmp: Path) -> None:
+    async def test_zsh_loads_the_completion_from_its_function_path(self, short_tmp: Path) -> None:
         found = "mkdir functions; scrubber completion zsh > functions/_scrubber; fpath=($PWD/functions $fpath)"
         first = f"cd; {found}; {ZSH.rpartition(';')[0]}"
         async with shell("zsh", "-f", "-i", first=first, directory=short_tmp) as zsh:
@@ -163,7 +163,7 @@ class TestZsh:
 class TestFish:
     """What Tab shows is what ``complete --do-complete`` says, which is the same engine without a terminal."""
 
-    async def test_it_completes_commands_flags_values_and_files(self, short_tmp: Path) -> None:
+    async def test_fish_completes_commands_options_values_and_files(self, short_tmp: Path) -> None:
         (short_tmp / "policies").mkdir()
         assert await fish(short_tmp, "scrubber unq") == [
             "unquarantine\tLet a device back in.",
@@ -185,7 +185,7 @@ class TestFish:
             "glass.mended",
         ]
 
-    async def test_it_offers_the_devices_of_the_service_with_their_state(
+    async def test_fish_offers_the_devices_of_the_service_with_their_state(
         self, service: Reticent, short_tmp: Path
     ) -> None:
         assert await fish(short_tmp, "scrubber scrub ") == [
@@ -227,8 +227,8 @@ async def values(directory: Path, *words: str, **environment: str) -> list[str]:
     return [each[1] for each in await answers(directory, *words, **environment) if each[0] == "word"]
 
 
-class TestAnswers:
-    async def test_a_flag_is_offered_once_and_its_value_is_no_argument(
+class TestCandidates:
+    async def test_option_is_offered_once_and_its_value_is_no_argument(
         self, service: Reticent, short_tmp: Path
     ) -> None:
         flags = await values(short_tmp, "device", "--limit", "5", "-ojson", "-")
@@ -237,15 +237,15 @@ class TestAnswers:
         assert await values(short_tmp, "device", "--limit", "5", "0", "") == [], "there is no second device"
         assert await values(short_tmp, "scrub", "0", "") != [], "there is one here"
 
-    async def test_what_comes_after_two_hyphens_is_no_flag(self, service: Reticent, short_tmp: Path) -> None:
+    async def test_word_after_a_double_dash_is_no_option(self, service: Reticent, short_tmp: Path) -> None:
         assert await values(short_tmp, "device", "--", "--") == []
         assert "0" in await values(short_tmp, "device", "--", "")
 
-    async def test_after_a_command_that_is_not_there_comes_nothing(self, short_tmp: Path) -> None:
+    async def test_nothing_is_offered_after_an_unknown_command(self, short_tmp: Path) -> None:
         assert await answers(short_tmp, "devcies", "") == []
         assert await answers(short_tmp, "sim", "creat", "--dir", "") == []
 
-    async def test_a_service_elsewhere_is_asked_where_the_line_says_it_is(
+    async def test_service_is_contacted_at_the_socket_given_on_the_command_line(
         self, service: Reticent, short_tmp: Path
     ) -> None:
         elsewhere = {"SCRUBBER_SOCKET": str(short_tmp / "nowhere")}
@@ -253,22 +253,24 @@ class TestAnswers:
         assert "0" in await values(short_tmp, "device", "--socket", str(short_tmp), "", **elsewhere)
         assert "0" in await values(short_tmp, "device", f"--socket={short_tmp}", "", **elsewhere)
 
-    async def test_certificates_are_those_that_devices_have(self, service: Reticent, short_tmp: Path) -> None:
+    async def test_offered_certificates_are_those_of_devices(self, service: Reticent, short_tmp: Path) -> None:
         assert await answers(short_tmp, "certificate", "show", "") == [["word", "c-7", "of device 0, clean"]]
         assert "SIM-GPU-bb" in await values(short_tmp, "certificate", "show", "--device", "")
 
-    async def test_a_service_that_says_nothing_is_not_waited_for(self, service: Reticent, short_tmp: Path) -> None:
+    async def test_unresponsive_service_is_not_waited_for(self, service: Reticent, short_tmp: Path) -> None:
         service.silent = True
         assert await answers(short_tmp, "device", "", _SCRUBBER_PATIENCE="2") == []
         async with asyncio.timeout(int(PATIENCE)):
             await service.left.wait()
         assert service.spared > 1, "a command that asks the same waits for ten seconds"
 
-    async def test_a_service_that_refuses_is_passed_over(self, service: Reticent, short_tmp: Path) -> None:
-        service.error = NotPermitted("Not you.")
+    async def test_refusal_by_the_service_is_ignored(self, service: Reticent, short_tmp: Path) -> None:
+        service.error = PermissionDenied("Not you.")
         assert await answers(short_tmp, "device", "") == []
 
-    async def test_what_a_shell_would_act_on_is_never_offered(self, service: Reticent, short_tmp: Path) -> None:
+    async def test_candidates_with_shell_metacharacters_are_never_offered(
+        self, service: Reticent, short_tmp: Path
+    ) -> None:
         service.devices = [
             pb.Device(id="$(reboot)", index="0", state="cl\x1b[2Jean\tx\ny"),
             pb.Device(id="a b", index="`id`", state="clean"),
@@ -279,7 +281,7 @@ class TestAnswers:
         assert [each[1] for each in found] == ["0", "0:1", "MIG-GPU-1/1/0"]
         assert found[0] == ["word", "0", "cl\N{REPLACEMENT CHARACTER}[2Jean x y, $(reboot)"]
 
-    async def test_bash_gives_its_line_and_gets_what_follows_the_last_break(self, short_tmp: Path) -> None:
+    async def test_bash_completes_the_part_after_the_last_word_break(self, short_tmp: Path) -> None:
         async def bash(line: str, breaks: str = "=:") -> list[str]:
             return await values(short_tmp, _SCRUBBER_COMPLETE="bash", _SCRUBBER_LINE=line, _SCRUBBER_BREAKS=breaks)
 
@@ -292,7 +294,7 @@ class TestAnswers:
         assert "devices" in await bash("scrubber ")
         assert "devices" in await bash("scrubber")
 
-    async def test_the_shipped_policies_are_those_that_are_offered(self, short_tmp: Path) -> None:
+    async def test_offered_policies_are_the_bundled_ones(self, short_tmp: Path) -> None:
         shipped = {each.stem for each in (ROOT / "policies").glob("*.yaml")} - {"xid"}
         for words in (("policy", "show", ""), ("serve", "--policy", ""), ("policy", "check", "default", "")):
             found = await answers(short_tmp, *words)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.cli.listing import age
+from scrubber.cli.render.device_list import format_age
 from scrubber.domain.errors import LedgerFailure
 from tests.cli.stage import BROKEN, CLEAN, SICK, Ended, Service, run, serving, start
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
@@ -72,7 +72,7 @@ def timeless(text: str) -> str:
 
 
 class TestDevices:
-    async def test_json_is_a_list_and_asks_one_question(self, service: Service, short_tmp: Path) -> None:
+    async def test_json_is_a_list_from_a_single_request(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "devices", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
         assert (ended.json["apiVersion"], ended.json["kind"]) == ("cli.scrubber.dev/v1", "DeviceList")
@@ -82,18 +82,18 @@ class TestDevices:
         assert (sick["cause"]["sentence"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
         assert (sick["tenant_namespace"], sick["pod"], sick["container"]) == ("red", "train", "main")
 
-    async def test_what_the_service_does_not_say_is_null(self, service: Service, short_tmp: Path) -> None:
+    async def test_unset_field_is_null(self, service: Service, short_tmp: Path) -> None:
         service.devices = [pb.Device(id="SIM-GPU-dd", index="3")]
         (unknown,) = (await run(short_tmp, "devices", "-o", "json")).items
         names = ("policy", "enforcement", "glass", "baseline", "waits", "hand_over", "retry_at", "numa_node")
         assert [unknown[name] for name in names] == [None] * len(names)
 
-    async def test_yaml_says_the_same_as_json(self, service: Service, short_tmp: Path) -> None:
+    async def test_yaml_equals_json(self, service: Service, short_tmp: Path) -> None:
         in_yaml, in_json = await run(short_tmp, "devices", "-o", "yaml"), await run(short_tmp, "devices", "-o", "json")
         assert yaml.safe_load(in_yaml.out) == in_json.json
 
     @pytest.mark.parametrize("hygiene", ["dirty", "scrubbing", "clean"])
-    async def test_a_device_that_was_given_back_is_nobodys_until_somebody_else_has_it(
+    async def test_returned_device_has_no_tenant_until_the_next_grant(
         self, service: Service, short_tmp: Path, hygiene: str
     ) -> None:
         service.devices = [given_back(hygiene)]
@@ -103,24 +103,26 @@ class TestDevices:
         assert told["tenancies"] == []
         assert [(each["grant"], each["pod"]) for each in told["had_last"]] == [(4, "train-0")]
 
-    async def test_who_has_a_device_has_it_whatever_its_health(self, service: Service, short_tmp: Path) -> None:
+    async def test_assigned_device_shows_its_tenant_whatever_its_health(
+        self, service: Service, short_tmp: Path
+    ) -> None:
         service.devices = [DEVICE]
         (told,) = (await run(short_tmp, "devices", "-o", "json")).items
         assert (told["health"], told["tenant_namespace"], told["pod"]) == ("quarantined", "team-a", "train-0")
         assert [each["grant"] for each in told["tenancies"]] == [4]
         assert told["had_last"] == []
 
-    async def test_names_feed_another_command(self, service: Service, short_tmp: Path) -> None:
+    async def test_name_output_prints_one_id_per_line(self, service: Service, short_tmp: Path) -> None:
         assert (await run(short_tmp, "devices", "-o", "name")).out == "SIM-GPU-aa\nSIM-GPU-bb\n"
 
-    async def test_only_those_that_are_named_are_listed_each_once(self, service: Service, short_tmp: Path) -> None:
+    async def test_only_named_devices_are_listed_each_once(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "devices", "SIM-GPU-b", "1", "-o", "name")
         assert ended == Ended(0, "SIM-GPU-bb\n", "")
 
     @pytest.mark.parametrize(
         ("name", "told"), [("7", "No device is called '7'"), ("SIM-GPU-", "is the beginning of 2 device ids")]
     )
-    async def test_a_name_that_is_not_one_devices_is_a_wrong_request(
+    async def test_ambiguous_or_unknown_device_name_is_a_usage_error(
         self, service: Service, short_tmp: Path, name: str, told: str
     ) -> None:
         for command in ("devices", "device"):
@@ -128,7 +130,7 @@ class TestDevices:
             assert (ended.code, ended.out) == (2, "")
             assert told in ended.err
 
-    async def test_a_table_that_is_no_terminals_is_whole(self, service: Service, short_tmp: Path) -> None:
+    async def test_table_without_a_terminal_is_not_truncated(self, service: Service, short_tmp: Path) -> None:
         service.devices = [fresh(CLEAN, 200), SMALL, DEVICE]
         clean, small, device = cells((await run(short_tmp, "devices")).out)
         assert (clean["HYGIENE"], clean["HEALTH"], clean["CERTIFICATE"]) == ("clean", "healthy", "3m")
@@ -137,18 +139,18 @@ class TestDevices:
         assert (small["HEALTH"], small["CERTIFICATE"], small["MEMORY"]) == ("suspect", "-", "141 GiB")
         assert (device["CERTIFICATE"], device["POLICY"], device["GRANTS"]) == ("used", "h200", "4")
 
-    async def test_who_is_handed_out_though_out_of_service_is_seen(self, service: Service, short_tmp: Path) -> None:
+    async def test_device_offered_although_out_of_service_is_marked(self, service: Service, short_tmp: Path) -> None:
         service.devices = [CLEAN, BROKEN, SICK]
         clean, broken, sick = cells((await run(short_tmp, "devices")).out)
         assert [each["HEALTH"] for each in (clean, broken, sick)] == ["healthy", "quarantined, offered", "quarantined"]
         assert broken["CAUSE"] == "Observed only: nothing is refused for it. Glass broken until 1970-01-01T00:01:00Z."
         assert sick["CAUSE"] == "xid-95: XID 95 was \N{REPLACEMENT CHARACTER}[31mseen."
 
-    async def test_the_nodes_own_policy_is_not_named_at_every_device(self, service: Service, short_tmp: Path) -> None:
+    async def test_default_policy_is_not_repeated_for_every_device(self, service: Service, short_tmp: Path) -> None:
         service.devices = [CLEAN, BROKEN, pb.Device(id="SIM-GPU-ee", index="4", state="clean")]
         assert [row["POLICY"] for row in cells((await run(short_tmp, "devices")).out)] == ["-", "h200", "-"]
 
-    async def test_a_broken_glass_stands_under_the_table_with_who_and_why(
+    async def test_break_glass_override_is_shown_below_the_table_with_actor_and_reason(
         self, service: Service, short_tmp: Path
     ) -> None:
         service.devices = [CLEAN, BROKEN]
@@ -160,9 +162,7 @@ class TestDevices:
             "scrubber break-glass 2 --end --reason … ends that now.\n"
         )
 
-    async def test_what_the_service_no_longer_does_by_itself_stands_under_the_table(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_open_breaker_is_shown_below_the_table(self, service: Service, short_tmp: Path) -> None:
         service.info = pb.ServiceInfo(
             policy="default",
             breaker=pb.Breaker(
@@ -184,12 +184,12 @@ class TestDevices:
         service.info = pb.ServiceInfo(policy="default", breaker=pb.Breaker())
         assert (await run(short_tmp, "devices")).err == ""
 
-    async def test_no_devices_are_an_empty_list(self, service: Service, short_tmp: Path) -> None:
+    async def test_node_without_devices_prints_an_empty_list(self, service: Service, short_tmp: Path) -> None:
         service.devices = []
         assert (await run(short_tmp, "devices", "-o", "json")).items == []
         assert await run(short_tmp, "devices") == Ended(0, "", "There are no devices on this node.\n")
 
-    async def test_a_reader_that_leaves_early_is_no_error(self, service: Service, short_tmp: Path) -> None:
+    async def test_closed_output_exits_without_an_error_message(self, service: Service, short_tmp: Path) -> None:
         reading, writing = os.pipe()
         os.close(reading)
         process = await start(short_tmp, "devices", "-o", "json", stdout=writing)
@@ -201,8 +201,8 @@ class TestDevices:
         ("seconds", "text"),
         [(-5.0, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (7200, "2h"), (200_000, "2d")],
     )
-    def test_an_age_is_told_in_its_largest_whole_unit(self, seconds: float, text: str) -> None:
-        assert age(seconds) == text
+    def test_age_is_shown_in_its_largest_whole_unit(self, seconds: float, text: str) -> None:
+        assert format_age(seconds) == text
 
 
 class TestDevice:
@@ -218,7 +218,7 @@ class TestDevice:
         assert (entry["sequence"], entry["scrub"]["id"]) == (41, "scrub-77aa01")
         assert {name: ended.json[name] for name in listed} == listed
 
-    async def test_the_newest_twenty_are_asked_for_or_as_many_as_one_says(
+    async def test_history_is_the_newest_twenty_rows_or_the_requested_number(
         self, service: Service, short_tmp: Path
     ) -> None:
         for words in ((), ("--limit", "300"), ("--limit", "0")):
@@ -226,7 +226,7 @@ class TestDevice:
         asked = [each for each in service.asked if isinstance(each, pb.GetHistoryRequest)]
         assert asked == [pb.GetHistoryRequest(device=DEVICE.id, limit=limit) for limit in (20, 300)]
 
-    async def test_a_healthy_device_is_short(self, service: Service, short_tmp: Path) -> None:
+    async def test_healthy_device_output_is_short(self, service: Service, short_tmp: Path) -> None:
         service.entries = []
         out = (await run(short_tmp, "device", "0")).out
         assert "\nWho has it\nnobody\n" in out
@@ -235,7 +235,7 @@ class TestDevice:
             line.split("  ")[0] for line in out.splitlines()
         }
 
-    async def test_whoever_had_a_device_that_was_given_back_had_it_last(
+    async def test_last_tenant_of_a_returned_device_is_shown_separately(
         self, service: Service, short_tmp: Path
     ) -> None:
         service.devices = [DEVICE]
@@ -260,7 +260,7 @@ class TestDevice:
             ),
         ],
     )
-    async def test_what_becomes_of_hand_overs_while_a_reset_is_owed(
+    async def test_hand_over_behaviour_while_a_reset_is_required_is_shown(
         self, service: Service, short_tmp: Path, more: dict[str, Any], told: str
     ) -> None:
         service.devices = [pb.Device(id="x", index="0", must_reset=True, **more)]
@@ -270,7 +270,7 @@ class TestDevice:
     @pytest.mark.parametrize(
         ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("person", False)]
     )
-    async def test_an_attempt_is_announced_only_where_the_service_makes_one(
+    async def test_next_recovery_attempt_is_shown_only_where_the_service_makes_one(
         self, service: Service, short_tmp: Path, way: str, told: bool
     ) -> None:
         service.devices = [
@@ -281,17 +281,17 @@ class TestDevice:
         assert ("due since 1970-01-01T00:00:09Z, " in out) is told
         assert "1 attempt at recovery failed" in out
 
-    async def test_a_way_back_names_the_device_in_the_command(self, service: Service, short_tmp: Path) -> None:
+    async def test_recovery_instruction_names_the_device_in_the_command(
+        self, service: Service, short_tmp: Path
+    ) -> None:
         service.devices = [pb.Device(id="x", index="4", cause=pb.Cause(code="operator", way_back="person"))]
         assert "scrubber unquarantine 4 --reason …\n" in (await run(short_tmp, "device", "4")).out
 
-    async def test_a_way_back_that_this_version_does_not_know_is_shown_as_it_is(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_unknown_next_action_is_shown_unchanged(self, service: Service, short_tmp: Path) -> None:
         service.devices = [pb.Device(id="x", index="0", cause=pb.Cause(code="new", way_back="prayer"))]
         assert "way back  prayer\n" in re.sub(" {3,}", "  ", (await run(short_tmp, "device", "0")).out)
 
-    async def test_nothing_that_a_person_wrote_reaches_a_terminal_raw(self, service: Service, short_tmp: Path) -> None:
+    async def test_operator_text_is_escaped(self, service: Service, short_tmp: Path) -> None:
         hostile = pb.Device(id="x", index="0", waits="\x1b[2J", glass=pb.Glass(reason="\x1b[2J", actor="uid:7"))
         hostile.baseline.CopyFrom(pb.Baseline(reason="\x1b[2J", facts=[pb.Fact(name="\x1b[2J", found="\x1b[2J")]))
         service.devices = [hostile]
@@ -299,7 +299,7 @@ class TestDevice:
         assert "\x1b" not in out
         assert out.count("\N{REPLACEMENT CHARACTER}[2J") == 5
 
-    async def test_without_its_history_it_is_no_answer(self, service: Service, short_tmp: Path) -> None:
+    async def test_device_without_readable_history_is_an_error(self, service: Service, short_tmp: Path) -> None:
         class Damaged(Service):
             async def GetHistory(self, request: object, context: object) -> pb.GetHistoryResponse:
                 self.error = LedgerFailure("The ledger is damaged.")
@@ -315,20 +315,20 @@ class TestDevice:
 
 class TestOnATerminal:
     @pytest.mark.parametrize("columns", WIDTHS)
-    async def test_devices_fit(self, service: Service, short_tmp: Path, columns: int) -> None:
+    async def test_device_list_fits_the_terminal(self, service: Service, short_tmp: Path, columns: int) -> None:
         service.devices = [fresh(CLEAN, 200), SMALL, lately(DEVICE), BROKEN]
         told = await at_terminal("devices", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
         assert told.code == 0
         agrees_with(f"devices-{columns}", timeless(told.text))
 
     @pytest.mark.parametrize("columns", WIDTHS)
-    async def test_a_device_fits(self, service: Service, short_tmp: Path, columns: int) -> None:
+    async def test_device_details_fit_the_terminal(self, service: Service, short_tmp: Path, columns: int) -> None:
         service.devices, service.entries = [lately(DEVICE)], [ENTRY]
         told = await at_terminal("device", "3", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
         assert told.code == 0
         agrees_with(f"device-{columns}", timeless(told.text))
 
-    async def test_states_have_their_colours_unless_nobody_wants_them(self, service: Service, short_tmp: Path) -> None:
+    async def test_states_are_coloured_unless_colours_are_disabled(self, service: Service, short_tmp: Path) -> None:
         socket = {"SCRUBBER_SOCKET": str(short_tmp)}
         coloured = await at_terminal("devices", columns=80, environment=socket)
         assert b"\x1b[31mquarantined\x1b[0m" in coloured.raw
@@ -338,13 +338,13 @@ class TestOnATerminal:
             assert b"\x1b" not in told.raw
             assert told.text == coloured.text
 
-    async def test_json_on_a_terminal_is_json(self, service: Service, short_tmp: Path) -> None:
+    async def test_json_on_a_terminal_is_plain_json(self, service: Service, short_tmp: Path) -> None:
         told = await at_terminal(
             "devices", "-o", "json", columns=80, environment={"SCRUBBER_SOCKET": str(short_tmp)}, streams=["stderr"]
         )
         assert len(json.loads(told.out)["items"]) == 2
 
-    async def test_an_interrupt_exits_with_130(self, service: Service, short_tmp: Path) -> None:
+    async def test_interrupt_exits_with_130(self, service: Service, short_tmp: Path) -> None:
         class Slow(Service):
             async def ListDevices(self, request: object, context: object) -> pb.ListDevicesResponse:
                 self.reached.set()

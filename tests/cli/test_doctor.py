@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.doctor.asking import ask_kubelet, ask_service
-from scrubber.doctor.examination import CHECKS, examine, results
-from scrubber.doctor.finding import Check, DeviceSaid, Level, Node, ServiceSaid
+from scrubber.doctor.checks import CHECKS, check_node, run_checks
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, ServiceReport
+from scrubber.doctor.queries import query_kubelet, query_service
 from tests.cli.stage import CLEAN
 from tests.cli.stage import serving as served
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
@@ -40,7 +40,7 @@ INFO = pb.ServiceInfo(
     policy_digest=SERVED.policy_digest,
     enforcement="enforce",
     ledger="ok",
-    key_id=SERVED.key,
+    key_id=SERVED.key_id,
     audit_head=pb.AuditHead(sequence=7, hash="cd" * 32),
     kubelet="ok",
     pid=os.getpid(),
@@ -48,7 +48,7 @@ INFO = pb.ServiceInfo(
 
 
 @pytest.fixture
-def node(short_tmp: Path) -> Iterator[Node]:
+def node(short_tmp: Path) -> Iterator[CheckContext]:
     with healthy(short_tmp) as node:
         yield node
 
@@ -63,9 +63,9 @@ def sockets(short_tmp: Path) -> Path:
 # --- what is found, as a whole
 
 
-def test_a_node_that_is_set_up_well_has_nothing_to_do(node: Node) -> None:
-    checks = examine(node)
-    assert [check for check in checks if check.level is not Level.OK or check.remedy] == []
+def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
+    checks = check_node(node)
+    assert [check for check in checks if check.level is not CheckLevel.OK or check.remedy] == []
     assert [check.name for check in checks] == [
         *("service", "version", "enforcement", "devices", "breaker", "break-glass", "policy", "permissions", "sockets"),
         *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "key", "audit-head"),
@@ -75,84 +75,91 @@ def test_a_node_that_is_set_up_well_has_nothing_to_do(node: Node) -> None:
     ]
 
 
-def test_an_empty_node_is_examined_to_the_end(tmp_path: Path) -> None:
+def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
-    node = Node(
-        service=ServiceSaid(refusal="The scrub service is not there."),
+    node = CheckContext(
+        service=ServiceReport(error="The scrub service is not there."),
         root=tmp_path,
-        sockets=nothing,
+        socket_dir=nothing,
         state_dir=nothing,
     )
-    checks = [(check.name, check.level) for check in examine(node) if check.name != "libraries"]
+    checks = [(check.name, check.level) for check in check_node(node) if check.name != "libraries"]
     assert checks == [
-        ("service", Level.ERROR),
-        ("service", Level.WARNING),
-        ("state-dir", Level.WARNING),
-        ("toolkit-envvar", Level.OK),
-        ("driver", Level.WARNING),
-        ("kubelet", Level.WARNING),
-        ("pid-namespace", Level.WARNING),
-        ("cgroups", Level.WARNING),
-        ("kernel", Level.OK),
-        ("clock", Level.WARNING),
+        ("service", CheckLevel.ERROR),
+        ("service", CheckLevel.WARNING),
+        ("state-dir", CheckLevel.WARNING),
+        ("toolkit-envvar", CheckLevel.OK),
+        ("driver", CheckLevel.WARNING),
+        ("kubelet", CheckLevel.WARNING),
+        ("pid-namespace", CheckLevel.WARNING),
+        ("cgroups", CheckLevel.WARNING),
+        ("kernel", CheckLevel.OK),
+        ("clock", CheckLevel.WARNING),
     ]
 
 
-def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path, node: Node) -> None:
+def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path: Path, node: CheckContext) -> None:
     bad = replace(
-        SERVED, enforcement="observe", resets="8 resets.", soft="2 are out.", key="", head="", devices=(), version="0.0"
+        SERVED,
+        enforcement="observe",
+        reset_stop_reason="8 resets.",
+        quarantine_stop_reason="2 are out.",
+        key_id="",
+        audit_head="",
+        devices=(),
+        version="0.0",
     )
-    nothing = Node(
-        service=ServiceSaid(refusal="Away."), root=tmp_path, state_dir=tmp_path / "no", sockets=tmp_path / "no"
+    nothing = CheckContext(
+        service=ServiceReport(error="Away."), root=tmp_path, state_dir=tmp_path / "no", socket_dir=tmp_path / "no"
     )
-    told = [*examine(nothing), *examine(replace(nothing, service=bad)), *examine(replace(node, service=bad))]
-    assert {check.level for check in told} == set(Level)
-    assert [check for check in told if check.level is not Level.OK and not check.remedy] == []
+    told = [*check_node(nothing), *check_node(replace(nothing, service=bad)), *check_node(replace(node, service=bad))]
+    assert {check.level for check in told} == set(CheckLevel)
+    assert [check for check in told if check.level is not CheckLevel.OK and not check.remedy] == []
 
 
-def test_every_check_says_what_it_looks_for() -> None:
+def test_every_check_has_a_description() -> None:
     assert all(check.__doc__ for check in CHECKS)
 
 
-def test_the_page_says_of_every_check_what_it_is_for(node: Node) -> None:
+def test_doctor_page_describes_every_check(node: CheckContext) -> None:
     page = (Path(__file__).parents[2] / "docs/node-setup.md").read_text()
     table = page[page.index("| check | what it is for") :].partition("\n\n")[0]
     named = [name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", line.split("|")[1])]
-    assert named == list(dict.fromkeys(check.name for check in examine(node)))
+    assert named == list(dict.fromkeys(check.name for check in check_node(node)))
 
 
 # --- what cannot hold it up
 
 
-def test_a_look_that_never_ends_is_told_of_and_costs_no_other_one(node: Node) -> None:
+def test_hanging_check_is_reported_and_delays_no_other_check(node: CheckContext) -> None:
     over = threading.Event()
 
-    def waits_for_a_file_system(_: Node) -> Iterator[Check]:
+    def waits_for_a_file_system(_: CheckContext) -> Iterator[CheckResult]:
         over.wait()
-        yield Check("never", Level.OK, "Never.")
+        yield CheckResult("never", CheckLevel.OK, "Never.")
 
-    def answers(_: Node) -> Iterator[Check]:
-        yield Check("answers", Level.OK, "Well.")
+    def answers(_: CheckContext) -> Iterator[CheckResult]:
+        yield CheckResult("answers", CheckLevel.OK, "Well.")
 
     try:
-        hung, well = results((waits_for_a_file_system, answers), node, patience=3.0)
+        hung, well = run_checks((waits_for_a_file_system, answers), node, timeout=3.0)
     finally:
         over.set()
-    assert (hung.name, hung.level, well.level) == ("waits-for-a-file-system", Level.WARNING, Level.OK)
-    assert "did not come to an end" in hung.sentence
+    assert (hung.name, hung.level, well.level) == ("waits-for-a-file-system", CheckLevel.WARNING, CheckLevel.OK)
+    assert "did not come to an end" in hung.message
     assert "dmesg" in hung.remedy
 
 
-def test_a_look_that_fails_is_a_finding_and_never_ok(node: Node) -> None:
-    def forbidden(_: Node) -> Iterator[Check]:
+def test_failing_check_is_a_finding_and_never_ok(node: CheckContext) -> None:
+    def forbidden(_: CheckContext) -> Iterator[CheckResult]:
         raise PermissionError(errno.EACCES, "Permission denied", "/etc/x")
 
-    def wrong(_: Node) -> Iterator[Check]:
+    def wrong(_: CheckContext) -> Iterator[CheckResult]:
         raise ValueError("not so")
 
-    barred, bug = results((forbidden, wrong), node)
-    assert (barred.level, "/etc/x: Permission denied" in barred.sentence) == (Level.WARNING, True)
-    assert (bug.level, "ValueError: not so" in bug.sentence) == (Level.ERROR, True)
+    barred, bug = run_checks((forbidden, wrong), node)
+    assert (barred.level, "/etc/x: Permission denied" in barred.message) == (CheckLevel.WARNING, True)
+    assert (bug.level, "ValueError: not so" in bug.message) == (CheckLevel.ERROR, True)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +180,8 @@ def test_a_look_that_fails_is_a_finding_and_never_ok(node: Node) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["pipe", "endless", "directory", "circle"])
-def test_a_file_that_is_none_is_neither_waited_for_nor_called_safe(
-    node: Node, name: str, check: str, kind: str
+def test_fifo_endless_file_or_directory_does_not_block_a_check_and_is_never_ok(
+    node: CheckContext, name: str, check: str, kind: str
 ) -> None:
     path = write(node.root, name)
     path.unlink()
@@ -188,45 +195,45 @@ def test_a_file_that_is_none_is_neither_waited_for_nor_called_safe(
         case _:
             path.symlink_to(path)
     one = found(node, check)
-    assert (one.level is Level.OK, bool(one.remedy)) == (False, True), one
+    assert (one.level is CheckLevel.OK, bool(one.remedy)) == (False, True), one
 
 
-def test_a_huge_file_is_not_read(node: Node) -> None:
+def test_huge_file_is_not_read(node: CheckContext) -> None:
     with write(node.root, TOOLKIT, f"{ENVVAR} = false\n").open("r+b") as file:
         file.truncate(1 << 40)
-    assert "has more than" in found(node, "toolkit-envvar").sentence
+    assert "has more than" in found(node, "toolkit-envvar").message
 
 
-async def test_a_service_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
+async def test_service_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
     (short_tmp / "read").mkdir()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_tmp / "read/read.sock"))
         silent.listen()
-        said = await ask_service(short_tmp, seconds=0.3)
-    assert "did not answer within 0.3 s" in said.refusal
-    assert not said.answered
+        said = await query_service(short_tmp, seconds=0.3)
+    assert "did not answer within 0.3 s" in said.error
+    assert not said.is_available
 
 
-async def test_a_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
+async def test_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
     path = short_tmp / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()
-        said = await ask_kubelet(
+        said = await query_kubelet(
             path, kubelet_dir=short_tmp, pod_logs=short_tmp, cgroups=short_tmp, device_ids=(), seconds=0.3
         )
-    assert (said.asked, said.believed) == (True, False)
-    assert str(path) in said.sentence
+    assert (said.was_queried, said.is_trusted) == (True, False)
+    assert str(path) in said.message
 
 
 # --- the command
 
 
-def words(node: Node, sockets: Path) -> list[str | Path]:
+def words(node: CheckContext, sockets: Path) -> list[str | Path]:
     return ["--socket", sockets, "--node-root", node.root, "--state-dir", node.state_dir]
 
 
-async def test_warnings_only_exit_with_five_and_all_of_it_is_in_the_json(node: Node, sockets: Path) -> None:
+async def test_doctor_exits_with_five_on_warnings_and_json_has_all_checks(node: CheckContext, sockets: Path) -> None:
     """All well it cannot be: the state directory of a test has no disk of its own."""
     async with served(sockets) as service:
         service.info, service.devices = INFO, [CLEAN]
@@ -245,11 +252,11 @@ async def test_warnings_only_exit_with_five_and_all_of_it_is_in_the_json(node: N
         "remedy": None,
     }
     assert {"ledger-disk": "warning", "key": "ok", "audit-head": "ok"}.items() <= ended.levels.items()
-    assert ended.check("key")["sentence"].endswith(f"{SERVED.key}.")
-    assert SERVED.head in ended.check("audit-head")["sentence"]
+    assert ended.check("key")["sentence"].endswith(f"{SERVED.key_id}.")
+    assert SERVED.audit_head in ended.check("audit-head")["sentence"]
 
 
-async def test_nobody_has_to_name_what_the_service_names(node: Node, sockets: Path) -> None:
+async def test_paths_are_taken_from_the_service(node: CheckContext, sockets: Path) -> None:
     """The service says where its things are; below the node's root, they are there."""
     write(node.root, "etc/scrubber/policy.yaml", "name: mine\n")
     (node.root / KUBELET).rename(node.root / "k")
@@ -264,24 +271,26 @@ async def test_nobody_has_to_name_what_the_service_names(node: Node, sockets: Pa
     assert ended.check("kubelet")["sentence"] == f"The kubelet listens in {node.root}/k."
 
 
-async def test_places_that_make_no_sense_are_not_followed(short_tmp: Path) -> None:
+async def test_invalid_paths_from_the_service_are_not_followed(short_tmp: Path) -> None:
     async with served(short_tmp) as service:
         service.info = pb.ServiceInfo(places={"state": "relative", "kubelet": "", "policy": "/with\0zero"})
-        said = await ask_service(short_tmp)
-    assert (said.places.state, said.places.kubelet, said.places.policy) == (None, None, None)
+        said = await query_service(short_tmp)
+    assert (said.paths.state, said.paths.kubelet, said.paths.policy) == (None, None, None)
 
 
-async def test_a_service_that_does_not_list_its_devices_is_told_of(short_tmp: Path) -> None:
+async def test_service_that_does_not_list_its_devices_is_reported(short_tmp: Path) -> None:
     async with served(short_tmp) as service:
         service.info = INFO
         service.devices = [pb.Device(id="GPU-a", index="0", glass=pb.Glass(until=60.0, reason="why", actor="uid:7"))]
-        said = await ask_service(short_tmp)
+        said = await query_service(short_tmp)
     assert said.devices == (
-        DeviceSaid("GPU-a", "0", "", False, "", "", glass_until=60.0, glass="uid:7 broke the glass (why)"),
+        DeviceReport(
+            "GPU-a", "0", "", False, "", "", break_glass_until=60.0, break_glass="uid:7 broke the glass (why)"
+        ),
     )
 
 
-async def test_without_the_service_everything_else_is_still_told(node: Node, short_tmp: Path) -> None:
+async def test_checks_independent_of_the_service_run_without_the_service(node: CheckContext, short_tmp: Path) -> None:
     ended = await run(*words(node, short_tmp / "nowhere"), "-o", "json")
     assert (ended.code, ended.report["verdict"]) == (1, "error")
     wrong = [check for check in ended.report["checks"] if check["level"] == "error"]
@@ -290,7 +299,7 @@ async def test_without_the_service_everything_else_is_still_told(node: Node, sho
     assert {"toolkit-envvar": "ok", "kubelet": "ok", "signing-key": "ok"}.items() <= ended.levels.items()
 
 
-async def test_a_person_reads_what_to_do_and_how_much_there_is(node: Node, short_tmp: Path) -> None:
+async def test_terminal_output_shows_remedies_and_a_summary(node: CheckContext, short_tmp: Path) -> None:
     write(node.root, TOOLKIT, "")
     ended = await run(*words(node, short_tmp / "nowhere"))
     assert (ended.code, ended.out.splitlines()[0].split()) == (1, ["LEVEL", "CHECK", "FOUND"])
@@ -316,7 +325,7 @@ def same_everywhere(screen: str, root: Path) -> str:
     kept, keep = [], True
     for line in screen.splitlines()[:-1]:
         words = line.split()
-        if words[0] in set(Level) and line.startswith(words[0]):
+        if words[0] in set(CheckLevel) and line.startswith(words[0]):
             keep = words[1] in _SAME_EVERYWHERE
         if keep:
             kept.append(line)
@@ -324,7 +333,7 @@ def same_everywhere(screen: str, root: Path) -> str:
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_it_fits_the_terminal_and_reads_as_it_should(node: Node, columns: int) -> None:
+async def test_doctor_output_fits_the_terminal(node: CheckContext, columns: int) -> None:
     write(node.root, TOOLKIT, "")
     (node.root / "run/nvidia-persistenced/nvidia-persistenced.pid").unlink()
     told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=columns)
@@ -333,7 +342,7 @@ async def test_it_fits_the_terminal_and_reads_as_it_should(node: Node, columns: 
     agrees_with(f"doctor-{columns}", same_everywhere(told.text, node.root))
 
 
-async def test_nothing_that_a_terminal_would_act_on_comes_through(node: Node) -> None:
+async def test_control_characters_are_escaped(node: CheckContext) -> None:
     write(node.root, "etc/containerd/config.toml", '[x]\npod_annotations = ["cdi.k8s.io/\\u001b[31m*"]\n')
     told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=200)
     assert b"\x1b[31m*" not in told.raw
@@ -343,7 +352,7 @@ async def test_nothing_that_a_terminal_would_act_on_comes_through(node: Node) ->
 # --- who is not root
 
 
-async def test_whoever_may_not_look_is_told_so_and_nothing_is_called_ok_unseen(node: Node) -> None:
+async def test_unprivileged_user_is_informed_and_unverified_checks_are_never_ok(node: CheckContext) -> None:
     node.root.chmod(0o755)
     closed = [
         "run/scrubber",
@@ -356,7 +365,7 @@ async def test_whoever_may_not_look_is_told_so_and_nothing_is_called_ok_unseen(n
     for name in closed:
         (node.root / name).chmod(0o000)
     try:
-        ended = await as_stranger(*words(node, node.sockets), "-o", "json")
+        ended = await as_stranger(*words(node, node.socket_dir), "-o", "json")
     finally:
         for name in closed:
             (node.root / name).chmod(0o755)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from scrubber.domain.errors import (
-    Held,
+    DeviceBusy,
     InvalidRequest,
     LedgerFailure,
-    NotPermitted,
     NotReady,
+    PermissionDenied,
     Quarantined,
     Unreadable,
 )
@@ -32,28 +32,28 @@ class TestErrors:
         ("error", "code"),
         [
             (InvalidRequest("There is no device 9."), 2),
-            (Held("Device 0 is in use."), 3),
+            (DeviceBusy("Device 0 is in use."), 3),
             (Quarantined("Device 0 is quarantined."), 3),
             (NotReady("A scrub is under way."), 3),
-            (NotPermitted("uid 5 may not do that."), 3),
+            (PermissionDenied("uid 5 may not do that."), 3),
             (LedgerFailure("The ledger is read-only."), 1),
             (Unreadable("The driver gave no data."), 1),
         ],
     )
-    async def test_an_error_is_one_sentence_and_an_exit_code(
+    async def test_error_is_one_message_and_an_exit_code(
         self, service: Service, short_tmp: Path, error: Exception, code: int
     ) -> None:
         service.error = error
         assert await run(short_tmp, "scrub", "0", "-o", "json") == Ended(code, "", f"Error: {error}\n")
 
-    async def test_a_service_that_is_not_there_is_no_verdict(self, short_tmp: Path) -> None:
+    async def test_unavailable_service_gives_no_verdict(self, short_tmp: Path) -> None:
         ended = await run(short_tmp, "devices", "-o", "json")
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith("Error: The scrub service is not there:")
         assert ended.err.count("\n") == 1
 
     @pytest.mark.parametrize("words", [("devices",), ("devices", "-o", "json"), ("devices", "--watch"), ("version",)])
-    async def test_an_answer_that_can_go_nowhere_is_none(
+    async def test_result_that_cannot_be_written_is_an_error(
         self, service: Service, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         closing = ("/bin/sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "scrubber.cli.main", *words)
@@ -63,9 +63,7 @@ class TestErrors:
         _, err = await process.communicate()
         assert (process.returncode, err) == (1, b"Error: Standard output is closed.\n")
 
-    async def test_an_answer_that_was_given_counts_where_no_note_can_be_written(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_written_result_counts_when_a_note_cannot_be_written(self, service: Service, short_tmp: Path) -> None:
         service.devices = [BROKEN]
         full = os.open("/dev/full", os.O_WRONLY)
         process = await start(short_tmp, "devices", stderr=full)
@@ -73,7 +71,7 @@ class TestErrors:
         out, _ = await process.communicate()
         assert (process.returncode, out[:5]) == (0, b"INDEX")
 
-    async def test_a_sentence_is_wrapped_on_a_terminal(self, short_tmp: Path) -> None:
+    async def test_error_message_is_wrapped_on_a_terminal(self, short_tmp: Path) -> None:
         told = await at_terminal("devices", columns=40, environment={"SCRUBBER_SOCKET": str(short_tmp)})
         first, *others = told.text.splitlines()
         assert first == "Error: The scrub service is not there:"

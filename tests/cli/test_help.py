@@ -146,12 +146,12 @@ def written(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_these_are_the_commands() -> None:
+def test_command_list_is_complete() -> None:
     assert set(ALL) == COMMANDS
 
 
 @pytest.mark.parametrize("name", sorted(FLAGS))
-def test_the_flags_that_others_script_against_are_there(name: tuple[str, ...]) -> None:
+def test_scripted_options_of_each_command_exist(name: tuple[str, ...]) -> None:
     assert {flag for each in options(name) for flag in each.opts if flag.startswith("--")} == FLAGS[name]
 
 
@@ -190,7 +190,7 @@ def test_no_argument_is_read_from_an_environment_variable() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_names_every_flag_and_its_environment_variable(
+def test_help_names_every_option_and_its_environment_variable(
     name: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = helped(name, capsys)
@@ -202,7 +202,7 @@ def test_help_names_every_flag_and_its_environment_variable(
         assert all(flag in text for flag in option.opts)
 
 
-def test_one_variable_means_one_thing() -> None:
+def test_each_environment_variable_belongs_to_one_option() -> None:
     meanings: dict[str, set[str]] = {}
     for name in ALL:
         for option in options(name):
@@ -214,7 +214,7 @@ def test_one_variable_means_one_thing() -> None:
     }
 
 
-def test_the_summary_names_every_command_under_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_level_help_lists_every_command_under_its_section(capsys: pytest.CaptureFixture[str]) -> None:
     text = written((), capsys)
     sections: dict[str, list[str]] = {}
     for section in ("Look", "Act", "Prove", "Run", "Try"):
@@ -228,7 +228,7 @@ def test_the_summary_names_every_command_under_its_section(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("group", ["sim", "policy", "certificate", "audit", "baseline"])
-def test_a_groups_summary_names_its_commands_in_full_sentences(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_help_lists_every_command_of_the_group(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, _, summary = written((group,), capsys).partition("Commands:")
     lines = summary.strip().splitlines()
     assert {line.split()[0] for line in lines} == {name[1] for name in COMMANDS if name[0] == group}
@@ -236,9 +236,7 @@ def test_a_groups_summary_names_its_commands_in_full_sentences(group: str, capsy
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_ends_with_an_example_that_could_be_typed(
-    name: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_ends_with_an_example_that_parses(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     _, _, examples = written(name, capsys).partition("Example")
     lines = [line.strip() for line in examples.splitlines()[1:]]
     assert lines
@@ -260,11 +258,11 @@ def words_of(typed: str) -> tuple[str, ...]:
     return tuple(shlex.split(typed.partition("scrubber ")[2].partition(" >")[0].removesuffix(")")))
 
 
-def test_no_example_is_of_a_command_that_is_gone() -> None:
+def test_every_example_belongs_to_an_existing_command() -> None:
     assert {tuple(name.split()) for name in EXAMPLES} == COMMANDS
 
 
-def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_command_equals_the_help_option(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ((), ("sim",), ("sim", "create"), ("version",)):
         with pytest.raises(SystemExit) as ended:
             main(["help", *name])
@@ -272,7 +270,7 @@ def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> Non
         assert capsys.readouterr().out == written(name, capsys)
 
 
-def test_the_version_is_told_to_who_asks_for_it_as_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for words in (["--version"], ["version"]):
         with pytest.raises(SystemExit) as ended:
@@ -282,7 +280,7 @@ def test_the_version_is_told_to_who_asks_for_it_as_a_flag(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_no_line_of_any_help_is_wider_than_the_terminal(columns: int) -> None:
+async def test_help_fits_the_terminal_width(columns: int) -> None:
     groups = {name[:1] for name in COMMANDS if len(name) > 1}
     everything = [list(name) for name in ((), *sorted(groups), *sorted(COMMANDS))]
     code = (
@@ -301,7 +299,7 @@ async def test_no_line_of_any_help_is_wider_than_the_terminal(columns: int) -> N
     ("words", "meant"),
     [(["device5"], "'device'"), (["unquarantin", "0"], "'unquarantine'"), (["sim", "creat"], "'create'")],
 )
-def test_a_mistyped_command_is_told_the_nearest(
+def test_mistyped_command_gets_the_nearest_suggestion(
     words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -311,7 +309,7 @@ def test_a_mistyped_command_is_told_the_nearest(
 
 
 @pytest.mark.parametrize("copied", ["SIM-GPU-aa…", " SIM-GPU-aa", "SIM-GPU-aa..."])
-def test_a_device_may_be_named_by_what_a_narrow_table_showed_of_it(copied: str) -> None:
+def test_device_can_be_named_by_a_shortened_id_from_a_table(copied: str) -> None:
     assert device_name(copied) == "SIM-GPU-aa"
     with ALL["quarantine",].make_context("quarantine", [copied, "--reason", "noise"]) as context:
         assert context.params["devices"] == ["SIM-GPU-aa"]
@@ -342,7 +340,7 @@ def test_a_device_may_be_named_by_what_a_narrow_table_showed_of_it(copied: str) 
         (["sim", "create", "--dir", "x", "--memory", "lots"], '"lots" is not a size'),
     ],
 )
-def test_a_wrong_request_exits_with_two_and_asks_nobody(
+def test_usage_error_exits_with_two_and_sends_no_request(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -352,7 +350,7 @@ def test_a_wrong_request_exits_with_two_and_asks_nobody(
     assert sentence in err
 
 
-def test_a_value_from_the_environment_is_refused_by_the_name_of_its_variable(
+def test_invalid_environment_value_is_refused_by_its_variable_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SCRUBBER_OUTPUT", "xml")
@@ -373,7 +371,7 @@ def test_a_value_from_the_environment_is_refused_by_the_name_of_its_variable(
         (["audit", "export"], "[-]"),
     ],
 )
-def test_what_may_be_left_out_stands_in_brackets_once(
+def test_optional_argument_is_shown_once_in_brackets(
     words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -382,7 +380,7 @@ def test_what_may_be_left_out_stands_in_brackets_once(
 
 
 @pytest.mark.parametrize("words", ALL)
-def test_no_flag_names_a_type_of_our_language(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_option_shows_a_python_type_name(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*words, "--help"])
     assert not {"<int", "<str>", "<float"} & set(capsys.readouterr().out.split())

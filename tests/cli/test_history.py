@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotPermitted, ScrubberError
+from scrubber.domain.errors import InvalidRequest, LedgerFailure, PermissionDenied, ScrubberError
 from tests.cli.stage import CLEAN, PASSED, Ended, Service, run, serving, start
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
 
@@ -62,7 +62,7 @@ class TestHistory:
             "hash": "h1",
         }
 
-    async def test_the_question_can_be_narrowed(self, service: Service, short_tmp: Path) -> None:
+    async def test_history_filters_reach_the_service(self, service: Service, short_tmp: Path) -> None:
         moment = "1970-01-01T00:01:00Z"
         ended = await run(short_tmp, "history", "--device", "0", "--since", moment, "--limit", "5")
         assert ended.code == 0
@@ -76,15 +76,11 @@ class TestHistory:
         ]
 
     @pytest.mark.parametrize("word", ["passed", "held-up", "failed", "abandoned", "ok", "granted", "refused"])
-    async def test_every_outcome_that_there_is_can_be_asked_for(
-        self, service: Service, short_tmp: Path, word: str
-    ) -> None:
+    async def test_every_outcome_can_be_filtered(self, service: Service, short_tmp: Path, word: str) -> None:
         assert (await run(short_tmp, "history", "--outcome", word)).code == 0
         assert service.asked == [pb.GetHistoryRequest(outcome=word, limit=100)]
 
-    async def test_another_outcome_is_refused_with_those_that_there_are(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_unknown_outcome_is_refused_with_the_valid_ones(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "history", "--outcome", "broken")
         assert (ended.code, ended.out, service.asked) == (2, "", [])
         assert (
@@ -118,19 +114,19 @@ class TestHistory:
             ),
         ],
     )
-    async def test_filters_that_match_nothing_say_so(
+    async def test_filters_without_a_match_print_a_note(
         self, service: Service, short_tmp: Path, words: tuple[str, ...], told: str
     ) -> None:
         service.entries = []
         assert await run(short_tmp, "history", *words) == Ended(0, "", told)
         assert (await run(short_tmp, "history", *words, "-o", "json")).items == []
 
-    async def test_events_are_asked_for_as_they_are_called(self, service: Service, short_tmp: Path) -> None:
+    async def test_events_are_filtered_by_their_names(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "history", "--event", "health.", "--event", " Scrub.finished ")
         assert (ended.code, ended.err) == (0, "")
         assert service.asked == [pb.GetHistoryRequest(events=["health.", "scrub.finished"], limit=100)]
 
-    async def test_a_look_that_leaves_older_rows_out_says_so_with_the_command_for_the_next_page(
+    async def test_truncated_history_prints_the_command_for_the_next_page(
         self, service: Service, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "history", "--limit", "1")
@@ -142,7 +138,7 @@ class TestHistory:
         assert (following.out.splitlines()[1].split()[0], following.err) == ("1", "")
         assert (await run(short_tmp, "history", "--limit", "2")).err == "", "that is all"
 
-    async def test_the_command_for_the_next_page_asks_the_same_again(self, service: Service, short_tmp: Path) -> None:
+    async def test_next_page_command_repeats_all_filters(self, service: Service, short_tmp: Path) -> None:
         asked = (
             "--device",
             "0",
@@ -170,9 +166,7 @@ class TestHistory:
         assert second == first
         assert f" --socket {short_tmp}" in command
 
-    async def test_the_next_page_begins_at_the_same_moment_and_is_as_long(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_next_page_command_keeps_start_time_and_page_size(self, service: Service, short_tmp: Path) -> None:
         told = await at_terminal(
             *("history", "--since", "90s", "--limit", "1"),
             columns=200,
@@ -184,16 +178,14 @@ class TestHistory:
         assert (second.limit, second.before) == (first.limit, 2) == (1, 2)
         assert second.since == pytest.approx(first.since, abs=1e-5)
 
-    async def test_a_service_whose_pages_lead_in_a_circle_is_asked_no_further(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_endless_pages_from_a_service_are_detected(self, service: Service, short_tmp: Path) -> None:
         service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=4)], next_before=4)
         ended = await run(short_tmp, "history", "--all")
         assert (ended.code, ended.out, len(service.asked)) == (1, "", 2)
         assert "older than row 4, the service gave 1 rows and goes on before row 4" in ended.err
 
     @pytest.mark.parametrize("rows", [[], [4], [9, 7]])
-    async def test_a_page_that_does_not_lead_on_from_its_last_row_is_not_followed(
+    async def test_page_that_does_not_continue_after_its_last_row_is_refused(
         self, service: Service, short_tmp: Path, rows: list[int]
     ) -> None:
         entries = [pb.HistoryEntry(sequence=each) for each in rows]
@@ -202,9 +194,7 @@ class TestHistory:
         assert (ended.code, ended.out, len(service.asked)) == (1, "", 1)
         assert "does not lead to older ones" in ended.err
 
-    async def test_what_a_terminal_is_told_stands_before_the_first_row_and_its_command_on_a_line_of_its_own(
-        self, service: Service, short_tmp: Path
-    ) -> None:
+    async def test_truncation_note_precedes_the_table_on_a_terminal(self, service: Service, short_tmp: Path) -> None:
         told = await at_terminal(
             *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "1"),
             columns=200,
@@ -219,7 +209,7 @@ class TestHistory:
         assert header.split()[:3] == ["SEQUENCE", "TIME", "EVENT"]
 
     @pytest.mark.parametrize("columns", [80, 100])
-    async def test_the_name_of_an_event_can_be_copied_in_any_room(
+    async def test_event_name_is_never_split_across_lines(
         self, service: Service, short_tmp: Path, columns: int
     ) -> None:
         names = ["health.quarantined", "residue.unexplained", "certificate.issued"]
@@ -232,7 +222,7 @@ class TestHistory:
         told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
         assert all(name in told.text.split() for name in names)
 
-    async def test_names_are_followed_by_nothing_where_nobody_reads_it(self, service: Service, short_tmp: Path) -> None:
+    async def test_name_output_has_no_note_without_a_terminal(self, service: Service, short_tmp: Path) -> None:
         assert await run(short_tmp, "history", "--limit", "1", "-o", "name") == Ended(0, "2\n", "")
         told = await at_terminal(
             *("history", "--limit", "1", "-o", "name"), columns=200, environment={"SCRUBBER_SOCKET": str(short_tmp)}
@@ -241,7 +231,7 @@ class TestHistory:
         assert (command, name) == ("  scrubber history --limit 1 --before 2 --output name", "2")
 
     @pytest.mark.parametrize("form", ["json", "yaml"])
-    async def test_a_document_says_where_the_next_one_begins_and_null_when_it_is_whole(
+    async def test_json_and_yaml_contain_the_start_of_the_next_page_or_null(
         self, service: Service, short_tmp: Path, form: str
     ) -> None:
         for limit, next_before in (("1", 2), ("2", None)):
@@ -292,7 +282,7 @@ class TestHistory:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
     )
-    async def test_as_many_as_are_wanted_come_however_many_the_service_gives_at_once(
+    async def test_requested_number_of_rows_is_fetched_across_pages(
         self, service: Service, short_tmp: Path, words: tuple[str, ...], many: int, next_before: int | None
     ) -> None:
         service.entries = [pb.HistoryEntry(sequence=number, name="scrub.started") for number in range(2500, 0, -1)]
@@ -307,16 +297,16 @@ class TestHistory:
         [
             (InvalidRequest("There is no device 9."), 2),
             (LedgerFailure("The ledger is damaged."), 1),
-            (NotPermitted("uid 5 may not look."), 3),
+            (PermissionDenied("uid 5 may not look."), 3),
         ],
     )
-    async def test_what_the_service_refuses_is_said(
+    async def test_service_refusal_is_printed(
         self, service: Service, short_tmp: Path, error: ScrubberError, code: int
     ) -> None:
         service.error = error
         assert await run(short_tmp, "history") == Ended(code, "", f"Error: {error}\n")
 
-    async def test_a_service_that_is_away_says_where_it_was_looked_for(self, tmp_path: Path) -> None:
+    async def test_unavailable_service_error_names_the_socket_path(self, tmp_path: Path) -> None:
         ended = await run(tmp_path, "history")
         assert (ended.code, ended.out) == (1, "")
         assert str(tmp_path) in ended.err
@@ -345,7 +335,7 @@ class TestHistory:
             ("odd", {}, "-"),
         ],
     )
-    async def test_a_person_reads_moments_and_sentences(
+    async def test_table_shows_times_and_messages(
         self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], told: str
     ) -> None:
         entry = pb.HistoryEntry(sequence=3, name=name, at=0.0, actor="uid:7", fields_json=json.dumps(fields))
@@ -391,7 +381,7 @@ HAPPENED = (
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_it_fits_a_terminal(service: Service, short_tmp: Path, columns: int) -> None:
+async def test_history_fits_the_terminal(service: Service, short_tmp: Path, columns: int) -> None:
     service.entries = list(HAPPENED)
     told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
     assert told.code == 0
@@ -399,7 +389,7 @@ async def test_it_fits_a_terminal(service: Service, short_tmp: Path, columns: in
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_a_page_of_it_fits_a_terminal(service: Service, short_tmp: Path, columns: int) -> None:
+async def test_history_page_with_its_note_fits_the_terminal(service: Service, short_tmp: Path, columns: int) -> None:
     service.entries = list(HAPPENED)
     told = await at_terminal(
         *("history", "--limit", "2"), columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)}
@@ -408,7 +398,7 @@ async def test_a_page_of_it_fits_a_terminal(service: Service, short_tmp: Path, c
     agrees_with(f"history-page-{columns}", told.text)
 
 
-async def test_ids_are_whole_where_there_is_no_terminal(service: Service, short_tmp: Path) -> None:
+async def test_ids_are_not_shortened_without_a_terminal(service: Service, short_tmp: Path) -> None:
     service.entries = list(HAPPENED)
     header, *rows = (await run(short_tmp, "history")).out.splitlines()
     assert header.split() == ["SEQUENCE", "TIME", "EVENT", "DEVICE", "SCRUB", "ACTOR", "DETAILS"]

@@ -12,7 +12,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports.record import Change, HistoryEntry, HistoryQuery
+from scrubber.ports.record import HistoryEntry, HistoryQuery, LedgerChange
 from tests.api.service import FakeNode
 from tests.cli.stage import Ended, run
 from tests.ledger_samples import event
@@ -42,7 +42,9 @@ async def node(short_tmp: Path) -> AsyncIterator[_Remembering]:
     ledger = SqliteLedger(short_tmp / "ledger")
     await ledger.load()
     first = (event("health.quarantined", at=1.0, cause="xid-95"), event("glass.broken", at=2.0), event(at=3.0))
-    await ledger.commit(Change(events=(*first, *(event(at=100.0) for _ in range(ROWS - 4)), event("glass.mended"))))
+    await ledger.commit(
+        LedgerChange(events=(*first, *(event(at=100.0) for _ in range(ROWS - 4)), event("glass.mended")))
+    )
     node = _Remembering(ledger)
     async with serve(node, Sockets(short_tmp / "s"), grace=0):
         yield node
@@ -54,16 +56,14 @@ def sequences(ended: Ended) -> list[int]:
     return [each["sequence"] for each in ended.items]
 
 
-async def test_all_is_every_row_once_and_no_request_asks_for_more_than_a_page(
-    node: _Remembering, short_tmp: Path
-) -> None:
+async def test_all_option_returns_every_row_once_in_bounded_requests(node: _Remembering, short_tmp: Path) -> None:
     ended = await run(short_tmp / "s", "history", "--all", "-o", "json")
     assert sequences(ended) == [*range(ROWS, 0, -1)]
     assert ended.json["next_before"] is None
     assert [each.limit for each in node.asked if isinstance(each, HistoryQuery)] == [1001] * 5
 
 
-async def test_the_commands_of_the_notes_lead_to_the_end_of_the_trail(node: _Remembering, short_tmp: Path) -> None:
+async def test_next_page_commands_lead_to_the_end_of_the_trail(node: _Remembering, short_tmp: Path) -> None:
     words, seen = ["history", "--limit", "2000"], 0
     while words:
         ended = await run(short_tmp / "s", *words)
@@ -74,9 +74,7 @@ async def test_the_commands_of_the_notes_lead_to_the_end_of_the_trail(node: _Rem
     assert seen == ROWS
 
 
-async def test_damage_behind_the_last_row_of_a_page_does_not_keep_that_page_back(
-    node: _Remembering, short_tmp: Path
-) -> None:
+async def test_damaged_row_after_a_page_does_not_fail_that_page(node: _Remembering, short_tmp: Path) -> None:
     node.damaged = ROWS - 2
     ended = await run(short_tmp / "s", "history", "--limit", "2", "-o", "json")
     assert (sequences(ended), ended.json["next_before"]) == ([ROWS, ROWS - 1], ROWS - 1)
@@ -84,7 +82,7 @@ async def test_damage_behind_the_last_row_of_a_page_does_not_keep_that_page_back
     assert older == Ended(1, "", f"Error: Row {ROWS - 2} is damaged.\n")
 
 
-async def test_what_is_rare_is_found_and_known_to_be_all(node: _Remembering, short_tmp: Path) -> None:
+async def test_rare_event_is_found_and_the_result_is_known_to_be_complete(node: _Remembering, short_tmp: Path) -> None:
     ended = await run(short_tmp / "s", "history", "--event", "glass.", "--event", "health.quarantined", "-o", "json")
     assert (sequences(ended), ended.json["next_before"]) == ([ROWS, 2, 1], None)
     ended = await run(short_tmp / "s", "history", "--event", "glass.", "--limit", "1", "-o", "json")
@@ -111,7 +109,7 @@ async def test_what_is_rare_is_found_and_known_to_be_all(node: _Remembering, sho
         (("--before", "9" * 30), f"The audit trail ends at row {ROWS}: there is no row {2**64 - 1} to look back from."),
     ],
 )
-async def test_what_cannot_be_asked_for_is_refused_with_what_can(
+async def test_unsupported_history_filter_is_refused_with_the_supported_ones(
     node: _Remembering, short_tmp: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     assert await run(short_tmp / "s", "history", *words) == Ended(2, "", f"Error: {sentence}\n")

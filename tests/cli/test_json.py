@@ -16,9 +16,9 @@ from google.protobuf.message import Message
 from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.adapters.signing.envelope import write_envelope
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.api.status import status_of
-from scrubber.cli import shapes
-from scrubber.domain.errors import Held
+from scrubber.api.status import status_from_error
+from scrubber.cli.render import json_objects
+from scrubber.domain.errors import DeviceBusy
 from scrubber.domain.statement import statement
 from tests.cli.audit_stage import grow, reading
 from tests.cli.stage import Service, run, serving
@@ -75,7 +75,7 @@ class Everything(Service):
 
     async def Scrub(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
         if request.device not in ("3", DEVICE.id):
-            status = status_of(Held("It is in use."), public=False)
+            status = status_from_error(DeviceBusy("It is in use."), public=False)
             await context.abort(status.code, status.details, status.metadata)
         yield pb.ScrubUpdate(
             result=pb.ScrubResult(scrub=SCRUB, certificate=CERTIFICATE, device=DEVICE, unexplained="12 bytes.")
@@ -83,7 +83,7 @@ class Everything(Service):
 
     async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
         if request.device not in ("3", DEVICE.id):
-            status = status_of(Held("It is in use."), public=False)
+            status = status_from_error(DeviceBusy("It is in use."), public=False)
             await context.abort(status.code, status.details, status.metadata)
         return pb.DeviceAnswer(device=DEVICE)
 
@@ -259,9 +259,7 @@ async def written(kind: str, sockets: Path, files: Path) -> list[Mapping[str, An
 
 
 @pytest.mark.parametrize("kind", WRITTEN_BY)
-async def test_what_is_written_and_what_the_page_says_is_the_same(
-    kind: str, sockets: Path, trail: Path, files: Path
-) -> None:
+async def test_written_json_keys_equal_the_documented_keys(kind: str, sockets: Path, trail: Path, files: Path) -> None:
     compared = Compared(kind.lower())
     for each in await written(kind, trail if kind.startswith("Audit") else sockets, files):
         compared.compare(each, also="a-certificate" if kind == "Certificate" else None)
@@ -273,15 +271,16 @@ async def test_what_is_written_and_what_the_page_says_is_the_same(
 
 
 @pytest.mark.parametrize(
-    ("part", "value"), [("a-certificate", shapes.certificate(CERTIFICATE)), ("a-scrub", shapes.scrub(SCRUB))]
+    ("part", "value"),
+    [("a-certificate", json_objects.certificate(CERTIFICATE)), ("a-scrub", json_objects.scrub(SCRUB))],
 )
-def test_a_part_is_what_the_page_says(part: str, value: Mapping[str, Any]) -> None:
+def test_keys_of_a_nested_object_equal_the_documented_keys(part: str, value: Mapping[str, Any]) -> None:
     compared = Compared(part)
     compared.compare(value)
     assert (compared.wrong, compared.filled) == ([], set(PAGE[part]))
 
 
-def test_every_kind_that_a_command_names_is_looked_at_and_in_the_page() -> None:
+def test_every_json_kind_is_tested_and_documented() -> None:
     named = set()
     for file in (ROOT / "scrubber/cli").rglob("*.py"):
         named |= set(re.findall(r'(?:\bkind=|_KIND = )"([A-Z]\w+)"', file.read_text()))
@@ -306,14 +305,14 @@ def paths(message: Message, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
 @pytest.mark.parametrize(
     ("shape", "sample"),
     [
-        (shapes.device, DEVICE),
-        (shapes.certificate, CERTIFICATE),
-        (shapes.scrub, SCRUB),
-        (shapes.history_entry, ENTRY),
-        (shapes.baseline, DEVICE.baseline),
+        (json_objects.device, DEVICE),
+        (json_objects.certificate, CERTIFICATE),
+        (json_objects.scrub, SCRUB),
+        (json_objects.history_entry, ENTRY),
+        (json_objects.baseline, DEVICE.baseline),
     ],
 )
-def test_nothing_that_the_service_says_is_left_out(shape: Any, sample: Message) -> None:
+def test_every_message_field_appears_in_the_json_output(shape: Any, sample: Message) -> None:
     whole = json.dumps(shape(sample))
     for path in paths(sample):
         changed = type(sample)()

@@ -9,8 +9,8 @@ import pytest
 
 from scrubber.cli.main import main
 from scrubber.config.policy_file import load_policy
-from scrubber.domain.basis import HandOver
-from scrubber.domain.policy import Proof
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.policy import RequiredProof
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -29,31 +29,31 @@ def explained(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, obje
 
 
 @pytest.mark.parametrize("name", ["default", "strict", "trusted"])
-def test_every_policy_that_ships_is_one(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_every_bundled_policy_is_valid(capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, _ = run(capsys, "check", name, "-o", "json")
     assert status == 0
     assert json.loads(out)["kind"] == "PolicyCheckList"
     assert json.loads(out)["items"] == [{"file": name, "name": name, "digest": load_policy(name).digest}]
 
 
-def test_what_is_wrong_is_told_with_line_and_hint_and_the_good_ones_are_told_all_the_same(
+def test_policy_errors_name_line_and_hint_while_valid_files_are_still_listed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text("name: bad\nsharing: sometime\nlimits: {questoin: 1s}\n")
+    bad.write_text("name: bad\nsharing: sometime\nlimits: {drivercall: 1s}\n")
     status, out, err = run(capsys, "check", str(bad), "default", "-o", "name")
     assert status == 2
     assert out == "default\n"
     assert f'{bad}:2: sharing: "sometime" is not known; write one of same-tenant, never.' in err
-    assert f'{bad}:3: unknown key "questoin" in "limits"; did you mean "question"?' in err
+    assert f'{bad}:3: unknown key "drivercall" in "limits"; did you mean "driverCall"?' in err
 
 
-def test_all_values_are_shown_those_included_that_the_file_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_includes_default_values(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "show", "trusted", "-o", "json")
     shown = json.loads(out)
-    assert shown["hand-over"]["same-tenant"] == "checks"
-    assert (shown["limits"]["dying-grace"], shown["limits"]["memory-rate"]) == ("30s", "64MiB/s")
-    assert (shown["ungranted"], shown["maintenance"]["every"]) == ("refuse", "never")
+    assert shown["handOver"]["sameTenant"] == "checks"
+    assert (shown["limits"]["leftoverGracePeriod"], shown["limits"]["minClearRate"]) == ("30s", "64MiB/s")
+    assert (shown["unauthorizedUse"], shown["maintenance"]["interval"]) == ("refuse", "never")
     assert shown["digest"] == load_policy("trusted").digest
 
 
@@ -72,7 +72,7 @@ def test_all_values_are_shown_those_included_that_the_file_leaves_out(capsys: py
         (("trusted", "--kind", "other-tenant"), "scrub", None),
     ],
 )
-def test_what_a_policy_would_decide_is_explained_by_what_decides_it_on_the_node(
+def test_explain_gives_the_decision_that_the_node_would_make(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], answer: str, exception: str | None
 ) -> None:
     found = explained(capsys, *words)
@@ -80,16 +80,16 @@ def test_what_a_policy_would_decide_is_explained_by_what_decides_it_on_the_node(
     assert found["reason"]
 
 
-def test_an_explanation_names_the_steps_of_both_paths(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_names_the_steps_of_both_paths(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "explain", "strict")
     assert "holders → reset → memory → on-chip → settings → health" in out
     assert "holders → settings → health" in out
 
 
-def test_a_policy_for_trusted_namespaces_never_reaches_beyond_them() -> None:
+def test_policy_for_trusted_namespaces_does_not_apply_to_others() -> None:
     trusted = load_policy("trusted")
-    checks = {kind for kind in HandOver if trusted.proof_for(kind) is Proof.CHECKS}
-    assert checks == {HandOver.SAME_CONTAINER, HandOver.SAME_POD, HandOver.SAME_TENANT}
+    checks = {kind for kind in HandOverKind if trusted.required_proof(kind) is RequiredProof.CHECKS}
+    assert checks == {HandOverKind.SAME_CONTAINER, HandOverKind.SAME_POD, HandOverKind.SAME_TENANT}
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def file(tmp_path: Path) -> Path:
           - name: small
             models: ["NVIDIA L4*"]
             sharing: never
-            hand-over: {same-container: certificate}
-            health: {sustained: {too-hot: 2m, pcie-width: never}}
+            handOver: {sameContainer: certificate}
+            health: {quarantineAfter: {too-hot: 2m, pcie-width: never}}
             xids: {ignore: [94]}
           - {name: shared, resources: [nvidia.com/gpu.shared], enforcement: observe}
         """
@@ -122,7 +122,7 @@ def file(tmp_path: Path) -> Path:
         ((), None, "go-by-exception"),
     ],
 )
-def test_the_policy_of_a_device_is_explained_with_the_override_that_fits(
+def test_explain_selects_the_first_matching_override(
     capsys: pytest.CaptureFixture[str], file: Path, words: tuple[str, ...], override: str | None, answer: str
 ) -> None:
     found = explained(capsys, str(file), *words)
@@ -132,7 +132,7 @@ def test_the_policy_of_a_device_is_explained_with_the_override_that_fits(
     assert ("none of small, shared fits" if override is None else f"{override} is the first that fits") in out
 
 
-def test_what_follows_from_a_soft_condition_is_explained(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+def test_explain_covers_soft_conditions(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     sustained = explained(capsys, str(file), "--model", "NVIDIA L4")["sustained"]
     assert isinstance(sustained, dict)
     assert (sustained["too-hot"], sustained["pcie-width"], sustained["nvlink-down"]) == (120.0, None, 600.0)
@@ -156,7 +156,7 @@ def test_what_follows_from_a_soft_condition_is_explained(capsys: pytest.CaptureF
         (("MINE", "--xid", "94", "--model", "NVIDIA L4"), "ignore", "policy", None),
     ],
 )
-def test_what_follows_from_an_xid_is_explained_with_the_way_back(
+def test_explain_covers_an_xid_and_its_recovery_action(
     capsys: pytest.CaptureFixture[str], file: Path, words: tuple[str, ...], kind: str, source: str, way_back: str | None
 ) -> None:
     words = tuple(str(file) if word == "MINE" else word for word in words)
@@ -167,7 +167,7 @@ def test_what_follows_from_an_xid_is_explained_with_the_way_back(
     assert ("way back" in out) is (way_back is not None)
 
 
-def test_an_xid_that_a_policy_gives_a_class_has_the_policy_for_its_source(
+def test_xid_classified_by_the_policy_has_the_policy_as_its_source(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
     _, out, _ = run(capsys, "xids", str(file), "-o", "json")
@@ -179,7 +179,7 @@ def test_an_xid_that_a_policy_gives_a_class_has_the_policy_for_its_source(
     assert out.splitlines()[0].split() == ["CODE", "CLASS", "SOURCE", "NOTE"]
 
 
-def test_an_override_is_shown_with_whom_it_is_for_and_what_differs(
+def test_show_lists_each_override_with_its_selectors_and_differences(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
     _, out, _ = run(capsys, "show", str(file), "-o", "json")
@@ -191,22 +191,22 @@ def test_an_override_is_shown_with_whom_it_is_for_and_what_differs(
         "name": "small",
         "models": ["NVIDIA L4*"],
         "digest": digest,
-        "hand-over": {"same-container": "certificate"},
+        "handOver": {"sameContainer": "certificate"},
         "sharing": "never",
-        "health": {"sustained": {"too-hot": "2m", "pcie-width": "never"}},
+        "health": {"quarantineAfter": {"too-hot": "2m", "pcie-width": "never"}},
         "xids": {"ignore": [94]},
     }
     assert (shared["resources"], shared["enforcement"]) == (["nvidia.com/gpu.shared"], "observe")
 
 
-def test_a_policy_is_shown_as_a_list_of_values_too(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+def test_show_prints_a_policy_as_a_flat_table(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     _, out, _ = run(capsys, "show", str(file), "-o", "table")
     rows = {
         name: value for name, *rest in (line.split(maxsplit=1) for line in out.splitlines()) for value in (rest or [""])
     }
     assert rows["overrides.small.sharing"] == "never"
     assert rows["overrides.small.models"] == "NVIDIA L4*"
-    assert (rows["memory.pattern"], rows["settings"], rows["overrides.shared.digest"][:8]) == (
+    assert (rows["memory.patternPass"], rows["settings"], rows["overrides.shared.digest"][:8]) == (
         "false",
         "",
         load_policy(file).overrides[1].policy.digest[:8],
@@ -215,7 +215,7 @@ def test_a_policy_is_shown_as_a_list_of_values_too(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("words", [(), ("--all-xids",)])
 @pytest.mark.parametrize("name", ["default", "strict", "trusted", "MINE"])
-def test_what_is_shown_is_a_policys_file_and_the_same_policy(
+def test_shown_policy_is_a_file_that_loads_as_the_same_policy(
     capsys: pytest.CaptureFixture[str], file: Path, name: str, words: tuple[str, ...]
 ) -> None:
     name = str(file) if name == "MINE" else name
@@ -230,7 +230,7 @@ def test_what_is_shown_is_a_policys_file_and_the_same_policy(
     assert f"# digest of {before.name}: {before.digest}" in saved.read_text()
 
 
-def test_of_xids_those_are_shown_that_the_policy_gives_another_class_unless_all_are_asked_for(
+def test_show_lists_only_reclassified_xids_unless_all_are_requested(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
     _, out, _ = run(capsys, "show", str(file))
@@ -250,7 +250,7 @@ def test_of_xids_those_are_shown_that_the_policy_gives_another_class_unless_all_
         ("4242", "where the driver itself asks for something, that decides"),
     ],
 )
-def test_whether_the_drivers_own_word_decides_is_said_for_each_xid(
+def test_explain_states_for_each_xid_whether_the_drivers_action_applies(
     capsys: pytest.CaptureFixture[str], code: str, sentence: str
 ) -> None:
     _, out, _ = run(capsys, "explain", "default", "--xid", code)

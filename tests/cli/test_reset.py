@@ -14,8 +14,8 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import ReadClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
-from scrubber.domain.errors import Held, InvalidRequest, Stuck
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest
+from scrubber.domain.reset_plan import ResetPlan
 from tests.api.service import FakeNode
 from tests.cli.acting_stage import NEVER as FOREVER
 from tests.cli.acting_stage import Node, begun, device, passed, result, standing
@@ -25,8 +25,8 @@ from tests.cli.terminal import WIDTHS, agrees_with, at_terminal, terminal
 FREE = ResetPlan(
     device="GPU-a0",
     method="nvidia-smi --gpu-reset",
-    acts=("Switch persistence mode off.", "Reset it."),
-    together=("GPU-a1",),
+    actions=("Switch persistence mode off.", "Reset it."),
+    also_reset=("GPU-a1",),
 )
 HELD = replace(FREE, blockers=("train (PID 7) holds it.", "Its name is \x1b[31mred."))
 NEVER = replace(FREE, unavailable="The service does not run as root.", blockers=HELD.blockers)
@@ -52,16 +52,16 @@ async def run(sockets: Path, *words: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_plan_arrives_as_the_engine_made_it(node: FakeNode, short_tmp: Path) -> None:
+async def test_reset_plan_is_printed_as_made_by_the_engine(node: FakeNode, short_tmp: Path) -> None:
     async with ReadClient(short_tmp / "s") as client:
         told = await client.reset_plan("0")
     assert node.asked == [("reset-plan", "GPU-a0")]
     assert (told.device, told.method, told.unavailable) == (FREE.device, FREE.method, "")
-    assert (tuple(told.acts), tuple(told.together)) == (FREE.acts, FREE.together)
+    assert (tuple(told.acts), tuple(told.together)) == (FREE.actions, FREE.also_reset)
 
 
 @pytest.mark.parametrize(("plan", "code"), [(FREE, 0), (HELD, 3), (NEVER, 1)])
-async def test_only_a_reset_that_could_be_done_now_exits_with_zero(
+async def test_reset_plan_exits_with_zero_only_if_a_reset_is_possible_now(
     node: FakeNode, short_tmp: Path, plan: ResetPlan, code: int
 ) -> None:
     node.plan = plan
@@ -73,14 +73,14 @@ async def test_only_a_reset_that_could_be_done_now_exits_with_zero(
         "device": "GPU-a0",
         "possible": code == 0,
         "method": "nvidia-smi --gpu-reset",
-        "acts": list(plan.acts),
+        "acts": list(plan.actions),
         "unavailable": plan.unavailable,
         "blockers": list(plan.blockers),
         "together": ["GPU-a1"],
     }
 
 
-async def test_a_person_reads_the_acts_in_order_and_what_blocks_them(node: FakeNode, short_tmp: Path) -> None:
+async def test_reset_plan_lists_actions_in_order_and_blockers(node: FakeNode, short_tmp: Path) -> None:
     node.plan = HELD
     _, out, _ = await run(short_tmp / "s", "0")
     assert [line.split("  ")[0] for line in out.splitlines()] == [
@@ -90,12 +90,12 @@ async def test_a_person_reads_the_acts_in_order_and_what_blocks_them(node: FakeN
     assert "\x1b" not in out
 
 
-async def test_a_device_that_cannot_be_asked_is_no_verdict(node: FakeNode, short_tmp: Path) -> None:
-    node.failure = Stuck("The driver did not answer.")
+async def test_reset_plan_for_an_unresponsive_device_gives_no_verdict(node: FakeNode, short_tmp: Path) -> None:
+    node.failure = DriverTimeout("The driver did not answer.")
     assert await run(short_tmp / "s", "0") == (1, "", "Error: The driver did not answer.\n")
 
 
-async def test_a_device_that_is_not_there_is_a_wrong_request(node: FakeNode, short_tmp: Path) -> None:
+async def test_unknown_device_is_a_usage_error(node: FakeNode, short_tmp: Path) -> None:
     with pytest.raises(InvalidRequest):
         async with ReadClient(short_tmp / "s") as client:
             await client.reset_plan("7")
@@ -119,7 +119,7 @@ async def stage(short_tmp: Path) -> AsyncIterator[Node]:
 
 
 class TestReset:
-    async def test_the_plan_is_shown_and_the_reason_goes_with_the_order(self, stage: Node, short_tmp: Path) -> None:
+    async def test_reset_shows_its_plan_and_sends_its_reason(self, stage: Node, short_tmp: Path) -> None:
         ended = await command(short_tmp, *RESET, "--yes", "-o", "json")
         assert ended.code == 0
         assert stage.asked == [
@@ -131,28 +131,30 @@ class TestReset:
             *("device", "method", "together with", "act 1", "verdict"),
         ]
 
-    async def test_what_can_never_be_reset_here_is_refused_with_why(self, stage: Node, short_tmp: Path) -> None:
+    async def test_unavailable_reset_is_refused_with_the_reason(self, stage: Node, short_tmp: Path) -> None:
         stage.plan.unavailable = "The service does not run as root."
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, ended.out, len(stage.asked)) == (3, "", 1)
         assert ended.err.endswith("Error: The service does not run as root.\n")
 
-    async def test_what_stands_in_the_way_is_shown_and_left_to_the_service(self, stage: Node, short_tmp: Path) -> None:
+    async def test_blockers_are_shown_and_the_decision_is_left_to_the_service(
+        self, stage: Node, short_tmp: Path
+    ) -> None:
         stage.plan.blockers.append("train (PID 7) \x1b[31mholds it.")
-        stage.scripts["1"] = [Held("Device 1 is in use by red/train (main).")]
+        stage.scripts["1"] = [DeviceBusy("Device 1 is in use by red/train (main).")]
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, ended.out, len(stage.asked)) == (3, "", 2)
         assert "\x1b" not in ended.err
         assert "train (PID 7)" in ended.err
         assert ended.err.endswith("Error: Device 1 is in use by red/train (main).\n")
 
-    async def test_a_device_that_did_not_come_back_is_a_negative_verdict(self, stage: Node, short_tmp: Path) -> None:
+    async def test_device_that_did_not_return_after_a_reset_exits_with_one(self, stage: Node, short_tmp: Path) -> None:
         stage.scripts["1"] = [result(DEVICE, "failed", pb.Finding(severity="fault", sentence="It did not come back."))]
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, "It did not come back." in ended.out.splitlines()[1]) == (1, True)
 
     @pytest.mark.parametrize("health", ["quarantined", "condemned"])
-    async def test_a_reset_after_which_the_device_is_still_out_of_service_is_a_negative_verdict(
+    async def test_device_still_out_of_service_after_a_reset_exits_with_one(
         self, stage: Node, short_tmp: Path, health: str
     ) -> None:
         update = passed(DEVICE)
@@ -168,7 +170,7 @@ class TestReset:
         )
         assert "Note: Device 1 is" not in ended.err
 
-    async def test_a_reset_that_leads_to_probation_brought_the_device_back(self, stage: Node, short_tmp: Path) -> None:
+    async def test_device_on_probation_after_a_reset_exits_with_zero(self, stage: Node, short_tmp: Path) -> None:
         update = passed(DEVICE)
         update.result.device.CopyFrom(device(1, state="probation", health="probation", offered=False))
         stage.scripts["1"] = [update]
@@ -176,7 +178,7 @@ class TestReset:
         assert ended.code == 0
         assert "Note: Device 1 is on probation" in ended.err
 
-    async def test_a_wait_that_is_over_first_leaves_the_reset_going_on(self, stage: Node, short_tmp: Path) -> None:
+    async def test_timeout_leaves_the_reset_running(self, stage: Node, short_tmp: Path) -> None:
         stage.scripts["1"] = [begun(DEVICE), FOREVER]
         ended = await command(short_tmp, *RESET, "--yes", "--timeout", "3s")
         assert (ended.code, ended.out) == (4, "")
@@ -186,23 +188,23 @@ class TestReset:
         )
         assert ended.err.endswith(told)
 
-    async def test_without_waiting_it_names_the_scrub_and_leaves(self, stage: Node, short_tmp: Path) -> None:
+    async def test_no_wait_option_prints_the_scrub_id_and_returns(self, stage: Node, short_tmp: Path) -> None:
         stage.scripts["1"] = [begun(DEVICE), FOREVER]
         ended = await command(short_tmp, *RESET, "--yes", "--no-wait", "-o", "name")
         assert (ended.code, ended.out) == (0, "s-1\n")
 
-    async def test_an_answer_without_a_result_is_no_verdict(self, stage: Node, short_tmp: Path) -> None:
+    async def test_stream_without_a_result_gives_no_verdict(self, stage: Node, short_tmp: Path) -> None:
         stage.scripts["1"] = [begun(DEVICE)]
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, ended.out) == (1, "")
 
-    async def test_without_a_reason_nothing_is_asked(self, stage: Node, short_tmp: Path) -> None:
+    async def test_reset_without_a_reason_sends_no_request(self, stage: Node, short_tmp: Path) -> None:
         ended = await command(short_tmp, "reset", "1", "--yes")
         assert (ended.code, ended.out, stage.asked) == (2, "", [])
         assert "--reason" in ended.err
 
     @pytest.mark.parametrize("columns", WIDTHS)
-    async def test_a_person_sees_the_plan_the_question_and_the_verdict(
+    async def test_terminal_shows_plan_confirmation_and_verdict(
         self, stage: Node, short_tmp: Path, columns: int
     ) -> None:
         there = {"SCRUBBER_SOCKET": str(short_tmp)}
@@ -215,7 +217,7 @@ class TestReset:
         agrees_with(f"reset-{columns}", told.text)
 
     @pytest.mark.parametrize("columns", WIDTHS)
-    async def test_a_plan_fits_the_terminal(self, stage: Node, short_tmp: Path, columns: int) -> None:
+    async def test_reset_plan_fits_the_terminal(self, stage: Node, short_tmp: Path, columns: int) -> None:
         stage.plan.blockers.append("train (PID 7) holds it, and so does a process with quite a long name (PID 4711).")
         there = {"SCRUBBER_SOCKET": str(short_tmp)}
         told = await at_terminal("reset-plan", "1", columns=columns, environment=there)

@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure, NotPermitted, NotReady, Quarantined, Unreadable
+from scrubber.domain.errors import (
+    DeviceBusy,
+    InvalidRequest,
+    LedgerFailure,
+    NotReady,
+    PermissionDenied,
+    Quarantined,
+    Unreadable,
+)
 from tests.cli.acting_stage import NEVER, Node, begun, device, passed, result, standing
 from tests.cli.stage import HALFWAY, PASSED, SICK, Ended, run, start
 
 ZERO, ONE, TWO, THREE = (device(n) for n in range(4))
-IN_USE = Held("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
+IN_USE = DeviceBusy("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
 
 
 @pytest.fixture
@@ -29,7 +37,7 @@ def cells(line: str) -> list[str]:
 
 
 class TestOneDevice:
-    async def test_json_tells_the_scrub_the_certificate_and_the_device(self, node: Node, short_tmp: Path) -> None:
+    async def test_json_contains_scrub_certificate_and_device(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [HALFWAY, PASSED]
         ended = await run(short_tmp, "scrub", "0", "--path", "fast", "--wait", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
@@ -76,7 +84,7 @@ class TestOneDevice:
             ],
         }
 
-    async def test_the_result_reads_in_one_line(self, node: Node, short_tmp: Path) -> None:
+    async def test_result_is_printed_as_one_table_row(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), passed(ZERO)]
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, ended.err) == (0, "")
@@ -84,7 +92,7 @@ class TestOneDevice:
         line = cells(ended.out.splitlines()[1])
         assert line == ["0", ZERO.id, "passed", "1.2 s", "64 MiB cleared, 12 bytes of residue", "cert-0"]
 
-    async def test_a_person_reads_what_was_covered_and_what_was_not(self, node: Node, short_tmp: Path) -> None:
+    async def test_output_lists_covered_and_not_covered_memory(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [PASSED]
         lines = [cells(line) for line in (await run(short_tmp, "scrub", "0")).out.splitlines()]
         assert ["covered", "memory: 268435456 of 268435456 bytes cleared and verified"] in lines
@@ -92,14 +100,14 @@ class TestOneDevice:
         assert ["finding", "note: 12 bytes were not zero."] in lines
 
     @pytest.mark.parametrize("measured", ["[]", "nonsense", '{"cleared_bytes": 1e999}', '{"cleared_bytes": "all"}', ""])
-    async def test_what_was_measured_is_not_made_up(self, node: Node, short_tmp: Path, measured: str) -> None:
+    async def test_malformed_measurements_are_not_shown(self, node: Node, short_tmp: Path, measured: str) -> None:
         update = passed(ZERO)
         update.result.scrub.steps[1].measured_json = measured
         node.scripts["0"] = [update]
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, cells(ended.out.splitlines()[1])[4]) == (0, "no memory cleared")
 
-    async def test_a_device_that_failed_is_told_with_its_worst_finding(self, node: Node, short_tmp: Path) -> None:
+    async def test_failed_scrub_shows_its_worst_finding(self, node: Node, short_tmp: Path) -> None:
         small = pb.Finding(severity="note", sentence="A fan was loud.")
         large = pb.Finding(severity="fault", sentence="8 bytes \x1b[2J did not take the clearing.")
         node.scripts["1"] = [result(ONE, "failed", small, large)]
@@ -109,7 +117,9 @@ class TestOneDevice:
         assert cells(ended.out.splitlines()[1]) == ["1", ONE.id, "failed", "1.2 s", told, "-"]
 
     @pytest.mark.parametrize(("outcome", "code"), [("failed", 1), ("abandoned", 1), ("held-up", 3), ("", 1)])
-    async def test_only_a_proof_exits_with_zero(self, node: Node, short_tmp: Path, outcome: str, code: int) -> None:
+    async def test_unsuccessful_scrub_outcome_never_exits_with_zero(
+        self, node: Node, short_tmp: Path, outcome: str, code: int
+    ) -> None:
         scrub = pb.Scrub(id="s-9", device="SIM-GPU-bb", path="slow", outcome=outcome)
         node.scripts["1"] = [pb.ScrubUpdate(result=pb.ScrubResult(scrub=scrub, device=SICK))]
         ended = await run(short_tmp, "scrub", "1", "-o", "json")
@@ -117,14 +127,12 @@ class TestOneDevice:
         assert ended.json["scrub"]["outcome"] == (outcome or None)
         assert ended.json["certificate"] is None
 
-    async def test_a_full_scrub_that_passed_without_a_certificate_proves_nothing(
-        self, node: Node, short_tmp: Path
-    ) -> None:
+    async def test_passed_slow_path_without_a_certificate_exits_with_one(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [result(ZERO, "passed")]
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, cells(ended.out.splitlines()[1])[2]) == (1, "not-certified")
 
-    async def test_residue_that_a_certificate_had_denied_is_told_of_although_the_device_is_clean_now(
+    async def test_residue_that_contradicts_a_certificate_is_reported_although_the_device_is_now_clean(
         self, node: Node, short_tmp: Path
     ) -> None:
         found = passed(ZERO)
@@ -142,7 +150,7 @@ class TestOneDevice:
         )
         assert (await run(short_tmp, "scrub", "0", "-o", "json")).json["unexplained"] == found.result.unexplained
 
-    async def test_checks_pass_without_a_certificate(self, node: Node, short_tmp: Path) -> None:
+    async def test_fast_path_passes_without_a_certificate(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [result(ZERO, "passed", path="fast")]
         ended = await run(short_tmp, "scrub", "0", "--path", "fast")
         assert (ended.code, cells(ended.out.splitlines()[1])[2:5]) == (0, ["passed", "1.2 s", "checks only"])
@@ -153,23 +161,23 @@ class TestOneDevice:
             (InvalidRequest("There is no device 0."), 2),
             (InvalidRequest("'GPU' is the beginning of 4 device ids: write more of it."), 2),
             (IN_USE, 3),
-            (Held("Device 0 is being scrubbed (s-1), and checks would break that off."), 3),
+            (DeviceBusy("Device 0 is being scrubbed (s-1), and checks would break that off."), 3),
             (Quarantined("Device 0 is quarantined."), 3),
             (NotReady("A scrub is under way."), 3),
-            (NotPermitted("uid 5 may not do that."), 3),
+            (PermissionDenied("uid 5 may not do that."), 3),
             (LedgerFailure("The ledger is read-only."), 1),
             (Unreadable("The driver gave no data."), 1),
         ],
     )
-    async def test_a_refusal_is_one_sentence_and_an_exit_code(
+    async def test_refused_scrub_is_one_message_and_an_exit_code(
         self, node: Node, short_tmp: Path, error: Exception, code: int
     ) -> None:
         node.scripts["0"] = [error]
         assert await run(short_tmp, "scrub", "0", "-o", "json") == Ended(code, "", f"Error: {error}\n")
 
 
-class TestLeaving:
-    async def test_without_waiting_it_names_the_scrub_and_leaves(self, node: Node, short_tmp: Path) -> None:
+class TestNotWaiting:
+    async def test_no_wait_option_prints_the_scrub_id_and_returns(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), NEVER]
         ended = await run(short_tmp, "scrub", "0", "--no-wait", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
@@ -178,7 +186,7 @@ class TestLeaving:
         await node.left.wait()
 
     @pytest.mark.parametrize(("joined", "told"), [(False, "scrub s-0 began"), (True, "scrub s-0 was joined")])
-    async def test_without_waiting_a_person_reads_whether_it_was_joined(
+    async def test_no_wait_output_states_whether_the_scrub_was_joined(
         self, node: Node, short_tmp: Path, joined: bool, told: str
     ) -> None:
         node.scripts["0"] = [begun(ZERO, joined=joined), NEVER]
@@ -186,7 +194,7 @@ class TestLeaving:
         line = cells(ended.out.splitlines()[1])
         assert (ended.code, line) == (0, ["0", ZERO.id, "under-way", "-", f"{told} and goes on", "-"])
 
-    async def test_a_wait_that_is_over_first_exits_with_four(self, node: Node, short_tmp: Path) -> None:
+    async def test_timeout_exits_with_four(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), NEVER]
         ended = await run(short_tmp, "scrub", "0", "--timeout", "3s")
         assert (ended.code, ended.out) == (4, "")
@@ -195,14 +203,14 @@ class TestLeaving:
             "scrubber device 0 shows how it ends.\n"
         )
 
-    async def test_a_service_that_says_nothing_in_time_is_no_verdict(self, node: Node, short_tmp: Path) -> None:
+    async def test_unresponsive_service_gives_no_verdict(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [NEVER]
         ended = await run(short_tmp, "scrub", "0", "--timeout", "1")
         assert (ended.code, ended.out) == (1, "")
         assert "said nothing about device 0 in time; scrubber device 0 shows" in ended.err
 
     @pytest.mark.parametrize("script", [[HALFWAY], [], [pb.ScrubUpdate()]])
-    async def test_an_answer_without_a_result_is_no_verdict(
+    async def test_stream_without_a_result_gives_no_verdict(
         self, node: Node, short_tmp: Path, script: list[pb.ScrubUpdate]
     ) -> None:
         node.scripts["0"] = script
@@ -210,7 +218,7 @@ class TestLeaving:
         assert (ended.code, ended.out) == (1, "")
         assert "ended its answer before device 0 was done with" in ended.err
 
-    async def test_an_interrupt_says_how_to_see_what_it_left(self, node: Node, short_tmp: Path) -> None:
+    async def test_interrupt_prints_how_to_follow_the_running_scrub(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), NEVER]
         process = await start(short_tmp, "scrub", "0")
         await node.listened(1)
@@ -222,7 +230,7 @@ class TestLeaving:
 
 
 class TestSeveralDevices:
-    async def test_each_has_its_line_and_all_are_scrubbed_at_once(self, node: Node, short_tmp: Path) -> None:
+    async def test_several_devices_are_scrubbed_concurrently_with_a_row_each(self, node: Node, short_tmp: Path) -> None:
         both = asyncio.Event()
         node.scripts[ZERO.id] = [begun(ZERO), both, passed(ZERO)]
         node.scripts[ONE.id] = [begun(ONE), both, passed(ONE, residue=0)]
@@ -237,7 +245,7 @@ class TestSeveralDevices:
             ["1", ONE.id, "passed", "1.2 s", "64 MiB cleared", "cert-1"],
         ]
 
-    async def test_json_is_a_list_with_why_one_was_refused(self, node: Node, short_tmp: Path) -> None:
+    async def test_json_list_contains_the_refusal_of_a_device(self, node: Node, short_tmp: Path) -> None:
         node.scripts[ZERO.id] = [passed(ZERO)]
         node.scripts[THREE.id] = [IN_USE]
         ended = await run(short_tmp, "scrub", "0", "3", "-o", "json")
@@ -253,7 +261,7 @@ class TestSeveralDevices:
             "error": {"code": "held", "sentence": str(IN_USE)},
         }
 
-    async def test_a_person_reads_who_has_the_one_that_was_refused(self, node: Node, short_tmp: Path) -> None:
+    async def test_table_shows_the_tenant_of_a_refused_device(self, node: Node, short_tmp: Path) -> None:
         node.scripts[ZERO.id] = [passed(ZERO)]
         node.scripts[THREE.id] = [IN_USE]
         ended = await run(short_tmp, "scrub", "0", "3")
@@ -272,14 +280,14 @@ class TestSeveralDevices:
             ([begun(TWO)], 1),
         ],
     )
-    async def test_the_exit_code_is_the_worst_of_all(
+    async def test_exit_code_is_the_worst_of_all_devices(
         self, node: Node, short_tmp: Path, worst: list[object], code: int
     ) -> None:
         node.scripts |= {ZERO.id: [passed(ZERO)], TWO.id: worst}  # type: ignore[dict-item]
         words = ("--timeout", "3s") if code == 4 else ()
         assert (await run(short_tmp, "scrub", "0", "2", *words)).code == code
 
-    async def test_a_negative_verdict_weighs_more_than_who_is_busy_or_not_done(
+    async def test_failed_scrub_outweighs_busy_and_unfinished_devices_in_the_exit_code(
         self, node: Node, short_tmp: Path
     ) -> None:
         node.scripts |= {ZERO.id: [IN_USE], ONE.id: [result(ONE, "failed")], TWO.id: [begun(TWO), NEVER]}
@@ -289,24 +297,24 @@ class TestSeveralDevices:
         assert ended.items[2]["scrub"]["id"] == "s-2"
         assert ended.err.count("\n") == 1, "only of what goes on, more is to be said"
 
-    async def test_an_error_is_told_although_the_wait_for_others_was_over(self, node: Node, short_tmp: Path) -> None:
+    async def test_error_is_reported_although_the_wait_for_others_timed_out(self, node: Node, short_tmp: Path) -> None:
         node.scripts |= {ZERO.id: [begun(ZERO)], ONE.id: [begun(ONE), NEVER]}
         ended = await run(short_tmp, "scrub", "0", "1", "--timeout", "3s")
         assert [cells(line)[:3] for line in ended.out.splitlines()[1:]] == [["0", ZERO.id, "unknown"]]
         assert (ended.code, "The scrub s-1 of device" in ended.err) == (1, True)
 
-    async def test_one_that_is_not_there_keeps_all_from_being_scrubbed(self, node: Node, short_tmp: Path) -> None:
+    async def test_unknown_device_prevents_the_scrub_of_all(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "scrub", "0", "77", "-o", "json")
         assert (ended.code, ended.out, node.asked) == (2, "", [pb.ListDevicesRequest()])
         assert ended.err.startswith("Error: No device is called '77'; this node has: 0 (GPU-0a")
 
-    async def test_what_is_the_same_for_all_is_said_once(self, node: Node, short_tmp: Path) -> None:
-        refusal = NotPermitted("uid 5 may not do that.")
+    async def test_error_common_to_all_devices_is_printed_once(self, node: Node, short_tmp: Path) -> None:
+        refusal = PermissionDenied("uid 5 may not do that.")
         node.scripts |= {each.id: [refusal] for each in node.devices}
         ended = await run(short_tmp, "scrub", "0", "1", "2")
         assert ended == Ended(3, "", "Error: uid 5 may not do that.\n")
 
-    async def test_many_are_scrubbed_over_one_connection(self, node: Node, short_tmp: Path) -> None:
+    async def test_many_devices_are_scrubbed_over_one_connection(self, node: Node, short_tmp: Path) -> None:
         node.devices = [device(n) for n in range(80)]
         node.scripts = {each.id: [begun(each), passed(each)] for each in node.devices}
         ended = await run(short_tmp, "scrub", "--all-idle", "-o", "name")
@@ -314,7 +322,7 @@ class TestSeveralDevices:
 
 
 class TestAllIdle:
-    async def test_who_is_left_out_is_told_and_why(self, node: Node, short_tmp: Path) -> None:
+    async def test_all_idle_names_each_omitted_device_with_the_reason(self, node: Node, short_tmp: Path) -> None:
         gone = pb.Tenancy(tenant_namespace="blue", pod="old")
         node.devices = [
             ZERO,
@@ -339,7 +347,7 @@ class TestAllIdle:
         "busy",
         [{"hygiene": "scrubbing", "scrub": "s-1"}, {"scrub": "s-1", "health": "recovering"}, {"health": "recovering"}],
     )
-    async def test_a_scrub_under_way_is_joined_because_the_device_is_nobodys(
+    async def test_all_idle_joins_a_running_scrub_of_an_unassigned_device(
         self, node: Node, short_tmp: Path, busy: dict[str, str]
     ) -> None:
         node.devices = [device(1, **busy)]
@@ -347,25 +355,25 @@ class TestAllIdle:
         ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
         assert (ended.code, ended.err, ended.items[0]["target"]) == (0, "", node.devices[0].id)
 
-    async def test_checks_leave_a_scrub_under_way_alone(self, node: Node, short_tmp: Path) -> None:
+    async def test_all_idle_fast_path_omits_devices_being_scrubbed(self, node: Node, short_tmp: Path) -> None:
         node.devices = [device(2, hygiene="scrubbing", scrub="s-2")]
         ended = await run(short_tmp, "scrub", "--all-idle", "--path", "fast")
         assert node.asked == [pb.ListDevicesRequest()]
         assert ended.err.startswith(f"Note: Device 2 ({node.devices[0].id}) is left out: it is being scrubbed (s-2).\n")
 
-    async def test_one_idle_device_is_a_list_all_the_same(self, node: Node, short_tmp: Path) -> None:
+    async def test_all_idle_prints_a_list_even_for_one_device(self, node: Node, short_tmp: Path) -> None:
         node.devices = [ZERO]
         node.scripts = {ZERO.id: [passed(ZERO)]}
         ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
         assert (ended.code, ended.json["kind"], len(ended.items)) == (0, "ScrubResultList", 1)
 
-    async def test_one_that_was_taken_meanwhile_is_an_item_that_says_so(self, node: Node, short_tmp: Path) -> None:
+    async def test_all_idle_reports_a_device_that_was_assigned_meanwhile(self, node: Node, short_tmp: Path) -> None:
         node.devices = [THREE]
         node.scripts = {THREE.id: [IN_USE]}
         ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
         assert (ended.code, ended.err, ended.items[0]["error"]["code"]) == (3, "", "held")
 
-    async def test_a_node_without_idle_devices_says_so(self, node: Node, short_tmp: Path) -> None:
+    async def test_all_idle_without_idle_devices_prints_a_note(self, node: Node, short_tmp: Path) -> None:
         node.devices = []
         assert await run(short_tmp, "scrub", "--all-idle") == Ended(0, "", "No device is idle.\n")
         assert node.asked == [pb.ListDevicesRequest()]
@@ -374,7 +382,7 @@ class TestAllIdle:
         ("words", "sentence"),
         [((), "Name a DEVICE, or say --all-idle"), (("0", "--all-idle"), "Say --all-idle or name a DEVICE, not both")],
     )
-    async def test_it_is_either_all_or_those_that_are_named(
+    async def test_all_idle_and_named_devices_exclude_each_other(
         self, node: Node, short_tmp: Path, words: tuple[str, ...], sentence: str
     ) -> None:
         ended = await run(short_tmp, "scrub", *words)
@@ -382,7 +390,7 @@ class TestAllIdle:
         assert sentence in ended.err
 
 
-class TestStillOut:
+class TestScrubbedButNotOffered:
     """A device can be proved clean, and be handed to nobody all the same."""
 
     OUT = pb.Cause(code="operator", sentence="noisy", way_back="person", since=1.0, actor="uid:7")
@@ -414,7 +422,7 @@ class TestStillOut:
             ({"state": "clean"}, "out of service: its state is clean."),
         ],
     )
-    async def test_it_is_said_of_each_with_the_cause_and_the_way_back(
+    async def test_note_names_cause_and_next_action_of_a_clean_device_out_of_service(
         self, node: Node, short_tmp: Path, more: dict[str, object], told: str
     ) -> None:
         out = device(1, offered=False, **more)
@@ -422,22 +430,24 @@ class TestStillOut:
         ended = await run(short_tmp, "scrub", "0", "1")
         assert (ended.code, ended.err) == (0, f"Note: Device 1 is {told}\n")
 
-    async def test_the_properties_of_one_have_the_way_back_as_a_sentence(self, node: Node, short_tmp: Path) -> None:
+    async def test_single_device_output_contains_the_command_for_the_next_action(
+        self, node: Node, short_tmp: Path
+    ) -> None:
         node.scripts["1"] = [passed(device(1, offered=False, health="quarantined", cause=self.OUT))]
         ended = await run(short_tmp, "scrub", "1")
         assert "way back     Only a person can release it: scrubber unquarantine 1 --reason …\n" in ended.out
 
 
-class TestNobodyThere:
+class TestUnavailableService:
     @pytest.mark.parametrize("words", [("0",), ("0", "1"), ("--all-idle",)])
-    async def test_a_service_that_is_away_is_no_verdict(self, short_tmp: Path, words: tuple[str, ...]) -> None:
+    async def test_unavailable_service_gives_no_verdict(self, short_tmp: Path, words: tuple[str, ...]) -> None:
         ended = await run(short_tmp, "scrub", *words)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith("Error: The scrub service is not there:")
         assert ended.err.count("\n") == 1
 
     @pytest.mark.parametrize("words", [("0",), ("0", "1")])
-    async def test_a_service_that_goes_while_it_is_listened_to_is_no_verdict(
+    async def test_service_that_stops_during_a_scrub_gives_no_verdict(
         self, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         async with standing(short_tmp) as node:
@@ -451,7 +461,7 @@ class TestNobodyThere:
         lines = err.decode().splitlines()
         assert [line.split()[0] for line in lines] == ["Error:"] * len(lines), "gRPC says nothing of its own"
 
-    async def test_a_socket_on_which_somebody_else_listens_is_no_verdict(self, short_tmp: Path) -> None:
+    async def test_socket_of_another_program_gives_no_verdict(self, short_tmp: Path) -> None:
         async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.0 200 OK\r\n\r\nclean!\n" * 20)
             writer.close()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.domain.errors import Held
+from scrubber.domain.errors import DeviceBusy
 from tests.cli.acting_stage import MIB, NEVER, Node, begun, device, passed, standing
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal, terminal
 
 ZERO, ONE, TWO, THREE = (device(n) for n in range(4))
-IN_USE = Held("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
+IN_USE = DeviceBusy("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
 PEOPLE = ("stdin", "stderr")
 """The terminal is for people, and standard output goes to a script."""
 
@@ -32,7 +32,7 @@ def there(short_tmp: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_the_verdict_of_one_device(node: Node, there: dict[str, str], columns: int) -> None:
+async def test_verdict_of_one_device_fits_the_terminal(node: Node, there: dict[str, str], columns: int) -> None:
     node.scripts["0"] = [begun(ZERO), passed(ZERO)]
     told = await at_terminal("scrub", "0", columns=columns, environment=there)
     assert told.code == 0
@@ -40,14 +40,14 @@ async def test_the_verdict_of_one_device(node: Node, there: dict[str, str], colu
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_the_verdicts_of_several_devices(node: Node, there: dict[str, str], columns: int) -> None:
+async def test_verdicts_of_several_devices_fit_the_terminal(node: Node, there: dict[str, str], columns: int) -> None:
     told = await at_terminal("scrub", "0", "1", "3", columns=columns, environment=there)
     assert told.code == 3
     agrees_with(f"scrub-several-{columns}", told.text)
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_progress_is_a_line_for_each_device_that_goes_when_it_is_over(
+async def test_progress_has_a_line_per_device_that_disappears_at_the_end(
     node: Node, there: dict[str, str], columns: int
 ) -> None:
     end = asyncio.Event()
@@ -86,7 +86,7 @@ async def test_progress_fits_a_terminal_that_becomes_narrow(node: Node, there: d
         assert (await person.ended()).code == 0
 
 
-async def test_more_devices_than_rows_are_counted(node: Node, there: dict[str, str]) -> None:
+async def test_devices_beyond_the_terminals_rows_are_counted(node: Node, there: dict[str, str]) -> None:
     end = asyncio.Event()
     node.devices = [device(n) for n in range(30)]
     node.scripts = {each.id: [begun(each), end, passed(each)] for each in node.devices}
@@ -97,7 +97,7 @@ async def test_more_devices_than_rows_are_counted(node: Node, there: dict[str, s
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_an_interrupt_says_of_each_that_it_goes_on(node: Node, there: dict[str, str], columns: int) -> None:
+async def test_interrupt_reports_each_scrub_that_continues(node: Node, there: dict[str, str], columns: int) -> None:
     node.scripts |= {ONE.id: [begun(ONE), NEVER], TWO.id: [begun(TWO), NEVER]}
     async with terminal("scrub", "0", "1", "2", columns=columns, environment=there, streams=PEOPLE) as person:
         for shown in (r"^0 .*passed", r"^1 .*memory: clear", r"^2 .*memory: clear"):
@@ -110,7 +110,7 @@ async def test_an_interrupt_says_of_each_that_it_goes_on(node: Node, there: dict
 
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
-async def test_a_terminal_that_is_plain_is_left_plain(
+async def test_plain_terminal_gets_no_colours_or_control_sequences(
     node: Node, there: dict[str, str], variables: dict[str, str]
 ) -> None:
     node.scripts["0"] = [begun(ZERO), passed(ZERO)]
@@ -120,13 +120,13 @@ async def test_a_terminal_that_is_plain_is_left_plain(
     assert ("TERM" not in variables) or (b"\x1b" not in told.raw and told.raw.startswith(b"INDEX"))
 
 
-async def test_a_script_sees_no_progress(node: Node, there: dict[str, str]) -> None:
+async def test_no_progress_is_printed_without_a_terminal(node: Node, there: dict[str, str]) -> None:
     node.scripts["0"] = [begun(ZERO), passed(ZERO)]
     told = await at_terminal("scrub", "0", columns=80, environment=there, streams=("stdout",))
     assert (told.code, told.screen.cursor_shown, b"\x1b[?25" in told.raw) == (0, True, False)
 
 
-async def test_words_of_a_device_do_nothing_to_the_terminal(node: Node, there: dict[str, str]) -> None:
+async def test_device_text_is_escaped_in_the_progress_display(node: Node, there: dict[str, str]) -> None:
     end = asyncio.Event()
     node.scripts["0"] = [begun(ZERO, step="mem\x1b[2Jory", phase="\x9b7m\u202e"), end, passed(ZERO)]
     async with terminal("scrub", "0", environment=there, streams=PEOPLE) as person:

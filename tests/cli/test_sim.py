@@ -14,7 +14,7 @@ import pytest
 from scrubber.adapters.locks import SERVICE_LOCK
 from scrubber.adapters.sim import control, layout, tenant
 from scrubber.cli.main import main
-from scrubber.config.values import HIGHEST_XID
+from scrubber.config.value_formats import MAX_XID
 
 Capture = pytest.CaptureFixture[str]
 
@@ -47,50 +47,50 @@ def node(tmp_path: Path, capsys: Capture) -> Path:
 
 
 def faults(node: Path, index: str = "0") -> control.Faults:
-    return control.read(node / "devices" / index)
+    return control.read_faults(node / "devices" / index)
 
 
 class TestCreate:
-    def test_a_node_that_was_there_is_told_and_left_as_it_is(self, node: Path, capsys: Capture) -> None:
+    def test_existing_node_is_reported_and_unchanged(self, node: Path, capsys: Capture) -> None:
         assert run("create", "--dir", str(node), "--devices", "2", "--memory", "1MiB") == 0
         told = f"Note: The node in {node} was there already; nothing in it was changed."
         assert told in capsys.readouterr().err.splitlines()
 
-    def test_it_makes_what_was_asked_for(self, tmp_path: Path, capsys: Capture) -> None:
+    def test_create_makes_the_requested_node(self, tmp_path: Path, capsys: Capture) -> None:
         made = answer(capsys, "create", "--dir", str(tmp_path / "n"), "--devices", "3", "--memory", "2MiB")
         assert [each["index"] for each in made] == ["0", "1", "2"]
         for each in made:
             assert each["memory_bytes"] == 2 * 1024 * 1024 == Path(each["memory"]).stat().st_size
             assert (each["parent"], each["split"]) == (None, False)
 
-    def test_it_says_what_to_run_next(self, tmp_path: Path, capsys: Capture) -> None:
+    def test_create_prints_the_next_command(self, tmp_path: Path, capsys: Capture) -> None:
         directory = tmp_path / "a node"
         assert run("create", "--dir", str(directory), "--devices", "1", "--memory", "1MiB") == 0
         out, err = capsys.readouterr()
         assert "1 MiB" in out
         assert err.startswith(f"Next: scrubber serve --backend sim --sim-dir '{directory}'")
 
-    def test_the_directory_may_come_from_the_environment(
+    def test_node_directory_may_come_from_the_environment(
         self, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SCRUBBER_SIM_DIR", str(tmp_path / "n"))
         made = answer(capsys, "create", "--devices", "1", "--memory", "4KiB")
         assert [each["memory_bytes"] for each in made] == [4096]
 
-    def test_another_node_is_never_made_over_the_one_that_is_there(self, node: Path, capsys: Capture) -> None:
-        before = layout.load(node)
+    def test_existing_node_of_another_layout_is_never_overwritten(self, node: Path, capsys: Capture) -> None:
+        before = layout.load_node(node)
         assert run("create", "--dir", str(node), "--devices", "5", "--memory", "1MiB") == 2
         assert capsys.readouterr().err.startswith("Error: ")
-        assert layout.load(node) == before
+        assert layout.load_node(node) == before
 
     @pytest.mark.parametrize("words", [("--devices", "0"), ("--memory", "1000")])
-    def test_a_node_that_cannot_be_is_refused(self, tmp_path: Path, capsys: Capture, words: tuple[str, ...]) -> None:
+    def test_impossible_node_layout_is_refused(self, tmp_path: Path, capsys: Capture, words: tuple[str, ...]) -> None:
         assert run("create", "--dir", str(tmp_path / "n"), *words) == 2
         assert capsys.readouterr().err.startswith("Error: ")
 
 
 class TestShape:
-    def test_a_gpu_is_split_and_made_whole_again(self, node: Path, capsys: Capture) -> None:
+    def test_gpu_is_split_and_merged(self, node: Path, capsys: Capture) -> None:
         split = answer(capsys, "split", "--dir", str(node), "--device", "1", "--instances", "2")
         parent = next(each for each in split if each["index"] == "1")
         parts = [each for each in split if each["parent"] == parent["id"]]
@@ -99,20 +99,20 @@ class TestShape:
         merged = answer(capsys, "merge", "--dir", str(node), "--device", "1")
         assert [(each["index"], each["split"]) for each in merged] == [("0", False), ("1", False)]
 
-    def test_a_gpu_that_somebody_holds_is_not_split(self, node: Path, capsys: Capture) -> None:
+    def test_held_gpu_is_not_split(self, node: Path, capsys: Capture) -> None:
         with (node / "devices" / "0" / "memory").open("r+b"):
             assert run("split", "--dir", str(node), "--device", "0") == 3
         assert capsys.readouterr().err.startswith("Error: ")
 
 
 class TestFault:
-    def test_every_flag_breaks_what_it_says(self, node: Path) -> None:
+    def test_every_fault_option_sets_its_fault(self, node: Path) -> None:
         words = ("--xid", "95", "--ecc", "2", "--slow-clear", "1500ms", "--reset", "fail", "--temperature", "99")
         flags = ("--lost", "--stuck", "--wont-clear", "--ghost", "--unkillable")
         assert run("fault", "--dir", str(node), "--device", "0", *words, *flags) == 0
         assert faults(node) == control.Faults(
-            xids_seen={95: 1},
-            xids_standing={95: 1},
+            xid_counts={95: 1},
+            active_xids={95: 1},
             ecc=2,
             lost=True,
             stuck=True,
@@ -125,7 +125,7 @@ class TestFault:
         )
         assert faults(node, "1") == control.Faults()
 
-    def test_what_the_driver_can_say_is_said_of_the_device(self, node: Path) -> None:
+    def test_recovery_condition_and_counter_options_set_their_faults(self, node: Path) -> None:
         conditions = ("--condition", "pcie-width=x8 of x16", "--condition", "nvlink-down", "--condition", "sulking=a=b")
         words = ("--recovery", "drain-and-reset", "--counter", "retired_pages=3", "--counter", "made_up=0")
         assert run("fault", "--dir", str(node), "--device", "0", *conditions, *words) == 0
@@ -135,23 +135,23 @@ class TestFault:
             counters={"retired_pages": 3, "made_up": 0},
         )
 
-    @pytest.mark.parametrize("code", [1, HIGHEST_XID])
-    def test_every_xid_that_a_policy_can_name_can_be_raised(self, node: Path, code: int) -> None:
+    @pytest.mark.parametrize("code", [1, MAX_XID])
+    def test_lowest_and_highest_xid_can_be_raised(self, node: Path, code: int) -> None:
         assert run("fault", "--dir", str(node), "--device", "0", "--xid", str(code)) == 0
-        assert faults(node).xids_standing == {code: 1}
+        assert faults(node).active_xids == {code: 1}
 
-    def test_a_storm_of_xids_is_one_command(self, node: Path) -> None:
+    def test_xid_storm_is_raised_by_one_command(self, node: Path) -> None:
         words = ("--device", "0", "--ecc", "1", "--xid", "31", "--repeat", "200", "--rate", "20000")
         assert run("fault", "--dir", str(node), *words) == 0
-        assert faults(node) == control.Faults(xids_seen={31: 200}, xids_standing={31: 200}, ecc=1)
+        assert faults(node) == control.Faults(xid_counts={31: 200}, active_xids={31: 200}, ecc=1)
 
-    def test_without_a_device_the_whole_node_is_hit_as_the_help_says(self, node: Path) -> None:
+    def test_fault_without_a_device_hits_every_device(self, node: Path) -> None:
         assert run("fault", "--dir", str(node), "--xid", "95") == 0
-        assert [faults(node, each).xids_standing for each in ("0", "1")] == [{95: 1}] * 2
+        assert [faults(node, each).active_xids for each in ("0", "1")] == [{95: 1}] * 2
 
-    def test_the_driver_belongs_to_the_node(self, node: Path) -> None:
+    def test_missing_driver_fault_applies_to_the_node(self, node: Path) -> None:
         assert run("fault", "--dir", str(node), "--driver-absent") == 0
-        assert control.driver_absent(node)
+        assert control.is_driver_absent(node)
 
     @pytest.mark.parametrize(
         "words",
@@ -159,7 +159,7 @@ class TestFault:
             pytest.param((), id="nothing"),
             pytest.param(("--device", "7", "--lost"), id="unknown device"),
             pytest.param(("--device", "0", "--xid", "0"), id="no such XID"),
-            pytest.param(("--device", "0", "--xid", str(HIGHEST_XID + 1)), id="no XID that a policy can name"),
+            pytest.param(("--device", "0", "--xid", str(MAX_XID + 1)), id="no XID that a policy can name"),
             pytest.param(("--device", "0", "--reset", "perhaps"), id="unknown word"),
             pytest.param(("--device", "0", "--recovery", "pray"), id="no such action"),
             pytest.param(("--device", "0", "--condition", "lost"), id="a fault and no condition"),
@@ -171,12 +171,12 @@ class TestFault:
             pytest.param(("--device", "0", "--xid", "31", "--rate", "0"), id="never a second"),
         ],
     )
-    def test_a_fault_that_cannot_be_is_refused(self, node: Path, capsys: Capture, words: tuple[str, ...]) -> None:
+    def test_impossible_fault_is_refused(self, node: Path, capsys: Capture, words: tuple[str, ...]) -> None:
         assert run("fault", "--dir", str(node), *words) == 2
         assert "Error: " in capsys.readouterr().err
         assert faults(node) == control.Faults()
 
-    def test_a_directory_without_a_node_is_refused(self, tmp_path: Path, capsys: Capture) -> None:
+    def test_directory_without_a_node_is_refused(self, tmp_path: Path, capsys: Capture) -> None:
         assert run("fault", "--dir", str(tmp_path), "--device", "0", "--lost") == 2
         assert "holds no simulated node" in capsys.readouterr().err
 
@@ -188,17 +188,17 @@ class TestClear:
             assert run("fault", "--dir", str(node), "--device", index, "--xid", "95", "--lost") == 0
         assert run("fault", "--dir", str(node), "--driver-absent") == 0
 
-    def test_a_device_is_mended(self, node: Path) -> None:
+    def test_clear_removes_the_faults_of_a_device(self, node: Path) -> None:
         assert run("clear", "--dir", str(node), "--device", "0") == 0
-        assert faults(node) == control.Faults(xids_seen={95: 1})
+        assert faults(node) == control.Faults(xid_counts={95: 1})
         assert faults(node, "1").lost
 
-    def test_one_condition_is_lifted(self, node: Path) -> None:
+    def test_clear_can_remove_one_condition(self, node: Path) -> None:
         assert run("clear", "--dir", str(node), "--device", "0", "--condition", "lost") == 0
         assert not faults(node).lost
-        assert faults(node).xids_standing == {95: 1}
+        assert faults(node).active_xids == {95: 1}
 
-    def test_a_condition_is_lifted_by_its_code(self, node: Path) -> None:
+    def test_clear_can_remove_a_condition_by_its_code(self, node: Path) -> None:
         said = ("--condition", "pcie-width", "--condition", "sulking")
         assert run("fault", "--dir", str(node), "--device", "0", *said, "--counter", "retired_pages=3") == 0
         assert run("clear", "--dir", str(node), "--device", "0", "--condition", "pcie-width") == 0
@@ -206,13 +206,13 @@ class TestClear:
         assert run("clear", "--dir", str(node), "--condition", "sulking", "--condition", "power-brake") == 0
         assert (faults(node).conditions, faults(node).counters) == ({}, {"retired_pages": 3})
 
-    def test_the_whole_node_is_mended(self, node: Path) -> None:
+    def test_clear_without_a_device_removes_the_faults_of_the_node(self, node: Path) -> None:
         assert run("clear", "--dir", str(node)) == 0
-        assert not control.driver_absent(node)
+        assert not control.is_driver_absent(node)
         assert not faults(node).lost
         assert not faults(node, "1").lost
 
-    def test_a_condition_that_nobody_knows_is_refused(self, node: Path, capsys: Capture) -> None:
+    def test_clear_of_an_unknown_condition_is_refused(self, node: Path, capsys: Capture) -> None:
         assert run("clear", "--dir", str(node), "--condition", "sulking") == 2
         assert "sulking" in capsys.readouterr().err
 
@@ -223,7 +223,7 @@ class TestTenant:
         command = [sys.executable, "-m", "scrubber.cli.main", "sim", "tenant", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    def test_it_writes_all_over_the_memory_and_another_finds_it(self, node: Path) -> None:
+    def test_text_written_by_a_tenant_is_read_by_the_next_one(self, node: Path) -> None:
         memory = str(node / "devices" / "0" / "memory")
         assert self.run("--device", memory, "--write", "-secret- ").returncode == 0
         first, *_ = self.run("--device", memory, "--read").stdout.splitlines()
@@ -231,15 +231,15 @@ class TestTenant:
         assert seen["residue_bytes"] == 1024 * 1024
         assert seen["found"].startswith("-secret- -secret-")
 
-    def test_memory_that_is_not_as_expected_is_a_negative_verdict(self, node: Path) -> None:
+    def test_unexpected_memory_content_exits_with_one(self, node: Path) -> None:
         assert self.run("--device", str(node / "devices" / "0" / "memory"), "--expect", "x").returncode == 1
 
-    def test_without_a_device_it_is_a_usage_error(self, tmp_path: Path) -> None:
+    def test_tenant_without_a_device_is_a_usage_error(self, tmp_path: Path) -> None:
         ended = self.run("--device", str(tmp_path / "none"))
         assert ended.returncode == 2
         assert "cannot be opened" in ended.stderr
 
-    def test_every_flag_arrives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_tenant_option_reaches_the_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[list[str]] = []
 
         def note(argv: list[str]) -> int:
@@ -253,7 +253,7 @@ class TestTenant:
         (argv,) = told
         assert set(argv) == {*words, *switches} - {"--resize=4KiB"} | {"--resize=4096"}
 
-    def test_it_offers_what_the_program_offers(self, capsys: Capture) -> None:
+    def test_tenant_command_has_the_options_of_the_program(self, capsys: Capture) -> None:
         def flags() -> set[str]:
             return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", capsys.readouterr().out))
 
@@ -265,25 +265,25 @@ class TestTenant:
 
 
 class TestFirmware:
-    def test_another_firmware_is_what_the_driver_then_says(self, node: Path) -> None:
+    def test_firmware_command_sets_the_version_reported_by_the_driver(self, node: Path) -> None:
         assert run("fault", "--dir", str(node), "--device", "0", "--firmware", "97.1-b") == 0
         assert (faults(node).firmware, faults(node, "1").firmware) == ("97.1-b", control.Faults().firmware)
 
-    def test_what_is_no_version_is_refused(self, node: Path, capsys: Capture) -> None:
+    def test_invalid_firmware_version_is_refused(self, node: Path, capsys: Capture) -> None:
         assert run("fault", "--dir", str(node), "--device", "0", "--firmware", "a b") == 2
         assert "is no version of firmware" in capsys.readouterr().err
         assert faults(node) == control.Faults()
 
 
 class TestReboot:
-    def test_it_lifts_what_a_reboot_lifts(self, node: Path, capsys: Capture) -> None:
-        control.fault(node, "0", lost=True)
+    def test_reboot_lifts_transient_faults(self, node: Path, capsys: Capture) -> None:
+        control.add_faults(node, "0", lost=True)
         assert run("reboot", "--dir", str(node)) == 0
         assert not faults(node).lost
         assert capsys.readouterr() == ("", "")
 
-    def test_a_held_device_is_in_the_way_and_a_service_is(self, node: Path, capsys: Capture) -> None:
-        control.fault(node, "0", lost=True)
+    def test_reboot_is_refused_while_a_device_is_held_or_a_service_runs(self, node: Path, capsys: Capture) -> None:
+        control.add_faults(node, "0", lost=True)
         with (node / "devices" / "0" / "memory").open("rb"):
             assert run("reboot", "--dir", str(node)) == 3
         assert "Device 0 is held" in capsys.readouterr().err
@@ -293,6 +293,6 @@ class TestReboot:
         assert "stop it first" in capsys.readouterr().err
         assert faults(node).lost
 
-    def test_where_there_is_no_node_nothing_is_rebooted(self, tmp_path: Path, capsys: Capture) -> None:
+    def test_reboot_without_a_node_is_refused(self, tmp_path: Path, capsys: Capture) -> None:
         assert run("reboot", "--dir", str(tmp_path)) == 2
         assert capsys.readouterr().err.startswith("Error: ")

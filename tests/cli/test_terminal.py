@@ -30,35 +30,35 @@ def shown(*written: str, columns: int = 10) -> Screen:
         ("main\x1b[?1049hother\x1b[?1049l", "main\n"),
     ],
 )
-def test_what_stands_there_is_what_a_person_sees(written: str, text: str) -> None:
+def test_screen_shows_the_text_left_after_control_sequences(written: str, text: str) -> None:
     assert shown(written).text == text
 
 
-def test_a_sequence_that_has_not_all_arrived_waits_for_its_rest() -> None:
+def test_incomplete_escape_sequence_is_kept_until_completed() -> None:
     assert Screen(10).feed("x\x1b[3") == "\x1b[3"
 
 
 @pytest.mark.parametrize("written", ["a" * 11, "東京東京東京", "a" * 10 + "\x1b[0mb"])
-def test_what_runs_past_the_last_column_is_noted(written: str) -> None:
+def test_text_beyond_the_last_column_is_detected(written: str) -> None:
     assert shown(written).too_wide
 
 
 @pytest.mark.parametrize("written", ["a" * 10, "東京東京東", "cafe\u0301 cafe\u0301\r\n", "a" * 10 + "\r\n" + "a" * 10])
-def test_what_just_fits_is_not(written: str) -> None:
+def test_text_that_fits_exactly_is_not_too_wide(written: str) -> None:
     assert not shown(written).too_wide
 
 
-def test_an_unknown_sequence_is_no_text() -> None:
+def test_unknown_escape_sequence_fails() -> None:
     with pytest.raises(AssertionError, match="does not know"):
         Screen(80).feed("\x1b\x01" + "x" * 40)
 
 
-async def test_a_line_that_is_too_wide_fails_the_test() -> None:
+async def test_overlong_line_fails_the_test() -> None:
     with pytest.raises(AssertionError, match="wider than 20"):
         await at_terminal("print('x' * 21)", columns=20, program=PYTHON)
 
 
-async def test_keys_size_and_interrupts_reach_the_command() -> None:
+async def test_keys_resizes_and_interrupts_reach_the_command() -> None:
     code = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size().columns, flush=True))\n"
@@ -76,7 +76,7 @@ async def test_keys_size_and_interrupts_reach_the_command() -> None:
         assert await there.process.wait() == -2
 
 
-async def test_streams_that_are_no_terminal_are_none() -> None:
+async def test_redirected_streams_are_no_terminals() -> None:
     told = await at_terminal(
         "import sys; print([each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)])",
         columns=80,
@@ -86,7 +86,7 @@ async def test_streams_that_are_no_terminal_are_none() -> None:
     assert told.out == "[False, False, True]\n"
 
 
-async def test_it_waits_no_longer_than_asked() -> None:
+async def test_terminal_wait_ends_at_its_timeout() -> None:
     async with terminal("import time; time.sleep(600)", columns=80, program=PYTHON) as there:
         with pytest.raises(AssertionError, match="was not shown"):
             await there.shows("anything", seconds=0.05)

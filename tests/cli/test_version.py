@@ -10,7 +10,7 @@ import pytest
 
 from scrubber import __version__
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import NotPermitted
+from scrubber.domain.errors import PermissionDenied
 from tests.cli.stage import Service, run, serving
 from tests.cli.terminal import WIDTHS, at_terminal
 
@@ -22,13 +22,13 @@ async def service(short_tmp: Path) -> AsyncIterator[Service]:
         yield service
 
 
-async def test_it_is_one_line_and_asks_nobody(service: Service, short_tmp: Path) -> None:
+async def test_version_is_one_line_and_contacts_no_service(service: Service, short_tmp: Path) -> None:
     ended = await run(short_tmp, "version")
     assert (ended.code, ended.out, ended.err) == (0, f"{__version__}\n", "")
     assert service.asked == []
 
 
-async def test_json_says_what_it_runs_on(short_tmp: Path) -> None:
+async def test_json_contains_the_runtime_environment(short_tmp: Path) -> None:
     ended = await run(short_tmp, "version", "-o", "json")
     assert ended.json == {
         "apiVersion": "cli.scrubber.dev/v1",
@@ -39,13 +39,13 @@ async def test_json_says_what_it_runs_on(short_tmp: Path) -> None:
     }
 
 
-async def test_a_service_of_the_same_version_is_a_yes(service: Service, short_tmp: Path) -> None:
+async def test_service_of_the_same_version_exits_with_zero(service: Service, short_tmp: Path) -> None:
     ended = await run(short_tmp, "version", "--service", "-o", "json")
     assert (ended.code, ended.json["service"], ended.err) == (0, __version__, "")
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_a_service_of_another_version_is_a_no_that_says_what_to_do(
+async def test_service_of_another_version_exits_with_one_and_names_the_remedy(
     service: Service, short_tmp: Path, columns: int
 ) -> None:
     service.info = pb.ServiceInfo(version="9.9\x1b[2J")
@@ -57,11 +57,11 @@ async def test_a_service_of_another_version_is_a_no_that_says_what_to_do(
     assert f"restart it to have {__version__} run" in said
 
 
-async def test_a_service_that_is_away_or_refuses_is_a_no(service: Service, short_tmp: Path) -> None:
+async def test_unavailable_or_refusing_service_exits_with_one(service: Service, short_tmp: Path) -> None:
     away = await run(short_tmp / "nowhere", "version", "--service")
     assert (away.code, away.out) == (1, "")
     assert "is not there" in away.err
-    service.error = NotPermitted("Not you.")
+    service.error = PermissionDenied("Not you.")
     refused = await run(short_tmp, "version", "--service")
     assert (refused.code, refused.out) == (3, "")
     assert "Not you." in refused.err

@@ -35,7 +35,7 @@ async def first_line(stream: asyncio.StreamReader | None) -> str:
 
 
 class TestOnATerminal:
-    async def test_a_change_is_drawn_in_place(self, service: Service, short_tmp: Path) -> None:
+    async def test_change_is_drawn_in_place(self, service: Service, short_tmp: Path) -> None:
         async with terminal("devices", "--watch", environment=at(short_tmp)) as there:
             await there.shows("quarantined")
             service.becomes(CLEAN)
@@ -46,7 +46,7 @@ class TestOnATerminal:
             there.type("\x03")
             assert (await there.ended()).code == 130
 
-    async def test_the_last_picture_stays_and_the_terminal_is_as_before(
+    async def test_interrupt_leaves_the_last_view_and_restores_the_terminal(
         self, service: Service, short_tmp: Path
     ) -> None:
         async with terminal("devices", "-w", environment=at(short_tmp)) as there:
@@ -60,7 +60,7 @@ class TestOnATerminal:
         assert "stray" not in told.text
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-    async def test_whoever_ends_it_leaves_a_good_terminal_too(
+    async def test_termination_signal_restores_the_terminal(
         self, service: Service, short_tmp: Path, number: signal.Signals
     ) -> None:
         async with terminal("devices", "-w", environment=at(short_tmp)) as there:
@@ -69,7 +69,7 @@ class TestOnATerminal:
             assert (await there.ended()).code == -number
             assert there.is_as_before
 
-    async def test_another_size_is_drawn_anew(self, service: Service, short_tmp: Path) -> None:
+    async def test_resized_terminal_is_redrawn(self, service: Service, short_tmp: Path) -> None:
         async with terminal("devices", "-w", columns=200, environment=at(short_tmp)) as there:
             await there.shows("MODEL")
             there.resize(60)
@@ -81,7 +81,7 @@ class TestOnATerminal:
             there.type("\x03")
             await there.ended()
 
-    async def test_a_short_window_says_how_much_is_not_seen(self, service: Service, short_tmp: Path) -> None:
+    async def test_short_window_states_the_number_of_hidden_lines(self, service: Service, short_tmp: Path) -> None:
         many = [pb.Device(id=f"SIM-GPU-{number:02}", index=str(number), state="clean") for number in range(16)]
         service.becomes(*many)
         async with terminal("devices", "-w", rows=10, environment=at(short_tmp)) as there:
@@ -90,7 +90,7 @@ class TestOnATerminal:
             there.type("\x03")
             await there.ended()
 
-    async def test_it_steps_aside_and_comes_back(self, service: Service, short_tmp: Path) -> None:
+    async def test_suspended_watch_restores_the_terminal_and_resumes(self, service: Service, short_tmp: Path) -> None:
         async with terminal("devices", "-w", environment=at(short_tmp)) as there:
             await there.shows("quarantined")
             there.process.send_signal(signal.SIGTSTP)
@@ -102,7 +102,7 @@ class TestOnATerminal:
             there.type("\x03")
             assert (await there.ended()).code == 130
 
-    async def test_a_service_that_goes_is_told_of_and_asked_again(self, short_tmp: Path) -> None:
+    async def test_lost_service_is_reported_and_contacted_again(self, short_tmp: Path) -> None:
         async with serving(short_tmp):
             watching = terminal("devices", "-w", environment=at(short_tmp))
             there = await watching.__aenter__()
@@ -118,7 +118,7 @@ class TestOnATerminal:
         finally:
             await watching.__aexit__(None, None, None)
 
-    async def test_a_service_that_hangs_is_not_called_live(self, short_tmp: Path) -> None:
+    async def test_hanging_service_is_not_shown_as_live(self, short_tmp: Path) -> None:
         class Hanging(Service):
             async def GetServiceInfo(self, request: object, context: object) -> pb.ServiceInfo:
                 if self.reached.is_set():
@@ -135,7 +135,9 @@ class TestOnATerminal:
             there.type("\x03")
             assert (await there.ended()).code == 130
 
-    async def test_a_glass_that_is_broken_stands_above_the_table(self, service: Service, short_tmp: Path) -> None:
+    async def test_active_break_glass_override_is_shown_above_the_table(
+        self, service: Service, short_tmp: Path
+    ) -> None:
         service.becomes(BROKEN)
         async with terminal("devices", "-w", environment=at(short_tmp)) as there:
             await there.shows(re.compile(r"live\nNote: Until .* nothing is refused for device 2", re.MULTILINE))
@@ -143,20 +145,20 @@ class TestOnATerminal:
             there.type("\x03")
             await there.ended()
 
-    async def test_without_a_service_nothing_is_drawn(self, short_tmp: Path) -> None:
+    async def test_nothing_is_drawn_without_a_service(self, short_tmp: Path) -> None:
         async with terminal("devices", "-w", environment=at(short_tmp)) as there:
             told = await there.ended()
         assert told.code == 1
         assert told.text.startswith("Error: The scrub service is not there:")
         assert b"\x1b[?1049h" not in told.raw
 
-    async def test_a_device_that_is_not_there_is_a_wrong_request(self, service: Service, short_tmp: Path) -> None:
+    async def test_unknown_device_is_a_usage_error(self, service: Service, short_tmp: Path) -> None:
         async with terminal("devices", "9", "-w", environment=at(short_tmp)) as there:
             told = await there.ended()
         assert told.code == 2
         assert "No device is called '9'" in told.text
 
-    async def test_a_dumb_terminal_gets_one_table_after_the_other(self, service: Service, short_tmp: Path) -> None:
+    async def test_dumb_terminal_gets_consecutive_tables(self, service: Service, short_tmp: Path) -> None:
         async with terminal("devices", "-w", environment=at(short_tmp, TERM="dumb")) as there:
             await there.shows("quarantined")
             service.becomes(CLEAN)
@@ -180,7 +182,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-class TestElsewhere:
+class TestWithoutTerminal:
     async def test_every_change_is_a_line_of_json(self, service: Service, short_tmp: Path) -> None:
         process = await start(short_tmp, "devices", "--watch", "-o", "json")
         first = json.loads(await first_line(process.stdout))
@@ -194,7 +196,7 @@ class TestElsewhere:
         out, err = await process.communicate()
         assert (process.returncode, out, err) == (130, b"", b"")
 
-    async def test_in_yaml_every_change_is_a_document(self, service: Service, short_tmp: Path) -> None:
+    async def test_every_change_is_a_yaml_document(self, service: Service, short_tmp: Path) -> None:
         process = await start(short_tmp, "devices", "0", "--watch", "-o", "yaml")
         assert await first_line(process.stdout) == "---\n"
         process.send_signal(signal.SIGINT)
@@ -202,7 +204,7 @@ class TestElsewhere:
         (told,) = yaml.safe_load_all(out)
         assert [each["id"] for each in told["items"]] == ["SIM-GPU-aa"]
 
-    async def test_tables_follow_each_other_each_with_its_time(self, service: Service, short_tmp: Path) -> None:
+    async def test_tables_are_printed_consecutively_each_with_its_time(self, service: Service, short_tmp: Path) -> None:
         process = await start(short_tmp, "devices", "--watch")
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", await first_line(process.stdout))
         assert (await first_line(process.stdout)).startswith("INDEX  DEVICE      HYGIENE")
@@ -210,7 +212,7 @@ class TestElsewhere:
         out, _ = await process.communicate()
         assert out.decode().endswith("seen.\n\n")
 
-    async def test_a_loss_is_said_once_on_standard_error(self, short_tmp: Path) -> None:
+    async def test_lost_service_is_reported_once_on_standard_error(self, short_tmp: Path) -> None:
         async with serving(short_tmp) as service:
             process = await start(short_tmp, "devices", "--watch", "-o", "json")
             await first_line(process.stdout)
@@ -226,7 +228,7 @@ class TestElsewhere:
         assert (process.returncode, out, err) == (130, b"", b"")
 
     @pytest.mark.parametrize("output", ["json", "yaml", "table"])
-    async def test_a_reader_that_leaves_ends_it(self, service: Service, short_tmp: Path, output: str) -> None:
+    async def test_closed_output_ends_the_watch(self, service: Service, short_tmp: Path, output: str) -> None:
         reading, writing = os.pipe()
         process = await start(short_tmp, "devices", "--watch", "-o", output, stdout=writing)
         os.close(writing)
@@ -236,7 +238,7 @@ class TestElsewhere:
         _, err = await process.communicate()
         assert (process.returncode, err) == (1, b"")
 
-    async def test_names_do_not_change(self, service: Service, short_tmp: Path) -> None:
+    async def test_watch_with_name_output_is_a_usage_error(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "devices", "--watch", "-o", "name")
         assert isinstance(ended, Ended)
         assert (ended.code, ended.out, service.asked) == (2, "", [])

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from plugin.cluster.credentials import Login
+from plugin.cluster.credentials import Kubeconfig
 from tests.plugin_collaborators import Bell
 
 STRATEGIC, MERGE, JSON = "application/strategic-merge-patch+json", "application/merge-patch+json", "application/json"
@@ -269,7 +269,7 @@ class ApiServerStandIn:
         return Said(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 
 
-def kubeconfig(directory: Path, server: str, *, token: str = "good", **user: Any) -> Login:
+def kubeconfig(directory: Path, server: str, *, token: str = "good", **user: Any) -> Kubeconfig:
     """A kubeconfig in ``directory`` with the token in a file of its own, which a test may write anew."""
     secret = directory / "token"
     secret.write_text(token)
@@ -283,4 +283,4 @@ def kubeconfig(directory: Path, server: str, *, token: str = "good", **user: Any
         "users": [{"name": "u", "user": user or {"tokenFile": str(secret)}}],
     }
     path.write_text(yaml.safe_dump(written))
-    return Login(path)
+    return Kubeconfig(path)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from scrubber.config.policy_file import parse_policy
-from scrubber.config.policy_format import policy_reference, policy_schema, section_of, written
-from scrubber.config.values import InvalidValue
-from scrubber.config.yaml_lines import as_yaml
-from scrubber.domain.declaration import Contradiction, Declaration, ValueType, declarations, setting
-from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Enforcement, Override, Policy
+from scrubber.config.policy_format import dump_policy, policy_reference, policy_schema, rule_section
+from scrubber.config.value_formats import InvalidValue
+from scrubber.config.yaml_document import dump_yaml
+from scrubber.domain.declaration import Declaration, InvalidSetting, ValueType, camel_case, declarations, setting
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.policy import Enforcement, Policy, PolicyOverride
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def declared(
 
 
 SETTINGS = {".".join(where): (where, each, overridable) for where, each, overridable in declared()}
-SCHEMA, DUMP, PAGE = policy_schema(), written(Policy(), {}), policy_reference()
+SCHEMA, DUMP, PAGE = policy_schema(), dump_policy(Policy(), {}), policy_reference()
 every_setting = pytest.mark.parametrize(("where", "setting", "overridable"), SETTINGS.values(), ids=SETTINGS)
 
 
@@ -58,35 +58,35 @@ def in_schema(where: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read(values: dict[str, Any]) -> Policy:
-    return parse_policy(as_yaml(values).encode(), "policy.yaml", xids={})
+    return parse_policy(dump_yaml(values).encode(), "policy.yaml", xids={})
 
 
-def test_a_policy_has_the_settings_that_its_file_has() -> None:
+def test_policy_has_more_than_fifty_settings_including_the_central_ones() -> None:
     assert len(SETTINGS) >= 50
     assert set(SETTINGS) >= {
         "name",
-        "hand-over",
-        "limits.hand-over",
-        "limits.memory-rate",
-        "stuck.evict-after",
+        "handOver",
+        "limits.handOver",
+        "limits.minClearRate",
+        "stuckPods.evictAfter",
         "overrides",
     }
 
 
-@pytest.mark.parametrize("rule", [Policy, Override, *{type(each.default) for each in declarations(Policy).values() if each.type is ValueType.SECTION}])  # fmt: skip
-def test_every_field_of_a_rule_is_a_setting(rule: type) -> None:
+@pytest.mark.parametrize("rule", [Policy, PolicyOverride, *{type(each.default) for each in declarations(Policy).values() if each.type is ValueType.SECTION}])  # fmt: skip
+def test_every_field_of_a_policy_rule_is_declared_as_a_setting(rule: type) -> None:
     others = (
         {"digest", "unlisted_error", "error_notes", "signals"}
         if rule is Policy
         else {"policy"}
-        if rule is Override
+        if rule is PolicyOverride
         else set()
     )
     assert {each.name for each in fields(rule)} - declarations(rule).keys() == others
 
 
 @every_setting
-def test_a_setting_says_what_it_is_and_its_default_is_in_its_range(
+def test_every_setting_has_a_description_and_a_default_within_its_range(
     where: tuple[str, ...], setting: Declaration, overridable: bool
 ) -> None:
     assert setting.description.endswith(".")
@@ -100,17 +100,23 @@ def test_a_setting_says_what_it_is_and_its_default_is_in_its_range(
 
 
 @every_setting
-def test_a_range_that_is_declared_is_kept(where: tuple[str, ...], setting: Declaration, overridable: bool) -> None:
+def test_value_outside_the_declared_range_is_refused(
+    where: tuple[str, ...], setting: Declaration, overridable: bool
+) -> None:
     below = None if setting.minimum is None else setting.minimum - (1 if isinstance(setting.default, int) else 0.001)
     above = None if setting.maximum is None else setting.maximum + 1
     for number in (below, above):
         if number is not None:
-            with pytest.raises(BadConfiguration, match=f"{where[-1]}: .*(write at|less than one|too slow|negative)"):
+            with pytest.raises(
+                InvalidConfiguration, match=f"{where[-1]}: .*(write at|less than one|too slow|negative)"
+            ):
                 read({"name": "mine", **put(where, number)})
 
 
 @every_setting
-def test_a_setting_is_in_the_schema(where: tuple[str, ...], setting: Declaration, overridable: bool) -> None:
+def test_every_setting_is_in_the_schema_with_description_and_range(
+    where: tuple[str, ...], setting: Declaration, overridable: bool
+) -> None:
     part = in_schema(where)
     assert part["description"] == setting.description
     numbers = [part, *part.get("anyOf", ())]
@@ -119,7 +125,7 @@ def test_a_setting_is_in_the_schema(where: tuple[str, ...], setting: Declaration
 
 
 @every_setting
-def test_a_setting_is_in_a_dump_and_its_default_can_be_written_down(
+def test_every_setting_is_in_the_policy_dump_and_its_dumped_value_reads_back(
     where: tuple[str, ...], setting: Declaration, overridable: bool
 ) -> None:
     assert read({"name": "mine", **put(where, at(DUMP, where))}) == read(
@@ -128,8 +134,10 @@ def test_a_setting_is_in_a_dump_and_its_default_can_be_written_down(
 
 
 @every_setting
-def test_a_setting_is_on_the_reference_page(where: tuple[str, ...], setting: Declaration, overridable: bool) -> None:
-    keys = [(*where, entry.value) for entry in setting.entries] or [where]
+def test_every_setting_is_on_the_reference_page(
+    where: tuple[str, ...], setting: Declaration, overridable: bool
+) -> None:
+    keys = [(*where, camel_case(entry)) for entry in setting.entries] or [where]
     for *above, key in keys:
         _, _, below = PAGE.partition(f"## {above[0] if above else 'At the top of a file'}\n")
         (row,) = [line for line in below.partition("\n## ")[0].splitlines() if line.startswith(f"| `{key}` |")]
@@ -138,7 +146,7 @@ def test_a_setting_is_on_the_reference_page(where: tuple[str, ...], setting: Dec
 
 
 @every_setting
-def test_an_override_may_name_a_setting_unless_it_counts_for_the_whole_node(
+def test_override_may_name_every_setting_that_is_not_node_wide(
     where: tuple[str, ...], setting: Declaration, overridable: bool
 ) -> None:
     if where == ("name",):
@@ -147,7 +155,7 @@ def test_an_override_may_name_a_setting_unless_it_counts_for_the_whole_node(
     if overridable:
         assert len(read({"name": "mine", "overrides": [entry]}).overrides) == 1
     else:
-        with pytest.raises(BadConfiguration, match="counts for the whole node"):
+        with pytest.raises(InvalidConfiguration, match="counts for the whole node"):
             read({"name": "mine", "overrides": [entry]})
 
 
@@ -166,18 +174,18 @@ class Toy:
 
     def check(self) -> None:
         if self.quiet and self.boxes > 3:
-            raise Contradiction("kept_bytes", "more than 3 boxes are never quiet")
+            raise InvalidSetting("kept_bytes", "more than 3 boxes are never quiet")
 
 
-TOYS = section_of(Toy, "ToySection")
+TOYS = rule_section(Toy, "ToySection")
 
 
 def toys(values: dict[str, Any]) -> Toy:
-    toy: Toy = TOYS.changed(Toy(), TOYS.read(values, ("toys",)))
+    toy: Toy = TOYS.merge(Toy(), TOYS.read(values, ("toys",)))
     return toy
 
 
-def test_a_new_setting_is_read_and_written_because_it_is_declared() -> None:
+def test_newly_declared_setting_is_read_and_written() -> None:
     said = {"after": "1m", "boxes": 3, "kept": "2MiB", "mode": "enforce", "quiet": False}
     found = Toy(60.0, 3, 2 * 1024 * 1024, Enforcement.ENFORCE, False)
     assert toys(said) == found
@@ -197,13 +205,15 @@ def test_a_new_setting_is_read_and_written_because_it_is_declared() -> None:
         ({"quiet": None}, (("toys", "quiet"), "toys.quiet: nothing is written here; write its value, or remove the key")),
     ],
 )  # fmt: skip
-def test_a_new_setting_is_refused_in_the_words_of_all_others(values: dict[str, Any], fault: tuple[object, str]) -> None:
+def test_invalid_value_of_a_newly_declared_setting_is_refused_like_any_other(
+    values: dict[str, Any], fault: tuple[object, str]
+) -> None:
     with pytest.raises(InvalidValue) as caught:
         toys(values)
     assert caught.value.faults == (fault,)
 
 
-def test_a_new_setting_is_described_because_it_is_declared() -> None:
+def test_newly_declared_setting_is_described_in_the_schema() -> None:
     definitions: dict[str, Any] = {}
     assert TOYS.schema(definitions) == {"$ref": "#/$defs/ToySection"}
     assert definitions["ToySection"]["description"] == "How toys are put away."

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from scrubber.config.policy_file import load_policy, parse_policy, policy_digest, signed
+from scrubber.config.policy_file import load_policy, parse_policy, policy_digest, with_digest
 from scrubber.config.settings import DisabledHealthchecks
 from scrubber.config.xid_file import XidRow
-from scrubber.domain.basis import HandOver
-from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Enforcement, Policy, Proof, ResetUse, Sharing, Ungranted
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.policy import Enforcement, Policy, RequiredProof, ResetMode, SharingMode, UnauthorizedUseAction
 
 TABLE = {
     13: XidRow(13, ErrorClass.APPLICATION, "action", "an exception"),
@@ -25,7 +25,7 @@ def read(text: str) -> Policy:
 
 
 def complaints(text: str) -> list[str]:
-    with pytest.raises(BadConfiguration) as caught:
+    with pytest.raises(InvalidConfiguration) as caught:
         read(text)
     return str(caught.value).splitlines()
 
@@ -35,77 +35,77 @@ def override(text: str) -> Policy:
     return only.policy
 
 
-def test_an_override_says_all_that_may_differ_between_devices() -> None:
+def test_override_may_set_everything_that_may_differ_between_devices() -> None:
     policy = override(
         """\
         name: mine
         overrides:
           - name: other
             models: ["NVIDIA L4*"]
-            hand-over: {same-pod: checks}
+            handOver: {samePod: checks}
             reset: required
             sharing: never
             enforcement: observe
-            ungranted: end
-            limits: {slow-path: 3m, memory-floor: 1s, memory-rate: 1GiB/s, reset: 1m, dying-grace: 0, settle: 0,
-                     temperature-celsius: 80}
-            memory: {pattern: true}
-            diagnostics: {slow-path: quick}
-            health: {sustained: {too-hot: 1m}, news: at-release}
-            recovery: {attempts: 2}
-            maintenance: {every: 24h}
+            unauthorizedUse: end
+            limits: {slowPath: 3m, clearTimeoutBase: 1s, minClearRate: 1GiB/s, reset: 1m, leftoverGracePeriod: 0, unknownPodIdlePeriod: 0,
+                     maxTemperatureCelsius: 80}
+            memory: {patternPass: true}
+            diagnostics: {slowPath: quick}
+            health: {quarantineAfter: {too-hot: 1m}, quarantineAt: at-release}
+            recovery: {maxAttempts: 2}
+            maintenance: {interval: 24h}
             settings: {power_limit_watts: 300}
             xids: {reset: [94]}
         """
     )
     plain = read("name: mine\n")
     assert policy.name == "mine/other"
-    assert policy.proofs == {**plain.proofs, HandOver.SAME_POD: Proof.CHECKS}
-    assert (policy.reset, policy.sharing) == (ResetUse.REQUIRED, Sharing.NEVER)
-    assert (policy.enforcement, policy.ungranted) == (Enforcement.OBSERVE, Ungranted.END)
-    assert (policy.limits.slow_path, policy.limits.reset, policy.limits.settle) == (180.0, 60.0, 0.0)
-    assert (policy.limits.hand_over, policy.limits.temperature_celsius) == (plain.limits.hand_over, 80)
-    assert policy.memory == dataclasses.replace(plain.memory, pattern=True)
-    assert policy.health.sustained == {**plain.health.sustained, "too-hot": 60.0}
-    assert (policy.recovery.attempts, policy.maintenance.every) == (2, 86400.0)
+    assert policy.required_proofs == {**plain.required_proofs, HandOverKind.SAME_POD: RequiredProof.CHECKS}
+    assert (policy.reset, policy.sharing) == (ResetMode.REQUIRED, SharingMode.NEVER)
+    assert (policy.enforcement, policy.unauthorized_use) == (Enforcement.OBSERVE, UnauthorizedUseAction.KILL)
+    assert (policy.limits.slow_path, policy.limits.reset, policy.limits.unknown_pod_idle_period) == (180.0, 60.0, 0.0)
+    assert (policy.limits.hand_over, policy.limits.max_temperature_celsius) == (plain.limits.hand_over, 80)
+    assert policy.memory == dataclasses.replace(plain.memory, pattern_pass=True)
+    assert policy.health.quarantine_after == {**plain.health.quarantine_after, "too-hot": 60.0}
+    assert (policy.recovery.max_attempts, policy.maintenance.interval) == (2, 86400.0)
     assert policy.settings == {"power_limit_watts": "300"}
     assert policy.error_classes == {13: ErrorClass.APPLICATION, 94: ErrorClass.RESET}
     assert policy.error_notes == {13: "an exception", 94: "a memory error"}
     assert policy.overrides == ()
 
 
-def test_what_an_override_does_not_name_is_as_in_its_file_and_not_as_in_the_default() -> None:
+def test_setting_missing_from_an_override_keeps_the_value_of_the_file() -> None:
     policy = override(
         """\
         name: mine
         reset: never
-        memory: {audit: false, max-uncovered: 2GiB}
-        health: {sustained: {too-hot: never, pcie-width: 1m}, calm: 5s}
+        memory: {countResidue: false, maxUncovered: 2GiB}
+        health: {quarantineAfter: {too-hot: never, pcie-width: 1m}, quietPeriod: 5s}
         settings: {a: 1, b: 2}
         xids: {ignore: [13, 62], reset: [94]}
-        diagnostics: {floors: {"NVIDIA *": {host-to-device: 1GB/s}}}
+        diagnostics: {minRates: {"NVIDIA *": {host-to-device: 1GB/s}}}
         overrides:
           - name: other
             resources: [nvidia.com/gpu]
-            memory: {max-uncovered: 3GiB}
-            health: {sustained: {pcie-width: never}}
+            memory: {maxUncovered: 3GiB}
+            health: {quarantineAfter: {pcie-width: never}}
             settings: {b: 3}
             xids: {service: [13], ignore: [95]}
-            diagnostics: {floors: {"NVIDIA H*": {host-to-device: 2GB/s}}}
+            diagnostics: {minRates: {"NVIDIA H*": {host-to-device: 2GB/s}}}
         """
     )
-    assert policy.reset is ResetUse.NEVER
-    assert (policy.memory.audit, policy.memory.max_uncovered) == (False, 3 * 1024**3)
-    assert policy.health.calm == 5.0
-    assert not {"too-hot", "pcie-width"} & policy.health.sustained.keys()
+    assert policy.reset is ResetMode.NEVER
+    assert (policy.memory.count_residue, policy.memory.max_uncovered) == (False, 3 * 1024**3)
+    assert policy.health.quiet_period == 5.0
+    assert not {"too-hot", "pcie-width"} & policy.health.quarantine_after.keys()
     assert policy.settings == {"a": "1", "b": "3"}
     assert policy.error_classes == {
-        13: ErrorClass.SERVICE,
+        13: ErrorClass.REPAIR,
         62: ErrorClass.IGNORE,
         94: ErrorClass.RESET,
         95: ErrorClass.IGNORE,
     }
-    assert list(policy.diagnostics.floors) == ["NVIDIA H*", "NVIDIA *"], "the first that fits counts"
+    assert list(policy.diagnostics.min_rates) == ["NVIDIA H*", "NVIDIA *"], "the first that fits counts"
 
 
 SEVERAL = """\
@@ -128,32 +128,32 @@ overrides:
         ("", [], "mine"),
     ],
 )
-def test_the_first_override_that_fits_a_device_counts(model: str, resources: list[str], name: str) -> None:
-    assert read(SEVERAL).of(model, resources).name == name
+def test_first_override_that_matches_a_device_applies(model: str, resources: list[str], name: str) -> None:
+    assert read(SEVERAL).for_device(model, resources).name == name
 
 
-def test_each_override_has_a_digest_of_its_own_values_and_the_file_says_nothing_of_them() -> None:
+def test_override_has_a_digest_of_its_own_that_does_not_affect_the_files_digest() -> None:
     text = "name: mine\noverrides: [{name: other, models: [x], sharing: never}]\n"
     policy = read(text)
     assert policy.digest == read("name: mine\n").digest
     assert override(text).digest == policy_digest(override(text)) == read("name: mine\nsharing: never\n").digest
-    assert signed(dataclasses.replace(policy, digest="")) == policy
+    assert with_digest(dataclasses.replace(policy, digest="")) == policy
 
 
-def test_xids_that_a_start_turns_off_are_off_for_every_device() -> None:
+def test_xids_disabled_at_the_start_are_disabled_in_every_override() -> None:
     policy = read("name: mine\noverrides: [{name: other, models: [x], xids: {reset: [79, 94]}}]\n")
-    off = signed(DisabledHealthchecks(codes=frozenset({79})).applied_to(policy))
+    off = with_digest(DisabledHealthchecks(codes=frozenset({79})).apply_to(policy))
     assert {each.error_class(79) for each in (off, off.overrides[0].policy)} == {ErrorClass.IGNORE}
     assert off.overrides[0].policy.error_class(94) is ErrorClass.RESET
     assert off.overrides[0].policy.digest != policy.overrides[0].policy.digest
 
 
 @pytest.mark.parametrize("name", ["default", "strict", "trusted"])
-def test_no_policy_that_ships_makes_a_difference_between_devices(name: str) -> None:
+def test_bundled_policies_have_no_overrides(name: str) -> None:
     assert load_policy(name).overrides == ()
 
 
-HEAD = "name: mine\nlimits: {slow-path: 40s}\noverrides:\n"
+HEAD = "name: mine\nlimits: {slowPath: 40s}\noverrides:\n"
 
 
 @pytest.mark.parametrize(
@@ -198,50 +198,50 @@ HEAD = "name: mine\nlimits: {slow-path: 40s}\noverrides:\n"
             id="unknown key",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    memory:\n      audits: true\n",
-            'policy.yaml:7: unknown key "audits" in "memory"; did you mean "audit"?',
+            HEAD + "  - name: a\n    models: [x]\n    memory:\n      onChips: true\n",
+            'policy.yaml:7: unknown key "onChips" in "memory"; did you mean "onChip"?',
             id="unknown key in a section",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    breaker: {resets: 1}\n",
+            HEAD + "  - name: a\n    models: [x]\n    breaker: {maxResets: 1}\n",
             'policy.yaml:6: overrides.breaker: "breaker" counts for the whole node, not for some devices; write it in the '
             "policy itself.",
             id="a section of the node",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    limits:\n      hand-over: 20s\n",
-            'policy.yaml:7: overrides.limits.hand-over: "hand-over" counts for the whole node, not for some devices; write it '
+            HEAD + "  - name: a\n    models: [x]\n    limits:\n      handOver: 20s\n",
+            'policy.yaml:7: overrides.limits.handOver: "handOver" counts for the whole node, not for some devices; write it '
             "in limits.",
             id="a limit of the node",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    health:\n      blame: 1\n",
-            'policy.yaml:7: overrides.health.blame: "blame" counts for the whole node, not for some devices; write it in '
-            "health.",
+            HEAD + "  - name: a\n    models: [x]\n    health:\n      tenantQuarantineThreshold: 1\n",
+            'policy.yaml:7: overrides.health.tenantQuarantineThreshold: "tenantQuarantineThreshold" counts for the whole node, '
+            "not for some devices; write it in health.",
             id="how the node counts",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    hand-over: {unknown: checks}\n",
-            'policy.yaml:6: overrides.hand-over.unknown: "unknown" always needs a certificate, because checks say nothing about '
+            HEAD + "  - name: a\n    models: [x]\n    handOver: {unknown: checks}\n",
+            'policy.yaml:6: overrides.handOver.unknown: "unknown" always needs a certificate, because checks say nothing about '
             'what is in the memory; write "certificate" (to judge without refusing: enforcement: observe).',
             id="a stranger's bytes on checks",
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    limits:\n      reset: 1m\n",
             "policy.yaml:7: overrides.limits.reset: a reset (60 s) is one step of the slow path (40 s) and cannot take as long "
-            "as all of it; write a shorter reset or a longer slow-path.",
+            "as all of it; write a shorter reset or a longer slowPath.",
             id="a step as long as the file's path",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    limits:\n      slow-path: 20s\n",
+            HEAD + "  - name: a\n    models: [x]\n    limits:\n      slowPath: 20s\n",
             "policy.yaml:6: overrides.limits.reset: a reset (30 s) is one step of the slow path (20 s) and cannot take as long "
-            "as all of it; write a shorter reset or a longer slow-path.",
+            "as all of it; write a shorter reset or a longer slowPath.",
             id="a path as short as the file's step",
         ),
         pytest.param(
-            HEAD + "  - name: a\n    models: [x]\n    recovery: {backoff-initial: 2h}\n",
-            "policy.yaml:6: overrides.recovery.backoff-max: the longest pause (3600 s) is shorter than the first (7200 s); "
-            "write a backoff-max of at least backoff-initial.",
+            HEAD + "  - name: a\n    models: [x]\n    recovery: {initialBackoff: 2h}\n",
+            "policy.yaml:6: overrides.recovery.maxBackoff: the longest pause (3600 s) is shorter than the first (7200 s); "
+            "write a maxBackoff of at least initialBackoff.",
             id="pauses that shrink",
         ),
         pytest.param(
@@ -262,20 +262,20 @@ HEAD = "name: mine\nlimits: {slow-path: 40s}\noverrides:\n"
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
+def test_invalid_override_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
     assert complaints(text) == [complaint]
 
 
-def test_a_limit_that_fits_the_files_own_is_in_force_although_it_would_not_fit_the_defaults() -> None:
-    text = "name: mine\nlimits: {slow-path: 10m}\noverrides: [{name: a, models: [x], limits: {reset: 5m}}]\n"
+def test_limit_of_an_override_is_validated_against_the_limits_of_its_file() -> None:
+    text = "name: mine\nlimits: {slowPath: 10m}\noverrides: [{name: a, models: [x], limits: {reset: 5m}}]\n"
     assert override(text).limits.reset == 300.0
 
 
-def test_an_override_for_some_nodes_counts_on_those_and_nowhere_else() -> None:
+def test_override_for_named_nodes_applies_to_those_nodes_only() -> None:
     policy = read(HEAD + '  - {name: test, nodes: ["gpu-test-*"], enforcement: observe}\n')
-    assert policy.on("gpu-test-3").of("NVIDIA H200", []).enforcement is Enforcement.OBSERVE
-    assert policy.on("gpu-7").of("NVIDIA H200", []).enforcement is Enforcement.ENFORCE
-    assert policy.on("gpu-7").overrides == ()
+    assert policy.for_node("gpu-test-3").for_device("NVIDIA H200", []).enforcement is Enforcement.OBSERVE
+    assert policy.for_node("gpu-7").for_device("NVIDIA H200", []).enforcement is Enforcement.ENFORCE
+    assert policy.for_node("gpu-7").overrides == ()
 
 
 def entry(name: str, models: str = "", resources: str = "", nodes: str = "") -> str:
@@ -309,7 +309,7 @@ def entry(name: str, models: str = "", resources: str = "", nodes: str = "") -> 
         (("", "", "n1"), ("x", "", '"n*"'), False),
     ],
 )
-def test_an_override_is_refused_only_if_an_earlier_one_fits_all_that_it_fits(
+def test_override_is_refused_if_and_only_if_an_earlier_one_hides_it_completely(
     first: tuple[str, ...], second: tuple[str, ...], hidden: bool
 ) -> None:
     text = "name: mine\noverrides:\n" + entry("a", *first) + entry("b", *second)

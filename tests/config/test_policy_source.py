@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.config.policy_file import PolicySource, signed
-from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Envvar, InjectionRule, Policy, Sharing
+from scrubber.config.policy_file import PolicySource, with_digest
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.policy import EnvvarInjection, InjectionRule, Policy, SharingMode
 
 
 @pytest.fixture
@@ -20,18 +20,18 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_is_written_anew_takes_effect(file: Path) -> None:
+def test_rewritten_policy_file_takes_effect_on_reload(file: Path) -> None:
     source = PolicySource(file)
-    before, touched = source.policy, [source.touched]
+    before, touched = source.policy, [source.has_changed]
     file.write_text("name: mine\nsharing: never\n")
-    touched.append(source.touched)
+    touched.append(source.has_changed)
     assert source.reload()
-    touched.append(source.touched)
-    assert (before.sharing, source.policy.sharing) == (Sharing.SAME_TENANT, Sharing.NEVER)
+    touched.append(source.has_changed)
+    assert (before.sharing, source.policy.sharing) == (SharingMode.SAME_TENANT, SharingMode.NEVER)
     assert touched == [False, True, False]
 
 
-def test_a_link_that_leads_elsewhere_counts_as_another_file(file: Path, tmp_path: Path) -> None:
+def test_symbolic_link_to_another_file_counts_as_a_change(file: Path, tmp_path: Path) -> None:
     """As a ConfigMap's volume is updated: the link is replaced, and the file behind it is new."""
     link, other = tmp_path / "policy.yaml", tmp_path / "other.yaml"
     link.symlink_to(file)
@@ -40,32 +40,32 @@ def test_a_link_that_leads_elsewhere_counts_as_another_file(file: Path, tmp_path
     fresh = tmp_path / "fresh"
     fresh.symlink_to(other)
     os.replace(fresh, link)
-    assert source.touched
+    assert source.has_changed
     assert source.reload()
     assert source.policy.name == "other"
 
 
 @pytest.mark.parametrize("text", ["name: mine\nsharing: sometime\n", "", "{"])
-def test_a_bad_file_keeps_the_old_policy_and_is_complained_of_once(file: Path, text: str) -> None:
+def test_invalid_policy_file_keeps_the_old_policy_and_is_reported_once(file: Path, text: str) -> None:
     source = PolicySource(file)
     before = source.policy
     file.write_text(text)
-    with pytest.raises(BadConfiguration, match=r"mine\.yaml"):
+    with pytest.raises(InvalidConfiguration, match=r"mine\.yaml"):
         source.reload()
     assert source.policy is before
-    assert not source.touched
+    assert not source.has_changed
 
 
-def test_a_file_that_is_gone_keeps_the_old_policy(file: Path) -> None:
+def test_removed_policy_file_keeps_the_old_policy(file: Path) -> None:
     source = PolicySource(file)
     file.unlink()
-    assert source.touched
-    with pytest.raises(BadConfiguration, match="cannot be read"):
+    assert source.has_changed
+    with pytest.raises(InvalidConfiguration, match="cannot be read"):
         source.reload()
     assert source.policy.name == "mine"
 
 
-def test_a_comment_changes_nothing(file: Path) -> None:
+def test_comment_in_a_policy_file_is_no_change(file: Path) -> None:
     source = PolicySource(file)
     file.write_text("name: mine  # and a comment\n")
     assert not source.reload()
@@ -74,14 +74,14 @@ def test_a_comment_changes_nothing(file: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "stuck: {tell-after: 5m}",
-        "breaker: {resets: 1}",
+        "stuckPods: {notifyAfter: 5m}",
+        "breaker: {maxResets: 1}",
         "enforcement: observe",
-        "recovery: {backoff-max: 2h}",
+        "recovery: {maxBackoff: 2h}",
         "overrides: [{name: a, models: [x], sharing: never}]",
     ],
 )
-def test_a_change_that_has_nothing_scrubbed_again_is_a_change_all_the_same(file: Path, text: str) -> None:
+def test_change_that_leaves_the_digest_equal_is_still_a_change(file: Path, text: str) -> None:
     source = PolicySource(file)
     before = source.policy
     file.write_text(f"name: mine\n{text}\n")
@@ -90,21 +90,21 @@ def test_a_change_that_has_nothing_scrubbed_again_is_a_change_all_the_same(file:
     assert source.policy != before
 
 
-def test_what_this_start_makes_of_a_policy_it_makes_of_the_next_one_too(file: Path) -> None:
+def test_adjustments_of_the_service_start_apply_to_reloaded_policies(file: Path) -> None:
     def adjust(policy: Policy) -> Policy:
         if policy.name == "impossible":
-            raise BadConfiguration("mine.yaml: not on this node.")
-        return signed(replace(policy, injection=InjectionRule(Envvar.REFUSE)))
+            raise InvalidConfiguration("mine.yaml: not on this node.")
+        return with_digest(replace(policy, injection=InjectionRule(EnvvarInjection.REFUSE)))
 
     source = PolicySource(file, adjust=adjust)
-    assert source.policy.injection.envvar is Envvar.REFUSE
+    assert source.policy.injection.envvar is EnvvarInjection.REFUSE
     file.write_text("name: impossible\n")
-    with pytest.raises(BadConfiguration, match="not on this node"):
+    with pytest.raises(InvalidConfiguration, match="not on this node"):
         source.reload()
     file.write_text("name: again\n")
     assert source.reload()
-    assert (source.policy.name, source.policy.injection.envvar) == ("again", Envvar.REFUSE)
+    assert (source.policy.name, source.policy.injection.envvar) == ("again", EnvvarInjection.REFUSE)
 
 
-def test_one_that_ships_is_found_by_its_name() -> None:
+def test_bundled_policy_is_found_by_name() -> None:
     assert PolicySource("strict").policy.name == "strict"

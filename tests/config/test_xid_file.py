@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.config.bundled import shipped_policies, shipped_xids
+from scrubber.config.bundled import bundled_policies, bundled_xid_table
 from scrubber.config.policy_file import load_policy
-from scrubber.config.xid_file import XidRow, load_xids, parse_xids
-from scrubber.config.yaml_lines import read_yaml
-from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.config.xid_file import XidRow, load_xid_table, parse_xid_table
+from scrubber.config.yaml_document import parse_yaml
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.health.signal_table import ErrorClass
 
-SHIPPED = load_xids()
+SHIPPED = load_xid_table()
 
 CLASSIFIED = {
     ErrorClass.IGNORE: [
@@ -44,18 +44,18 @@ CLASSIFIED = {
     ErrorClass.RESET: [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
     ErrorClass.REBOOT: [79, 151],
     ErrorClass.CONTEXT: [45, 54, 74, 78, *range(144, 151), 154, 159],
-    ErrorClass.SERVICE: [61, *range(122, 126), 142],
+    ErrorClass.REPAIR: [61, *range(122, 126), 142],
 }
 
 
-def test_the_table_has_every_code_that_is_known_with_its_class_and_no_other() -> None:
-    assert {code: row.kind for code, row in SHIPPED.items()} == {
+def test_xid_table_has_exactly_the_known_codes_with_their_classes() -> None:
+    assert {code: row.error_class for code, row in SHIPPED.items()} == {
         code: kind for kind, codes in CLASSIFIED.items() for code in codes
     }
 
 
 @pytest.mark.parametrize("code", sorted(SHIPPED))
-def test_every_row_has_its_source_and_its_note(code: int) -> None:
+def test_every_xid_row_has_a_source_and_a_short_note(code: int) -> None:
     row = SHIPPED[code]
     assert row.code == code
     assert row.source
@@ -64,41 +64,41 @@ def test_every_row_has_its_source_and_its_note(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [63, 68, 69, 94, 109, 121])
-def test_a_code_that_public_tools_disagree_on_says_so(code: int) -> None:
+def test_xid_that_public_tools_classify_differently_is_marked_as_disputed(code: int) -> None:
     assert "disputed:" in SHIPPED[code].note
     assert "gpud" in SHIPPED[code].note
 
 
-def test_only_those_are_disputed() -> None:
+def test_no_other_xids_are_marked_as_disputed() -> None:
     assert {code for code, row in SHIPPED.items() if "disputed" in row.note} == {63, 68, 69, 94, 109, 121}
 
 
-def test_a_policy_has_the_tables_classes_and_notes_where_it_says_nothing_else(tmp_path: Path) -> None:
+def test_policy_has_classes_and_notes_of_the_xid_table_where_it_sets_no_others(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nxids: {reset: [94, 4242]}\n")
     policy = load_policy(file)
     assert policy.error_classes == {
-        **{c: row.kind for c, row in SHIPPED.items()},
+        **{c: row.error_class for c, row in SHIPPED.items()},
         94: ErrorClass.RESET,
         4242: ErrorClass.RESET,
     }
     assert policy.error_notes == {code: row.note for code, row in SHIPPED.items()}
 
 
-def test_a_note_that_is_worded_anew_changes_no_certificate(tmp_path: Path) -> None:
-    text = shipped_xids().read_bytes()
+def test_reworded_xid_note_does_not_change_the_policy(tmp_path: Path) -> None:
+    text = bundled_xid_table().read_bytes()
     file = tmp_path / "xid.yaml"
     file.write_bytes(text.replace(b"an uncorrectable ECC error", b"two bits of a word were wrong"))
-    assert load_xids(file) != SHIPPED
-    assert {code: row.kind for code, row in load_xids(file).items()} == load_policy("default").error_classes
+    assert load_xid_table(file) != SHIPPED
+    assert {code: row.error_class for code, row in load_xid_table(file).items()} == load_policy("default").error_classes
 
 
 GOOD = "sources: {us: Seen.}\nxids:\n  - {code: 13, class: application, source: us, note: an exception}\n"
 
 
-def test_a_range_is_a_row_for_each_of_its_codes_and_they_come_in_order() -> None:
+def test_range_of_xid_codes_becomes_one_row_per_code_in_order() -> None:
     text = GOOD + "  - code: 3-4\n    class: reset\n    source: us\n    note: >-\n      two\n      lines\n"
-    assert list(parse_xids(text.encode(), "xid.yaml").values()) == [
+    assert list(parse_xid_table(text.encode(), "xid.yaml").values()) == [
         XidRow(3, ErrorClass.RESET, "us", "two lines"),
         XidRow(4, ErrorClass.RESET, "us", "two lines"),
         XidRow(13, ErrorClass.APPLICATION, "us", "an exception"),
@@ -161,31 +161,31 @@ def test_a_range_is_a_row_for_each_of_its_codes_and_they_come_in_order() -> None
         ),
     ],
 )
-def test_what_is_no_table_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
-    with pytest.raises(BadConfiguration) as caught:
-        parse_xids(text.encode(), "xid.yaml")
+def test_invalid_xid_table_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        parse_xid_table(text.encode(), "xid.yaml")
     assert str(caught.value) == complaint
 
 
-def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match=r"xid\.yaml: the table of XIDs cannot be read: No such file"):
-        load_xids(tmp_path / "xid.yaml")
+def test_missing_xid_table_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"xid\.yaml: the table of XIDs cannot be read: No such file"):
+        load_xid_table(tmp_path / "xid.yaml")
 
 
-@pytest.mark.parametrize("path", [shipped_xids(), *shipped_policies().values()], ids=lambda path: path.stem)
-def test_what_ships_is_read_alike_by_both_parsers_line_by_line(path: Path) -> None:
+@pytest.mark.parametrize("path", [bundled_xid_table(), *bundled_policies().values()], ids=lambda path: path.stem)
+def test_bundled_files_parse_alike_with_both_yaml_parsers(path: Path) -> None:
     content = path.read_bytes()
-    assert read_yaml(content, "file", ours=True) == read_yaml(content, "file")
+    assert parse_yaml(content, "file", bundled=True) == parse_yaml(content, "file")
 
 
 @pytest.mark.parametrize(
     "content",
     [b"sources: {a: b\n", b"sources:\n\ta: b\n", b"sources: &x {}\n", b"--- a\n--- b\n", b'sources: "\\q"\n', b"- 1\n"],
 )
-def test_a_table_of_ours_that_is_spoilt_is_complained_of_like_any_other(content: bytes) -> None:
+def test_damaged_bundled_xid_table_is_reported_like_any_other(content: bytes) -> None:
     complaints = []
     for ours in (True, False):
-        with pytest.raises(BadConfiguration) as refused:
-            parse_xids(content, "xid.yaml", ours=ours)
+        with pytest.raises(InvalidConfiguration) as refused:
+            parse_xid_table(content, "xid.yaml", bundled=ours)
         complaints.append(str(refused.value))
     assert complaints[0] == complaints[1]

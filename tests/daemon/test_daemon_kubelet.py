@@ -6,18 +6,18 @@ import asyncio
 
 from structlog.testing import CapturingLogger
 
-from scrubber.daemon import _tell_of_kubelet
+from scrubber.daemon import _log_kubelet_trust
 from scrubber.domain.assignment import Trust
 from tests.world.timeline import in_virtual_time
 from tests.world.world import a_world
 
 
 @in_virtual_time
-async def test_a_kubelet_that_is_not_believed_is_told_of_once_and_when_it_is_again() -> None:
+async def test_untrusted_kubelet_is_logged_once_and_logged_again_when_trusted() -> None:
     async with a_world(devices=1) as world:
         assert world.service is not None
         log = CapturingLogger()
-        telling = asyncio.create_task(_tell_of_kubelet(world.node, world.clock, log))
+        telling = asyncio.create_task(_log_kubelet_trust(world.node, world.clock, log))
         await world.run(12.0)
         assert log.calls == []
         world.kubelet.trust = Trust.UNREADABLE

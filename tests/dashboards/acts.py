@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from scrubber.adapters.sim import control
-from scrubber.emulator.stage import RESOURCE, Daemon, tenant
+from scrubber.emulator.playground import RESOURCE, Daemon, tenant_argv
 from tests.chaos.children import children_of
 from tests.dashboards.calm import job
 from tests.dashboards.running import Prometheus
@@ -26,8 +26,8 @@ _LONGEST = 90.0
 _STORM = """
 import sys
 from pathlib import Path
-from scrubber.adapters.sim.storm import storm
-storm(Path(sys.argv[1]), sys.argv[2], (13, 31, 43, 45), repeat=4000, rate=200.0)
+from scrubber.adapters.sim.xid_storm import raise_xids
+raise_xids(Path(sys.argv[1]), sys.argv[2], (13, 31, 43, 45), repeat=4000, rate=200.0)
 """
 
 
@@ -68,7 +68,7 @@ class Acts:
     async def ill(self, node: Node) -> None:
         await self._verification_fails(node)
         await self._tenant_is_rough(node)
-        storm = await asyncio.create_subprocess_exec(sys.executable, "-c", _STORM, str(node.sim), "7")
+        storm = await asyncio.create_subprocess_exec(sys.executable, "-c", _STORM, str(node.sim_dir), "7")
         try:
             async with asyncio.TaskGroup() as group:
                 for act in (self._driver_is_stuck, self._is_condemned, self._many_are_out, self._glass_is_broken):
@@ -86,44 +86,44 @@ class Acts:
         pod = await running(node, replace(writer("last", "team-a", "--leave-child"), leave_children=True))
         await seen_to_run(node)
         (device,) = pod.device_ids
-        control.fault(node.sim, device, wont_clear=True)
+        control.add_faults(node.sim_dir, device, wont_clear=True)
         await node.kubelet.delete(pod, grace=0)
         await self.fires(node, "ScrubberVerificationFailed")
-        control.clear(node.sim, device, ["wont-clear"])
+        control.clear_faults(node.sim_dir, device, ["wont-clear"])
         if (await node.becomes(device, "healthy", "condemned")).health == "condemned":
             await node.order("unquarantine", device, "--yes", "--reason", "it clears again")
         await node.at_rest()
         await node.order("reset", device, "--yes", "--reason", "to be sure")
 
     async def _driver_is_stuck(self, node: Node) -> None:
-        control.fault(node.sim, "0", stuck=True)
+        control.add_faults(node.sim_dir, "0", stuck=True)
         await self.fires(node, "ScrubberDriverStuck")
-        control.clear(node.sim, "0", ["stuck"])
+        control.clear_faults(node.sim_dir, "0", ["stuck"])
 
     async def _is_condemned(self, node: Node) -> None:
-        control.fault(node.sim, "1", xid=95, reset="fail")
+        control.add_faults(node.sim_dir, "1", xid=95, reset="fail")
         await node.becomes("1", "condemned")
         await self.fires(node, "ScrubberDeviceCondemned")
         await node.order("break-glass", "1", "--for", "30m", "--reason", "nothing else is left", "--yes")
         condemned = await node.becomes("1", "condemned")
         await self.seen(f'scrubber_break_glass{{device="{condemned.id}"}}')
         await node.order("break-glass", "1", "--end", "--reason", "something else is", "--yes")
-        control.clear(node.sim, "1", ["xid", "reset"])
+        control.clear_faults(node.sim_dir, "1", ["xid", "reset"])
         await node.order("unquarantine", "1", "--yes", "--reason", "seated anew")
 
     async def _many_are_out(self, node: Node) -> None:
         for index in ("2", "3", "4"):
-            control.fault(node.sim, index, conditions={"row-remap-failure": "a row could not be remapped"})
+            control.add_faults(node.sim_dir, index, conditions={"row-remap-failure": "a row could not be remapped"})
         await asyncio.gather(self.fires(node, "ScrubberQuarantineShare"), self.fires(node, "ScrubberDeviceNeedsPerson"))
         for index in ("2", "3", "4"):
-            control.clear(node.sim, index, ["condition"])
+            control.clear_faults(node.sim_dir, index, ["condition"])
             await node.order("unquarantine", index, "--yes", "--reason", "its memory was changed")
 
     async def _tenant_is_rough(self, node: Node) -> None:
         for number in range(3):
             pod = await running(node, writer(f"rough-{number}", "team-rough"))
             (device,) = pod.device_ids
-            control.fault(node.sim, device, xid=95)
+            control.add_faults(node.sim_dir, device, xid=95)
             await node.becomes(device, "quarantined")
             await node.kubelet.delete(pod, grace=0)
             await node.becomes(device, "healthy")
@@ -173,16 +173,16 @@ class Acts:
         for _ in range(2):
             await node.becomes("0", "healthy")
             before = await _times_out(node, "0")
-            control.fault(node.sim, "0", xid=95)
+            control.add_faults(node.sim_dir, "0", xid=95)
             async with asyncio.timeout(SOON):
                 while True:  # by the audit: it may be back before anybody has looked
                     if await _times_out(node, "0") > before:
                         break
                     await asyncio.sleep(0.1)
-        await node.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == devices - 1, SOON)
+        await node.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == devices - 1, SOON)
 
     async def _somebody_looks_in(self, node: Node) -> None:
-        argv = tenant("--device", str(node.memory(2)), "--hold", "forever")
+        argv = tenant_argv("--device", str(node.memory(2)), "--hold", "forever")
         stranger = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
         try:
             await self.fires(node, "ScrubberUngrantedUse")
@@ -197,7 +197,7 @@ class Acts:
             await job(node, f"early-{number}", "team-b")
             await node.at_rest()
         for index in range(1, 6):
-            control.fault(node.sim, str(index), slow_clear=0.5)
+            control.add_faults(node.sim_dir, str(index), slow_clear=0.5)
 
         async def lane(lane: int) -> None:
             for number in count():
@@ -224,7 +224,7 @@ class Acts:
     async def slow(self, node: Node) -> None:
         for _ in range(3):
             await node.order("scrub", "4")
-        control.fault(node.sim, "4", slow_clear=8.0)
+        control.add_faults(node.sim_dir, "4", slow_clear=8.0)
         await node.order("scrub", "4")
         async with asyncio.TaskGroup() as group:
             for act in (self._clearing_is_slow, self._starts_wait, self._nobody_verifies):
@@ -242,7 +242,7 @@ class Acts:
     async def _starts_wait(self, node: Node) -> None:
         """Of pods on all devices, one after the other: each waits until its hand-over's time is over, and comes again."""
         for index in range(4):
-            control.fault(node.sim, str(index), slow_clear=80.0)
+            control.add_faults(node.sim_dir, str(index), slow_clear=80.0)
         first = [await running(node, writer(f"first-{number}", "team-c")) for number in range(5)]
         waiting = []
         for number, pod in enumerate(first):
@@ -251,7 +251,7 @@ class Acts:
             await asyncio.sleep(3.0)
         await self.fires(node, "ScrubberHandoverWaits")
         for index in range(4):
-            control.fault(node.sim, str(index), slow_clear=CLEARING)
+            control.add_faults(node.sim_dir, str(index), slow_clear=CLEARING)
         for pod in waiting:
             await node.kubelet.delete(pod, grace=0)
 
@@ -280,7 +280,7 @@ class Acts:
         await self.fires(node, alert)
         for daemon in daemons:
             await daemon.start()
-        await node.all_clean(SOON)
+        await node.wait_until_clean(SOON)
         await self.ends(node, alert)
 
     async def _disk_is_full(self, node: Node) -> None:
@@ -296,7 +296,7 @@ class Acts:
 
 async def _times_out(node: Node, device: str) -> int:
     """How often it went out of service, by the audit."""
-    return len((await node.read.history(device, limit=None, events=["health.quarantined"])).entries)
+    return len((await node.read_client.history(device, limit=None, events=["health.quarantined"])).entries)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Final
 
-from scrubber.emulator.pods import Phase
-from scrubber.emulator.stage import RESOURCE, Daemon, gpu_pod, tenant
+from scrubber.emulator.playground import RESOURCE, Daemon, gpu_pod_spec, tenant_argv
+from scrubber.emulator.pods import PodPhase
 from tests.dashboards.stage import SOON, Node
 
 __all__ = ["churn", "job"]
@@ -19,10 +19,12 @@ _PAUSE: Final = 12.0
 
 async def job(node: Node, name: str, namespace: str, *options: str) -> None:
     """A pod that is placed when there is room, writes all over its device, stays for a moment, ends, and is taken away."""
-    await node.kubelet.changed(lambda kubelet: kubelet.running and kubelet.schedulable(RESOURCE) > 0, SOON)
-    pod = await node.kubelet.run(gpu_pod(name, namespace, tenant("--write", namespace, "--hold", "0.3", *options)))
+    await node.kubelet.wait_until(lambda kubelet: kubelet.running and kubelet.schedulable(RESOURCE) > 0, SOON)
+    pod = await node.kubelet.run(
+        gpu_pod_spec(name, namespace, tenant_argv("--write", namespace, "--hold", "0.3", *options))
+    )
     if pod.admitted:
-        await pod.wait(lambda status: status.phase in (Phase.SUCCEEDED, Phase.FAILED), SOON)
+        await pod.wait(lambda status: status.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED), SOON)
     await node.kubelet.delete(pod, grace=0)
 
 
@@ -32,7 +34,7 @@ async def churn(node: Node, enough: asyncio.Event) -> None:
         group.create_task(_restarts(node, enough))
         for lane in range(2):
             group.create_task(_lane(node, lane, enough))
-    await node.all_clean(SOON)
+    await node.wait_until_clean(SOON)
 
 
 async def _lane(node: Node, lane: int, enough: asyncio.Event) -> None:
@@ -40,7 +42,7 @@ async def _lane(node: Node, lane: int, enough: asyncio.Event) -> None:
         if enough.is_set():
             return
         await job(node, f"train-{lane}-{number}", f"team-{lane}")
-        await node.all_clean(SOON)
+        await node.wait_until_clean(SOON)
 
 
 async def _restarts(node: Node, enough: asyncio.Event) -> None:

@@ -38,7 +38,7 @@ HOUR: Final = 10
 STARTS: Final = {20: 5}
 """Starts in an hour → starts in the seconds that stand for it. Each takes seconds on a machine with other work."""
 
-_STARTS = re.compile(r"(?<=\[1h\]\)\) > )(\d+)")
+_STARTS = re.compile(r"(?<=\[1h\]\)\) > )([1-9]\d*)")
 _IN_QUERY = re.compile(r"(?<=\[)([^\]\[]+)(?=\])|(?<=\boffset )(\w+)")
 
 

@@ -21,9 +21,9 @@ from scrubber.domain.assignment import Trust
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.engine.dependencies import Dependencies
 from scrubber.observability.journal import StructlogJournal
-from scrubber.observability.logging import line_logger
-from scrubber.observability.metrics.facts import Facts, Shown
-from scrubber.ports.record import Event, Head, Journal
+from scrubber.observability.logging import make_logger
+from scrubber.observability.metrics.status import DeviceStatus, ServiceStatus
+from scrubber.ports.record import AuditHead, Event, Journal
 from tests.world.kubelet import Tenant
 from tests.world.life import Life
 from tests.world.service import Pace
@@ -76,15 +76,15 @@ class _Both(Journal):
     service: StructlogJournal
     life: Life
 
-    def tell(self, events: Sequence[Event]) -> None:
-        self.world.tell(events)
+    def record(self, events: Sequence[Event]) -> None:
+        self.world.record(events)
         if self.life.alive:
-            self.service.tell(events)
+            self.service.record(events)
 
-    def scrubbed(self, record: ScrubRecord) -> None:
-        self.world.scrubbed(record)
+    def record_scrub(self, scrub: ScrubRecord) -> None:
+        self.world.record_scrub(scrub)
         if self.life.alive:
-            self.service.scrubbed(record)
+            self.service.record_scrub(scrub)
 
 
 class _Metered(World):
@@ -94,21 +94,22 @@ class _Metered(World):
 
     def _dependencies(self, life: Life) -> Dependencies:
         tools = super()._dependencies(life)
-        logger = line_logger("json", "error", io.StringIO(), component="service")
+        logger = make_logger("json", "error", io.StringIO(), component="service")
         self.shown = StructlogJournal(registry=CollectorRegistry(), logger=logger, signals=NVIDIA_SIGNALS)
-        self.shown.metrics.ask = self._facts
-        self.shown.metrics.service.runs(version="0", backend="world", driver="driver-1")
+        self.shown.metrics.read_status = self._facts
+        self.shown.metrics.service.set_build_info(version="0", backend="world", driver="driver-1")
         return replace(tools, journal=_Both(tools.journal, self.shown, life))
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> ServiceStatus:
         view = self.node.view()
-        return Facts(
+        return ServiceStatus(
             devices=tuple(
-                Shown(each.device, each.record, each.offered, each.policy.enforcement) for each in view.devices
+                DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement)
+                for each in view.devices
             ),
-            handovers_waiting=self.node.waiting,
+            handovers_waiting=self.node.waiting_starts,
             ledger_ok=self.vault.ledger.health() == "ok",
-            audit_head=Head(len(self.vault.events), ""),
+            audit_head=AuditHead(len(self.vault.events), ""),
             kubelet_trusted=self.kubelet.trust is Trust.TRUSTED,
             kubelet_restarts=self.node.kubelet_restarts,
             policy=(self.policy.name, self.policy.digest),
@@ -160,7 +161,7 @@ def _scraped(world: _Metered, began: float) -> Iterator[tuple[str, float]]:
     yield f"scrubber_plugin_service_up{{{_PLUGIN}}}", float(world.serving)
     yield f'scrubber_plugin_registered{{{_PLUGIN},resource="scrubber.dev/gpu"}}', 1.0
     if world.serving:
-        _, page = world.shown.metrics.page.written()
+        _, page = world.shown.metrics.page.render()
         for line in page.decode().splitlines():
             if not line.startswith("#"):
                 series, _, value = line.rpartition(" ")
@@ -187,7 +188,7 @@ class _Churn:
                 self._fails(tenant)
         if not world.serving:
             return
-        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].offered]
+        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].advertised]
         if free and random.random() < 0.4:
             number = list(world.matter.gpus).index(random.choice(free))
             self._jobs += 1

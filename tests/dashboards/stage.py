@@ -23,7 +23,7 @@ import plugin
 import scrubber
 from scrubber.adapters.sim import control
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.emulator.stage import Command, Stage
+from scrubber.emulator.playground import CompletedCommand, Playground
 from tests.chaos.staging import TIMINGS
 from tests.ports import free_port
 
@@ -64,17 +64,17 @@ if "serve" in sys.orig_argv:
     from scrubber.adapters.ledger.sqlite import SqliteLedger
 
     async def pages(ledger, *arguments, _pages=SqliteLedger.pages, **named):
-        while (ledger._place.directory / "{HELD_UP}").exists():
+        while (ledger._directory.directory / "{HELD_UP}").exists():
             await asyncio.sleep(0.1)
         async for page in _pages(ledger, *arguments, **named):
             yield page
 
     SqliteLedger.pages = pages
-    daemon._EXAMINE_EVERY = 2.0
+    daemon._AUDIT_VERIFY_INTERVAL = 2.0
 """
 
 
-class Node(Stage):
+class Node(Playground):
     """One node of the fleet.
 
     Args:
@@ -110,7 +110,7 @@ class Node(Stage):
 
     def memory(self, index: int) -> Path:
         """The file that is a device's memory."""
-        return self.sim / "devices" / str(index) / "memory"
+        return self.sim_dir / "devices" / str(index) / "memory"
 
     def follow(self, policy: str) -> None:
         """Replace the policy's file, at once, and have the service read it."""
@@ -127,10 +127,10 @@ class Node(Stage):
                     file.seek(row.start())
                     file.write(b"certificate.ISSUED")
 
-    async def order(self, *arguments: str) -> Command:
+    async def order(self, *arguments: str) -> CompletedCommand:
         """``scrubber ARGUMENTS``, which has to succeed."""
-        done = await self.command(*arguments)
-        assert done.status == 0, f"{self.name}: scrubber {' '.join(arguments)}: {done.err}"
+        done = await self.run_command(*arguments)
+        assert done.returncode == 0, f"{self.name}: scrubber {' '.join(arguments)}: {done.stderr}"
         return done
 
     async def becomes(self, device: str, *healths: str) -> pb.Device:
@@ -139,7 +139,7 @@ class Node(Stage):
         def it(devices: Sequence[pb.Device]) -> pb.Device | None:
             return next((each for each in devices if device in (each.index, each.id) and each.health in healths), None)
 
-        found = it(await self.devices_are(lambda devices: it(devices) is not None, SOON))
+        found = it(await self.wait_for_devices(lambda devices: it(devices) is not None, SOON))
         assert found is not None
         return found
 
@@ -149,7 +149,7 @@ class Node(Stage):
         def it(devices: Sequence[pb.Device]) -> bool:
             return all(each.state in ("clean", "in-use", "quarantined", "condemned") for each in devices)
 
-        await self.devices_are(it, SOON)
+        await self.wait_for_devices(it, SOON)
 
     def page(self, job: str, form: str = TEXT) -> str:
         """What a scraper gets that asks for ``form``.
@@ -175,9 +175,9 @@ async def nodes(*planned: Node) -> AsyncIterator[None]:
 async def _up(node: Node, stack: AsyncExitStack) -> None:
     await stack.enter_async_context(node)
     for index in range(len(node.device_files())):
-        control.fault(node.sim, str(index), slow_clear=CLEARING)
+        control.add_faults(node.sim_dir, str(index), slow_clear=CLEARING)
     await node.start_daemons(SOON)
-    await node.all_clean(SOON)
+    await node.wait_until_clean(SOON)
 
 
 def _mounted(directory: Path) -> bool:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from scrubber.emulator.interrupts import ended_once
+from scrubber.emulator.interrupts import cancel_on_first_signal
 from tests.cluster.api_server import ApiServerStandIn, kubeconfig
 from tests.dashboards.acts import Acts
 from tests.dashboards.calm import churn
@@ -37,28 +37,28 @@ RULES: Final = tuple(
 QUICK: Final = """\
 name: {name}
 limits:
-  dying-grace: 1s
-  settle: 500ms
-  memory-floor: {floor}
-  hand-over: 25s
+  leftoverGracePeriod: 1s
+  unknownPodIdlePeriod: 500ms
+  clearTimeoutBase: {floor}
+  handOver: 25s
 health:
-  calm: 200ms
-  blame: 3
-  sustained:
+  quietPeriod: 200ms
+  tenantQuarantineThreshold: 3
+  quarantineAfter:
     power-brake: 300ms
 recovery:
-  backoff-initial: 200ms
-  backoff-max: 1s
-  attempts: 3
-  attempts-per-day: 64
-  resets-per-day: 64
-  probation-scrubs: 1
-  probation-interval: 100ms
+  initialBackoff: 200ms
+  maxBackoff: 1s
+  maxAttempts: 3
+  maxAttemptsPerDay: 64
+  maxResetsPerDay: 64
+  probationScrubs: 1
+  probationInterval: 100ms
 diagnostics:
   recovery: none
 breaker:
-  resets: {resets}
-  soft-percent: 100
+  maxResets: {resets}
+  maxSoftPercent: 100
 """
 
 
@@ -152,7 +152,7 @@ async def told(
         cluster = await stack.enter_async_context(ApiServerStandIn())
         cluster.add_node("ill")
         stack.enter_context(little_disk(short / "cut" / "state"))
-        login = {"SCRUBBER_CLUSTER": "auto", "KUBECONFIG": str(kubeconfig(short, cluster.url).kubeconfig)}
+        login = {"SCRUBBER_CLUSTER": "auto", "KUBECONFIG": str(kubeconfig(short, cluster.url).path)}
         calm = Node("calm", quick("calm"), records, devices=4, memory="4MiB")
         ill = Node("ill", quick("ill"), records, devices=8, memory="1MiB", environment=login)
         strict = Node("strict", quick("strict", resets=1), records, devices=6, memory="1MiB")
@@ -169,7 +169,7 @@ async def told(
             say(f"prometheus {prometheus.url} answers, and things begin to go wrong on all nodes but calm")
             began = time.time()
             acts = _Aloud(prometheus, say)
-            device = next(each.id for each in (await ill.read.devices()).devices if each.index == "1")
+            device = next(each.id for each in (await ill.read_client.devices()).devices if each.index == "1")
             enough = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 group.create_task(churn(calm, enough))
@@ -184,7 +184,7 @@ async def told(
                 for job in (SERVICE, PLUGIN)
                 for form in (TEXT, OPENMETRICS)
             }
-            entries = (await ill.read.history(limit=1000)).entries
+            entries = (await ill.read_client.history(limit=1000)).entries
             known = frozenset(each.scrub_id for each in entries if each.scrub_id)
             say("it is over; the nodes are taken down")
         yield Told(prometheus, began, ended, device, pages, known)
@@ -198,7 +198,7 @@ async def _main() -> int:
         print(f"{time.monotonic() - began:4.0f} s  {sentence}", flush=True)
 
     whole = False
-    with ended_once() as interruption, tempfile.TemporaryDirectory(prefix="story-") as directory:
+    with cancel_on_first_signal() as interruption, tempfile.TemporaryDirectory(prefix="story-") as directory:
         try:
             async with told(Path(directory) / "records", say=say) as story:
                 whole = True
@@ -209,11 +209,11 @@ async def _main() -> int:
                 await asyncio.Event().wait()
         except (asyncio.CancelledError, ExceptionGroup):
             # Ctrl-C at a terminal is told to the daemons, too: what asks them at that moment fails.
-            if interruption.by is None:
+            if interruption.received is None:
                 raise
             if not whole:
                 say("broken off; everything was taken down")
-                return 128 + interruption.by
+                return 128 + interruption.received
         return 0
 
 

@@ -79,29 +79,29 @@ def alerts() -> list[str]:
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("alert", alerts())
-def test_an_alert_fires_for_the_node_on_which_it_happens(alert: str, story: Told) -> None:
+def test_alert_fires_for_the_node_with_the_fault(alert: str, story: Told) -> None:
     assert (alert, HAPPENS_ON[alert]) in firing(story)
 
 
 @only_with(POSSIBLE)
-def test_nobody_is_woken_for_a_node_that_works_while_its_daemons_are_restarted(story: Told) -> None:
+def test_no_alert_fires_for_a_healthy_node_whose_daemons_are_restarted(story: Told) -> None:
     assert {alert for alert, node in firing(story) if node == "calm"} == set()
     granted = story.prometheus.at('sum(scrubber_handovers_total{instance="calm",outcome="granted"})', story.ended)
     assert granted[0].points[0][1] > 0
 
 
 @only_with(POSSIBLE)
-def test_no_alert_fires_for_anything_but_what_it_is_for(story: Told) -> None:
+def test_no_alert_fires_without_its_fault(story: Told) -> None:
     assert firing(story) <= {*HAPPENS_ON.items()} | BESIDES
 
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("alert", MENDED)
-def test_an_alert_ends_when_what_it_is_for_is_mended(alert: str, story: Told) -> None:
+def test_alert_ends_when_its_fault_is_repaired(alert: str, story: Told) -> None:
     assert (alert, HAPPENS_ON[alert]) not in firing(story, at_the_end=True)
 
 
-def test_the_faster_rules_are_the_rules_with_shorter_times_in_the_same_order(tmp_path: Path) -> None:
+def test_accelerated_rules_differ_from_the_rules_only_in_their_durations(tmp_path: Path) -> None:
     assert sorted(SECONDS.values()) == list(SECONDS.values())
     for rules in RULES:
         quick = yaml.safe_load(faster(rules, tmp_path).read_text())
@@ -111,7 +111,7 @@ def test_the_faster_rules_are_the_rules_with_shorter_times_in_the_same_order(tmp
                 assert {key: value for key, value in rule.items() if key not in ("expr", "for")} == kept
 
 
-def test_a_duration_for_which_no_shorter_one_stands_is_refused(tmp_path: Path) -> None:
+def test_duration_without_an_accelerated_counterpart_is_refused(tmp_path: Path) -> None:
     odd = tmp_path / "odd.yaml"
     odd.write_text("groups:\n- name: odd\n  rules:\n  - record: a:b\n    expr: rate(x_total[47m])\n")
     (tmp_path / "into").mkdir()

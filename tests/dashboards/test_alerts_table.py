@@ -99,7 +99,7 @@ def told(series: dict[str, str], query: str, rows: list[tuple[str, float]], into
         ),
     ],
 )
-def test_an_alert_is_in_the_table_with_what_it_is_about_and_since_when(
+def test_alert_table_shows_a_firing_alert_with_its_labels_and_duration(
     board: str, series: dict[str, str], instance: str, row: str, tmp_path: Path
 ) -> None:
     since = 0 if series is NO_PLUGIN else 600
@@ -108,11 +108,11 @@ def test_an_alert_is_in_the_table_with_what_it_is_about_and_since_when(
 
 
 @only_with(POSSIBLE)
-def test_an_alert_of_a_node_that_is_not_picked_is_not_in_the_table(tmp_path: Path) -> None:
+def test_alert_table_omits_alerts_of_nodes_that_are_not_selected(tmp_path: Path) -> None:
     assert told(AWAY, asked("node", job=".+", instance="b"), [], tmp_path) == ""
 
 
 @only_with(POSSIBLE)
-def test_an_alert_that_does_not_fire_yet_is_not_in_the_table(tmp_path: Path) -> None:
+def test_alert_table_omits_pending_alerts(tmp_path: Path) -> None:
     soon = {'up{job="scrubber",instance="a"}': "1x56 0x4", 'up{job="scrubber-plugin",instance="a"}': "1x60"}
     assert told(soon, asked("node", job=".+", instance="a"), [], tmp_path) == ""

@@ -58,16 +58,14 @@ def hour() -> Recorded:
 
 
 @only_with(POSSIBLE)
-def test_nobody_is_woken_within_an_hour_of_pods_that_come_and_go_and_daemons_that_are_restarted(
-    hour: Recorded, tmp_path: Path
-) -> None:
+def test_no_alert_fires_in_an_hour_of_pod_churn_and_daemon_restarts(hour: Recorded, tmp_path: Path) -> None:
     assert hour.grants > 60
     assert hour.restarts == 3
     assert fired(hour, tmp_path, []) == ""
 
 
 @only_with(POSSIBLE)
-def test_the_same_hour_with_one_device_that_waits_for_a_person_tells_of_it(hour: Recorded, tmp_path: Path) -> None:
+def test_device_that_needs_an_operator_fires_its_alert_in_a_calm_hour(hour: Recorded, tmp_path: Path) -> None:
     ill = (
         'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="node-1",device="gpu-ill",'
         'cause_class="row-remap-failure",way_back="person"}'
@@ -77,7 +75,7 @@ def test_the_same_hour_with_one_device_that_waits_for_a_person_tells_of_it(hour:
 
 
 @only_with(POSSIBLE)
-def test_the_same_hour_with_one_device_condemned_wakes_somebody(hour: Recorded, tmp_path: Path) -> None:
+def test_condemned_device_fires_its_alert_in_a_calm_hour(hour: Recorded, tmp_path: Path) -> None:
     ill = 'scrubber_device_state{job="scrubber",instance="node-1",device="gpu-ill",hygiene="dirty",health="condemned"}'
     with_one = replace(hour, series={**hour.series, ill: [1.0] * hour.scrapes})
     assert fired(with_one, tmp_path, ["ScrubberDeviceCondemned"]) == ""

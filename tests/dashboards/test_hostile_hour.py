@@ -14,12 +14,11 @@ from random import Random
 
 import pytest
 
-from scrubber.domain.basis import Basis
-from scrubber.domain.health import ADVERTISED, Health
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.handover_kind import Basis
+from scrubber.domain.health.history import DAY
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.tally import DAY
+from scrubber.domain.states import ADVERTISED, Health, Hygiene
 from scrubber.ports.record import Event
 from tests.world.asking import started
 from tests.world.kubelet import Tenant
@@ -104,7 +103,7 @@ class Mallory:
         numbers = [
             list(world.matter.gpus).index(each)
             for each in world.kubelet.free()
-            if world.node.devices.controllers[each].offered
+            if world.node.devices.controllers[each].advertised
         ]
         numbers = [each for each in numbers if each != self._spared][: self._random.choice((1, 1, 2, 9))]
         if numbers:
@@ -188,7 +187,7 @@ class Others:
                 world.write_all(tenant)
             if now >= self._jobs[tenant.uid]:
                 world.kubelet.delete(tenant)
-        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].offered]
+        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].advertised]
         if free and self._random.random() < 0.3:
             self._last += 1
             number = list(world.matter.gpus).index(self._random.choice(free))
@@ -258,16 +257,14 @@ async def _an_hour(world: World, seed: int) -> Achieved:
 @pytest.mark.parametrize("devices", [4, 8])
 @pytest.mark.parametrize("seed", range(3))
 @in_virtual_time
-async def test_a_tenant_who_tries_for_an_hour_spoils_what_he_was_given_and_nothing_else(
-    devices: int, seed: int
-) -> None:
+async def test_hostile_tenant_affects_only_the_devices_that_it_was_granted(devices: int, seed: int) -> None:
     async with a_world(devices, DEFAULT, pace=PACE) as world:
         achieved = await _an_hour(world, seed)
         print(f"\n{achieved}")
         assert achieved.others_out_of_service == 0.0
         assert achieved.condemned == 0
-        assert achieved.resets <= DEFAULT.breaker.resets
-        assert achieved.most_of_one <= DEFAULT.recovery.resets_per_day
+        assert achieved.resets <= DEFAULT.breaker.max_resets
+        assert achieved.most_of_one <= DEFAULT.recovery.max_resets_per_day
         assert achieved.out_of_service <= (devices - 1) * HOUR
         assert achieved.rows <= devices * ROWS_BESIDES * 60
         assert achieved.signals_a_minute <= TOLD_A_MINUTE
@@ -277,7 +274,7 @@ async def test_a_tenant_who_tries_for_an_hour_spoils_what_he_was_given_and_nothi
 
 
 @in_virtual_time
-async def test_when_he_is_gone_every_device_comes_back_by_itself_within_a_day() -> None:
+async def test_every_device_recovers_within_a_day_after_a_hostile_tenant_is_gone() -> None:
     async with a_world(4, DEFAULT, pace=PACE) as world:
         await _an_hour(world, seed=7)
         for tenant in world.kubelet.tenants:
@@ -289,10 +286,10 @@ async def test_when_he_is_gone_every_device_comes_back_by_itself_within_a_day() 
 
 
 @in_virtual_time
-async def test_a_device_that_one_tenant_breaks_over_and_over_rests_for_a_day_and_is_not_condemned() -> None:
-    patient = replace(DEFAULT, breaker=BreakerRule(resets=1_000))
+async def test_device_repeatedly_faulted_by_one_tenant_rests_for_a_day_and_is_not_condemned() -> None:
+    patient = replace(DEFAULT, breaker=BreakerRule(max_resets=1_000))
     async with a_world(1, patient, pace=PACE) as world:
-        for _ in range(DEFAULT.recovery.resets_per_day + 1):
+        for _ in range(DEFAULT.recovery.max_resets_per_day + 1):
             await world.until(lambda: world.record().health is Health.HEALTHY and world.settled(), within=HOUR)
             tenant = await started(world, MALLORY, "miner-0")
             world.gpu().came(RESET_XID)
@@ -302,14 +299,14 @@ async def test_a_device_that_one_tenant_breaks_over_and_over_rests_for_a_day_and
         await world.run(HOUR)
         cause = world.record().cause
         assert cause is not None
-        assert "rests until a day has passed" in cause.sentence
-        assert (world.record().health, world.gpu().resets) == (Health.QUARANTINED, DEFAULT.recovery.resets_per_day)
+        assert "rests until a day has passed" in cause.message
+        assert (world.record().health, world.gpu().resets) == (Health.QUARANTINED, DEFAULT.recovery.max_resets_per_day)
         await _a_day_passes(world)
         assert world.record().health is Health.HEALTHY
 
 
 @in_virtual_time
-async def test_a_process_that_cannot_be_ended_beside_an_xid_condemns_nobody_and_costs_no_reset() -> None:
+async def test_unkillable_process_with_an_xid_condemns_no_device_and_costs_no_reset() -> None:
     async with a_world(2, DEFAULT, pace=PACE) as world:
         tenant = await started(world, MALLORY, "miner-0")
         assert tenant.first is not None
@@ -320,7 +317,9 @@ async def test_a_process_that_cannot_be_ended_beside_an_xid_condemns_nobody_and_
         world.kubelet.delete(tenant)
         await world.run(6 * HOUR)
         assert world.gpu().resets == 0
-        assert not world.node.devices.breaker.state.resets, "what resets nothing opens the breaker for others"
+        assert not world.node.devices.breaker.state.resets_stopped_reason, (
+            "what resets nothing opens the breaker for others"
+        )
         left.killable = True
         await world.until(lambda: world.record().health is Health.HEALTHY, within=DAY + HOUR)
         assert Health.CONDEMNED not in {each.health for _, each in world.laws.health.past}

@@ -309,7 +309,7 @@ EXCLUSIONS: Final = (
         "rate() and increase() see no first step of a series that begins with what it counts, and most of what matters "
         "happens once: a device that shows one XID 79 had an empty graph, and one stranger's use was drawn as 3.7 a minute. "
         "These panels ask for the counter itself, but only beside what it was before, so that a restart and a scraper that "
-        "was away are no events (test_first_times.py).",
+        "was away are no events (test_first_samples.py).",
     ),
     Exclusion(
         "target-job-rule",
@@ -342,13 +342,13 @@ def _found(rule: str, name: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", _BOARDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_committed_board_keeps_every_rule_of_the_linter(rule: str, name: str) -> None:
+def test_committed_dashboard_passes_every_linter_rule(rule: str, name: str) -> None:
     excluded = _excluded(rule, name)
     assert {whose: said for whose, said in _found(rule, name).items() if whose not in excluded} == {}
 
 
 @pytest.mark.parametrize("each", EXCLUSIONS, ids=lambda each: each.rule)
-def test_an_exclusion_has_a_reason_and_every_panel_in_it_needs_it(each: Exclusion) -> None:
+def test_every_linter_exclusion_has_a_reason_and_is_needed(each: Exclusion) -> None:
     assert len(each.reason) > 80
     assert {(name, panel) for name, panel in each.panels if panel not in _found(each.rule, name)} == set()
 
@@ -417,12 +417,12 @@ BROKEN: Final[Mapping[str, tuple[str, Callable[[Json], None]]]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_board_that_breaks_a_rule_is_found_by_that_rule(case: str) -> None:
+def test_dashboard_that_breaks_a_linter_rule_is_detected(case: str) -> None:
     rule, break_it = BROKEN[case]
     board = copy.deepcopy(_committed("node"))
     break_it(board)
     assert list(RULES[rule](board)) != []
 
 
-def test_every_rule_is_tried_on_a_board_that_breaks_it() -> None:
+def test_every_linter_rule_is_tested_with_a_dashboard_that_breaks_it() -> None:
     assert {rule for rule, _ in BROKEN.values()} == set(RULES)

@@ -77,7 +77,7 @@ def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> N
         ("ScrubberUngrantedUse", {"instance": "strict", "about": "stranger"}),
     ],
 )
-def test_the_table_of_alerts_has_what_fires_whatever_labels_it_has(
+def test_alert_table_shows_every_firing_alert_whatever_its_labels(
     name: str, alert: str, about: Mapping[str, str], story: Told
 ) -> None:
     (panel,) = (each for each in _panels(board(name)["panels"]) if each["title"] == "Alerts")
@@ -89,7 +89,7 @@ def test_the_table_of_alerts_has_what_fires_whatever_labels_it_has(
 
 
 @only_with(POSSIBLE)
-def test_the_bars_of_a_devices_xids_add_up_to_what_was_counted_the_first_of_each_number_too(story: Told) -> None:
+def test_xid_bars_of_a_device_add_up_to_the_counter_including_its_first_value(story: Told) -> None:
     (panel,) = (each for each in _panels(board("device")["panels"]) if each["title"] == "XIDs")
     (target,) = panel["targets"]
     counted = {
@@ -115,7 +115,7 @@ def _variables() -> Iterator[Any]:
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("query", tuple(_variables()))
-def test_every_variable_has_something_to_choose_from(query: Any, story: Told) -> None:
+def test_every_dashboard_variable_has_values(query: Any, story: Told) -> None:
     text = query["query"] if isinstance(query, dict) else query
     asks = re.fullmatch(r"label_values\((.+), *(\w+)\)", text)
     assert asks, text

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dashboards.preview.record import Prometheus, panels_of, record, unanswered
-from dashboards.preview.variables import Chosen, UnknownVariable, choose, put_in
+from dashboards.preview.record import Prometheus, changed_queries, panels_of, record
+from dashboards.preview.variables import UnknownVariable, VariableValue, choose_values, substitute
 
 PREVIEW = Path(__file__).parents[2] / "dashboards" / "preview"
 NODES = {"node-a": 1.0, "node-b": float("nan")}
@@ -44,13 +44,13 @@ def names(_: str | None, __: str) -> list[str]:
     return ["node-a.rack", "node-b"]
 
 
-def test_no_address_of_a_registry_is_in_the_lock_file() -> None:
+def test_lock_file_of_the_preview_names_no_registry() -> None:
     packages = json.loads((PREVIEW / "package-lock.json").read_text())["packages"]
     assert not [name for name, package in packages.items() if "resolved" in package]
     assert all("integrity" in package for name, package in packages.items() if name)
 
 
-def test_every_package_of_grafana_has_the_same_version() -> None:
+def test_all_grafana_packages_have_the_same_version() -> None:
     packages = json.loads((PREVIEW / "package-lock.json").read_text())["packages"]
     found = {
         name: package["version"]
@@ -62,13 +62,13 @@ def test_every_package_of_grafana_has_the_same_version() -> None:
 
 
 @pytest.mark.parametrize("form", ["$instance", "${instance}", "${instance:regex}", "[[instance]]"])
-def test_a_variable_is_put_in_however_it_is_written(form: str) -> None:
-    assert put_in(f'up{{instance=~"{form}"}}', {"instance": Chosen("All", ".+")}) == 'up{instance=~".+"}'
+def test_dashboard_variable_is_substituted_in_every_syntax(form: str) -> None:
+    assert substitute(f'up{{instance=~"{form}"}}', {"instance": VariableValue("All", ".+")}) == 'up{instance=~".+"}'
 
 
-def test_a_variable_that_the_board_does_not_have_is_refused() -> None:
+def test_unknown_dashboard_variable_is_refused() -> None:
     with pytest.raises(UnknownVariable, match="nowhere"):
-        put_in("up{instance=~'$nowhere'}", {})
+        substitute("up{instance=~'$nowhere'}", {})
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,22 @@ def test_a_variable_that_the_board_does_not_have_is_refused() -> None:
         ({"regex": "/b$/"}, {}, "node-b"),
     ],
 )
-def test_a_variable_is_chosen_as_grafana_chooses_it(variable: Any, wanted: dict[str, str], query: str) -> None:
-    assert choose(board(**variable), wanted, names)["instance"].query == query
+def test_dashboard_variable_gets_the_value_that_grafana_would_choose(
+    variable: Any, wanted: dict[str, str], query: str
+) -> None:
+    assert choose_values(board(**variable), wanted, names)["instance"].query == query
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda: choose(board(), {"nowhere": "x"}, names),
-        lambda: choose(board(type="adhoc"), {}, names),
-        lambda: choose(board(query="query_result(up)"), {}, names),
-        lambda: choose(board(), {}, lambda _, __: []),
+        lambda: choose_values(board(), {"nowhere": "x"}, names),
+        lambda: choose_values(board(type="adhoc"), {}, names),
+        lambda: choose_values(board(query="query_result(up)"), {}, names),
+        lambda: choose_values(board(), {}, lambda _, __: []),
     ],
 )
-def test_a_variable_that_cannot_be_chosen_is_refused(broken: Callable[[], object]) -> None:
+def test_dashboard_variable_without_a_possible_value_is_refused(broken: Callable[[], object]) -> None:
     with pytest.raises(UnknownVariable):
         broken()
 
@@ -111,7 +113,7 @@ def test_a_recording_has_a_value_or_none_for_every_step() -> None:
     assert b["values"][1] == "nan"
 
 
-def test_a_panel_of_few_points_is_asked_in_longer_steps_than_its_board() -> None:
+def test_panel_with_few_points_is_queried_in_longer_steps() -> None:
     few = board({"refId": "A", "expr": "increase(x[$__interval]) / $__interval_ms"})
     few["panels"][0]["maxDataPoints"] = 2
     prometheus = Answering()
@@ -120,13 +122,13 @@ def test_a_panel_of_few_points_is_asked_in_longer_steps_than_its_board() -> None
     assert (answer["from"], answer["panels"]["7"]["A"]["start"], answer["panels"]["7"]["A"]["step"]) == (90, 120, 60)
 
 
-def test_a_query_of_now_is_asked_at_the_end_of_the_range() -> None:
+def test_instant_query_is_evaluated_at_the_end_of_the_range() -> None:
     target = {"refId": "A", "expr": "up", "instant": True}
     answer = record(Answering(), board(target), 90.0, 150.0)["panels"]["7"]["A"]
     assert (answer["start"], answer["series"][0]["values"]) == (150.0, [1])
 
 
-def test_a_hidden_query_is_not_asked_and_panels_of_a_closed_row_are() -> None:
+def test_hidden_query_is_not_evaluated_and_panels_of_a_collapsed_row_are() -> None:
     inner = {"id": 8, "type": "stat", "targets": [{"refId": "A", "expr": "up"}]}
     whole = board({"refId": "A", "expr": "hidden", "hide": True})
     whole["panels"].append({"id": 9, "type": "row", "panels": [inner]})
@@ -136,13 +138,13 @@ def test_a_hidden_query_is_not_asked_and_panels_of_a_closed_row_are() -> None:
     assert "hidden" not in prometheus.asked
 
 
-def test_only_a_prometheus_that_is_spoken_to_in_the_clear_is_known() -> None:
+def test_prometheus_with_tls_is_refused() -> None:
     with pytest.raises(ValueError, match="https"):
         Prometheus("https://example.org")
 
 
-def test_a_query_that_has_changed_since_is_not_drawn_with_the_old_answer() -> None:
+def test_recording_of_a_changed_query_is_detected() -> None:
     before, after = board({"refId": "A", "expr": "up"}), board({"refId": "A", "expr": "up == 1"})
     recorded = record(Answering(), before, 90.0, 150.0)
-    assert unanswered(before, recorded) == []
-    assert unanswered(after, recorded) == ["Panel, A"]
+    assert changed_queries(before, recorded) == []
+    assert changed_queries(after, recorded) == ["Panel, A"]

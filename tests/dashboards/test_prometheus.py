@@ -45,12 +45,12 @@ def work(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def test_the_archives_package_is_unpacked(archive: Archive, work: Path) -> None:
+def test_prometheus_package_of_the_archive_is_unpacked(archive: Archive, work: Path) -> None:
     fetch(work)
     assert {path.name for path in (work / "unpacked/usr/bin").iterdir()} == {"prometheus", "promtool"}
 
 
-def test_another_package_than_the_archives_index_names_is_not_unpacked(archive: Archive, work: Path) -> None:
+def test_package_with_another_digest_than_in_the_archive_index_is_not_unpacked(archive: Archive, work: Path) -> None:
     archive.index(b"another")
     with pytest.raises(Unfetched, match=r"prometheus_1\.deb has the SHA-256 \w+, and the archive's index says"):
         fetch(work)
@@ -63,13 +63,13 @@ def test_a_package_without_the_programs_is_refused(archive: Archive, work: Path)
         fetch(work)
 
 
-def test_an_archive_that_does_not_answer_is_named_with_what_it_said(archive: Archive, work: Path) -> None:
+def test_unreachable_archive_is_reported_with_its_error(archive: Archive, work: Path) -> None:
     archive.program("apt-get", "echo 'E: no route to the archive' >&2; exit 100")
     with pytest.raises(Unfetched, match="E: no route to the archive"):
         fetch(work)
 
 
-def test_where_apt_knows_no_such_package_its_lists_are_asked_for_and_kept_apart(archive: Archive, work: Path) -> None:
+def test_package_lists_are_fetched_into_the_work_directory_if_apt_has_none(archive: Archive, work: Path) -> None:
     archive.program("apt-cache", "exit 100")
     archive.program("apt-get", 'echo "$@" >> asked')
     with pytest.raises(Unfetched, match="knows no package prometheus: put prometheus and promtool on the PATH"):
@@ -78,6 +78,6 @@ def test_where_apt_knows_no_such_package_its_lists_are_asked_for_and_kept_apart(
 
 
 @only_with(POSSIBLE)
-def test_what_was_fetched_runs() -> None:
+def test_fetched_promtool_runs() -> None:
     assert binaries().prometheus.is_file()
     assert promtool("--version").stdout.startswith("promtool, version")

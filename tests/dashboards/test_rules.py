@@ -19,17 +19,16 @@ import pytest
 import typer
 import yaml
 
-from dashboards.queries import BORN_COUNTING
+from dashboards.queries import NOT_INITIALIZED_AT_ZERO
 from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
-from scrubber.cli.history import moment_of
+from scrubber.cli.commands.history import parse_time
 from scrubber.cli.main import app
-from scrubber.domain.evidence import Path as ScrubPath
-from scrubber.domain.health import ADVERTISED, Health, WayBack
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.evidence import PathKind as ScrubPath
 from scrubber.domain.policy import Enforcement
-from scrubber.observability.event_names import asked_for
-from scrubber.observability.metrics.labels import REFUSALS, Codes
+from scrubber.domain.states import ADVERTISED, Health, Hygiene, RecoveryMethod
+from scrubber.observability.event_names import validate_event_names
+from scrubber.observability.metrics.labels import REFUSAL_CODES, KnownCodes
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
 
@@ -92,7 +91,7 @@ def labels_of(expression: str) -> set[str]:
 
 
 @only_with(POSSIBLE)
-def test_prometheus_takes_the_rules_in_the_tree_and_those_with_addresses(tmp_path: Path) -> None:
+def test_rules_with_and_without_runbook_addresses_pass_promtool(tmp_path: Path) -> None:
     for runbooks in (None, _ADDRESS):
         for name, text in prometheus_files(runbooks).items():
             (tmp_path / name).write_text(text)
@@ -102,13 +101,13 @@ def test_prometheus_takes_the_rules_in_the_tree_and_those_with_addresses(tmp_pat
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda path: path.stem)
-def test_the_rules_compute_what_their_trials_say(trial: Path) -> None:
+def test_rules_pass_their_promtool_tests(trial: Path) -> None:
     done = promtool("test", "rules", trial)
     assert done.returncode == 0, done.stdout
 
 
 @only_with(POSSIBLE)
-def test_prometheus_takes_every_query_of_every_page(tmp_path: Path) -> None:
+def test_every_query_in_a_runbook_passes_promtool(tmp_path: Path) -> None:
     rules = [
         {"record": f"q:{page}:{number}", "expr": query}
         for page, text in sorted({**PAGES, "README": INDEX}.items())
@@ -124,7 +123,7 @@ def test_prometheus_takes_every_query_of_every_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_bad_how_long_what_and_where_to_read_on(name: str) -> None:
+def test_alert_has_severity_summary_description_and_runbook(name: str) -> None:
     alert = ALERTS[name]
     assert alert.keys() == {"alert", "expr", "for", "labels", "annotations"}
     assert alert["labels"].keys() == {"severity"}
@@ -135,14 +134,14 @@ def test_an_alert_says_how_bad_how_long_what_and_where_to_read_on(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_what_an_alert_says_of_its_labels_is_on_its_series(name: str) -> None:
+def test_labels_in_the_text_of_an_alert_exist_on_its_series(name: str) -> None:
     alert = ALERTS[name]
     said = set(re.findall(r"\$labels\.(\w+)", json.dumps(alert["annotations"])))
     assert said <= labels_of(alert["expr"])
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_is_tried_as_firing_and_as_silent(name: str) -> None:
+def test_every_alert_is_tested_as_firing_and_as_silent(name: str) -> None:
     tried: dict[bool, int] = {True: 0, False: 0}
     for path in TRIALS:
         for each in yaml.safe_load(path.read_text())["tests"]:
@@ -154,7 +153,7 @@ def test_an_alert_is_tried_as_firing_and_as_silent(name: str) -> None:
     assert all(tried.values()), tried
 
 
-def test_a_recorded_series_is_named_by_its_level_and_keeps_its_node() -> None:
+def test_recorded_series_is_named_by_its_level_and_keeps_its_node_label() -> None:
     for name, expression in RECORDED.items():
         level, metric, operations = name.split(":")
         assert metric.startswith("scrubber_"), name
@@ -163,20 +162,20 @@ def test_a_recorded_series_is_named_by_its_level_and_keeps_its_node() -> None:
         assert level == "tenant" or "instance" in labels_of(expression), name
 
 
-def test_rules_and_pages_know_no_metric_that_does_not_exist() -> None:
+def test_rules_and_runbooks_use_existing_metrics_only() -> None:
     expressions = [*RECORDED.values(), *(alert["expr"] for alert in ALERTS.values())]
     pages = [query for page in (*PAGES.values(), INDEX) for query in queries(page)]
     assert metrics_in("\n".join([*expressions, *pages])) <= documented()
 
 
-def test_rules_and_pages_know_no_recorded_series_that_does_not_exist() -> None:
+def test_rules_and_runbooks_use_existing_recorded_series_only() -> None:
     texts = [*(alert["expr"] for alert in ALERTS.values()), *PAGES.values(), INDEX]
     recorded = re.findall(r"\b[a-z_]+:scrubber_[a-z0-9_]+:[a-z0-9_]+", "\n".join(texts))
     assert recorded
     assert set(recorded) <= RECORDED.keys()
 
 
-def test_what_rules_select_by_is_what_the_code_says() -> None:
+def test_label_values_in_rules_exist_in_the_code() -> None:
     """A code that is renamed would else silence its alert."""
     selected: dict[str, set[str]] = {}
     for expression in (*RECORDED.values(), *(alert["expr"] for alert in ALERTS.values())):
@@ -187,9 +186,9 @@ def test_what_rules_select_by_is_what_the_code_says() -> None:
     assert all(
         list(ROOT.glob(f"scrubber/adapters/**/{module}.py")) for module in ("driver", "events", "walker", "zygote")
     )
-    assert selected.pop("code") <= {code for _, _, code in Codes(NVIDIA_SIGNALS).findings}
-    assert selected.pop("cause_class") <= Codes(NVIDIA_SIGNALS).causes
-    assert selected.pop("way_back") <= {each.value for each in WayBack}
+    assert selected.pop("code") <= {code for _, _, code in KnownCodes(NVIDIA_SIGNALS).findings}
+    assert selected.pop("cause_class") <= KnownCodes(NVIDIA_SIGNALS).causes
+    assert selected.pop("way_back") <= {each.value for each in RecoveryMethod}
     assert selected.pop("health") <= {each.value for each in Health}
     assert selected.pop("mode") <= {each.value for each in Enforcement}
     assert selected.pop("path") <= {each.value for each in ScrubPath}
@@ -197,35 +196,35 @@ def test_what_rules_select_by_is_what_the_code_says() -> None:
     assert not selected
 
 
-def test_the_states_that_are_counted_are_all_that_there_are() -> None:
+def test_recorded_device_states_are_complete() -> None:
     shown = set(re.findall(r'"state", "([a-z-]+)", "", ""', RECORDED["instance:scrubber_devices:by_state"]))
     out = {each.value for each in Health if each not in ADVERTISED}
     assert shown == {each.value for each in Hygiene} | out
 
 
-def test_the_page_on_waiting_knows_every_code_that_it_tells_by() -> None:
+def test_runbook_on_waiting_hand_overs_names_existing_refusal_codes_only() -> None:
     codes = re.findall(r"^\d\. (`[^:]+):", PAGES["ScrubberHandoverWaits"], re.MULTILINE)
     told = {code for line in codes for code in re.findall(r"`([a-z-]+)`", line)}
     assert len(told) > 5
-    assert told <= REFUSALS | {"granted"}
+    assert told <= REFUSAL_CODES | {"granted"}
 
 
 # -- the other form --------------------------------------------------------------------------------------------------------
 
 
-def test_the_object_of_prometheus_operator_holds_the_same_rules() -> None:
+def test_prometheus_rule_object_contains_the_same_rules() -> None:
     assert PROMETHEUS_RULE.read_text() == prometheus_rule()
     groups = yaml.safe_load(prometheus_rule())["spec"]["groups"]
     assert [each["rules"] for each in groups] == [rules_of("recording.yaml"), rules_of("alerts.yaml")]
 
 
-def test_whoever_keeps_the_pages_elsewhere_gets_rules_with_addresses(tmp_path: Path) -> None:
+def test_runbook_address_option_writes_rules_with_addresses(tmp_path: Path) -> None:
     assert main(["--runbooks", f"{_ADDRESS}/", "--out", str(tmp_path)]) == 0
     for text in ((tmp_path / "alerts.yaml").read_text(), (tmp_path / PROMETHEUS_RULE.name).read_text()):
         assert re.findall(r"runbook_url: (\S+)", text) == [f"{_ADDRESS}/{name}.md" for name in ALERTS]
 
 
-def test_the_rules_in_the_tree_are_never_written_with_somebodys_addresses() -> None:
+def test_rules_in_the_tree_are_never_written_with_runbook_addresses() -> None:
     for arguments in (["--runbooks", _ADDRESS], ["--out", "."]):
         done = subprocess.run(
             [sys.executable, ROOT / "scripts" / "gen_rules.py", *arguments], capture_output=True, text=True, check=False
@@ -237,12 +236,12 @@ def test_the_rules_in_the_tree_are_never_written_with_somebodys_addresses() -> N
 # -- the pages -------------------------------------------------------------------------------------------------------------
 
 
-def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert PAGES.keys() == ALERTS.keys()
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_a_page_has_every_section_and_says_what_the_rule_says(name: str) -> None:
+def test_runbook_has_every_section_and_matches_its_rule(name: str) -> None:
     alert, lines = ALERTS[name], PAGES[name].splitlines()
     assert lines[0] == f"# {name}"
     assert lines[2].startswith(f"**{alert['labels']['severity']}**, for {alert['for']}")
@@ -252,7 +251,7 @@ def test_a_page_has_every_section_and_says_what_the_rule_says(name: str) -> None
     assert queries(PAGES[name])
 
 
-def test_the_index_lists_every_alert_with_its_severity_in_the_order_of_the_rules() -> None:
+def test_runbook_index_lists_every_alert_with_severity_in_the_order_of_the_rules() -> None:
     rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \| (\w+) \|", INDEX, re.MULTILINE)
     assert rows == [(name, name, alert["labels"]["severity"], alert["for"]) for name, alert in ALERTS.items()]
 
@@ -268,7 +267,7 @@ def commands_in(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [*ALERTS, "README"])
-def test_every_command_of_a_page_exists_with_its_flags(name: str) -> None:
+def test_every_command_in_a_runbook_exists_with_its_flags(name: str) -> None:
     page = INDEX if name == "README" else PAGES[name]
     typed = list(commands_in(page))
     assert typed
@@ -282,11 +281,11 @@ def test_every_command_of_a_page_exists_with_its_flags(name: str) -> None:
             with command.make_context("scrubber", words):  # whatever is wrong with a value, or missing, is said here
                 pass
         for since in re.findall(r"--since (\S+)", line):
-            moment_of(since, now=0.0)
-        asked_for(re.findall(r"--event (\S+)", line))
+            parse_time(since, now=0.0)
+        validate_event_names(re.findall(r"--event (\S+)", line))
 
 
-def test_the_index_says_of_every_alert_which_panel_shows_it() -> None:
+def test_runbook_index_names_an_existing_panel_for_every_alert() -> None:
     named = re.findall(r"^\| \[(\w+)\].* \| (\w+): ([^|]+) \|$", INDEX, re.MULTILINE)
     assert [alert for alert, _, _ in named] == list(ALERTS)
     for alert, board, title in named:
@@ -294,12 +293,12 @@ def test_the_index_says_of_every_alert_which_panel_shows_it() -> None:
         assert title in {panel["title"] for panel in panels}, alert
 
 
-def test_metrics_that_pages_speak_of_exist_outside_their_queries_too() -> None:
+def test_metrics_named_in_the_text_of_runbooks_exist() -> None:
     assert metrics_in("\n".join((*PAGES.values(), INDEX))) <= documented()
 
 
 @pytest.mark.parametrize("name", [*ALERTS, "README"])
-def test_a_query_of_a_page_selects_and_groups_by_labels_that_its_metric_has(name: str) -> None:
+def test_query_in_a_runbook_uses_labels_that_its_metric_has(name: str) -> None:
     labels = {
         row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3]))
         for row in (line.split("|") for line in (ROOT / "docs" / "metrics.md").read_text().splitlines())
@@ -316,17 +315,19 @@ def test_a_query_of_a_page_selects_and_groups_by_labels_that_its_metric_has(name
         assert asked <= known, query
 
 
-def test_no_page_asks_how_often_of_a_counter_whose_first_time_would_not_be_seen() -> None:
+def test_no_runbook_query_uses_the_rate_of_a_counter_not_initialized_at_zero() -> None:
     for page in (*PAGES.values(), INDEX):
         for query in queries(page):
             if not query.startswith("histogram_quantile"):
                 counted = re.findall(r"\b(?:rate|increase)\((\w+)\{", query) + re.findall(
                     r"\b(?:rate|increase)\((\w+)\[", query
                 )
-                assert not BORN_COUNTING & {re.sub(r"_(bucket|count|sum)$", "", each) for each in counted}, query
+                assert not NOT_INITIALIZED_AT_ZERO & {re.sub(r"_(bucket|count|sum)$", "", each) for each in counted}, (
+                    query
+                )
 
 
-def test_what_a_page_says_to_look_for_in_the_log_and_among_checks_and_settings_is_there() -> None:
+def test_log_events_checks_and_settings_named_in_a_runbook_exist() -> None:
     logged = set(re.findall(r"^\| `([a-z.-]+)` \|", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE))
     checks = "\n".join(path.read_text() for path in (ROOT / "scrubber" / "doctor").glob("*.py"))
     settings = set(dotted(yaml.safe_load((ROOT / "policies" / "default.yaml").read_text())))
@@ -341,7 +342,7 @@ def test_what_a_page_says_to_look_for_in_the_log_and_among_checks_and_settings_i
         for check in {each.strip() for text in said for each in text.split(",")}:
             assert " " in check or f'"{check}"' in checks, (name, check)
         seen |= words
-    assert {"audit.broken", "limits.hand-over"} <= seen
+    assert {"audit.broken", "limits.handOver"} <= seen
 
 
 def dotted(document: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -352,7 +353,7 @@ def dotted(document: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from dotted(value, f"{above}{key}.")
 
 
-def test_links_of_the_pages_lead_somewhere() -> None:
+def test_links_in_runbooks_lead_to_existing_targets() -> None:
     for name, page in {**PAGES, "README": INDEX}.items():
         for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", page)):
             found = (RUNBOOKS / target) if target else RUNBOOKS / f"{name}.md"
@@ -365,12 +366,12 @@ def test_links_of_the_pages_lead_somewhere() -> None:
                 )
 
 
-def test_no_page_is_longer_than_somebody_reads_at_night() -> None:
+def test_runbook_has_at_most_110_lines() -> None:
     for name, page in PAGES.items():
         assert len(page.splitlines()) <= 110, name
 
 
-def test_the_order_of_severities_is_the_order_of_the_rules() -> None:
+def test_alerting_rules_are_ordered_by_severity() -> None:
     rank = ["critical", "warning", "info"]
     assert all(
         rank.index(a) <= rank.index(b) for a, b in pairwise(each["labels"]["severity"] for each in ALERTS.values())

@@ -17,9 +17,9 @@ from typing import Any
 import scrubber
 from scrubber.api.client import ReadClient
 from scrubber.config.policy_file import load_policy
-from scrubber.doctor.examination import CHECKS, examine
-from scrubber.doctor.finding import Check, DeviceSaid, KubeletSaid, Level, Node, ServiceSaid
-from scrubber.doctor.looking import FileSystem
+from scrubber.doctor.checks import CHECKS, check_node
+from scrubber.doctor.files import FileSystem
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, KubeletReport, ServiceReport
 
 __all__ = [
     "CONTAINERD",
@@ -50,18 +50,18 @@ MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 STRANGER = 54321
 """A uid that nobody has."""
 
-SERVED = ServiceSaid(
+SERVED = ServiceReport(
     version=scrubber.__version__,
     backend="nvidia",
     node="n1",
     policy="default",
     policy_digest=load_policy("default").digest,
     enforcement="enforce",
-    ledger="ok",
-    key="sha256:" + "ab" * 32,
-    head="7:" + "cd" * 32,
-    devices=(DeviceSaid("GPU-a", "0"), DeviceSaid("GPU-b", "1")),
-    kubelet="ok",
+    ledger_status="ok",
+    key_id="sha256:" + "ab" * 32,
+    audit_head="7:" + "cd" * 32,
+    devices=(DeviceReport("GPU-a", "0"), DeviceReport("GPU-b", "1")),
+    kubelet_status="ok",
     pid=os.getpid(),
 )
 _ALL = "000001ffffffffff"
@@ -92,7 +92,7 @@ def _held(path: Path, stack: ExitStack) -> None:
 
 
 @contextmanager
-def healthy(root: Path) -> Iterator[Node]:
+def healthy(root: Path) -> Iterator[CheckContext]:
     """A node below ``root`` (a short path). This process is its kubelet, its plugin and its service: it has the locks."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -115,11 +115,11 @@ def healthy(root: Path) -> Iterator[Node]:
         write(state, "signing.key", "PEM").chmod(0o600)
         for lock in (sockets / "lock", state / "ledger.lock"):
             _held(lock, stack)
-        yield Node(
+        yield CheckContext(
             service=SERVED,
-            kubelet=KubeletSaid(asked=True, believed=True, has_devices=1),
+            kubelet=KubeletReport(was_queried=True, is_trusted=True, containers_with_devices=1),
             root=root,
-            sockets=sockets,
+            socket_dir=sockets,
             state_dir=state,
             state_dir_known=True,
             policy="default",
@@ -161,7 +161,7 @@ def _lay_out_driver(root: Path) -> None:
         write(root, f"usr/lib/x86_64-linux-gnu/{name}")
 
 
-def found(node: Node, name: str) -> Check:
+def found(node: CheckContext, name: str) -> CheckResult:
     """The one finding of that name; what comes after the check that has it is not looked at."""
     for each in CHECKS:
         named = [check for check in each(node) if check.name == name]
@@ -171,12 +171,12 @@ def found(node: Node, name: str) -> Check:
     raise AssertionError(f"nothing is called {name}")
 
 
-def levels(node: Node) -> dict[str, Level]:
+def levels(node: CheckContext) -> dict[str, CheckLevel]:
     """The levels of the findings, by their names; of several with one name the last."""
-    return {check.name: check.level for check in examine(node)}
+    return {check.name: check.level for check in check_node(node)}
 
 
-def serving(node: Node, **changed: Any) -> Node:
+def serving(node: CheckContext, **changed: Any) -> CheckContext:
     """The node with a service that says something else of itself."""
     return replace(node, service=replace(node.service, **changed))
 
@@ -206,7 +206,7 @@ async def believed(service: ReadClient, seconds: float = 30.0) -> None:
     """Wait until the service believes its kubelet: one that lists no pod has to wait for that."""
     async with asyncio.timeout(seconds):
         while True:
-            if (await service.info()).kubelet == "ok":
+            if (await service.service_info()).kubelet == "ok":
                 return
             await asyncio.sleep(0.05)
 
@@ -229,8 +229,8 @@ async def run(*words: str | Path, program: Sequence[str] = ("-m", "scrubber.cli.
 
 _AS_STRANGER = """
 import os, sys
-import scrubber.cli.doctor, scrubber.api.client, scrubber.adapters.kubelet, scrubber.adapters.containers
-import scrubber.adapters.clock, scrubber.adapters.ledger.place, scrubber.config.policy_file
+import scrubber.cli.commands.doctor, scrubber.api.client, scrubber.adapters.kubelet, scrubber.adapters.cgroups
+import scrubber.adapters.clock, scrubber.adapters.ledger.state_directory, scrubber.config.policy_file
 from scrubber.cli.main import main
 from importlib import metadata
 

@@ -10,26 +10,26 @@ from pathlib import Path
 import grpc
 import pytest
 
-from scrubber.doctor.asking import ask_kubelet
-from scrubber.doctor.examination import examine
-from scrubber.doctor.finding import KubeletSaid, Level, Node, Places
+from scrubber.doctor.checks import check_node
+from scrubber.doctor.model import CheckContext, CheckLevel, KubeletReport, ServicePaths
+from scrubber.doctor.queries import query_kubelet
 from scrubber.wire import podresources_pb2 as messages
 from scrubber.wire import podresources_pb2_grpc
 from tests.doctor.stage import KUBELET, found, healthy, levels, serving, write
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 SIM = {"backend": "sim"}
-UNKNOWN = {"backend": "", "refusal": "Nobody answers."}
-BY_BACKEND = [({}, Level.ERROR), (UNKNOWN, Level.WARNING), (SIM, Level.WARNING)]
+UNKNOWN = {"backend": "", "error": "Nobody answers."}
+BY_BACKEND = [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.WARNING)]
 
 
 @pytest.fixture
-def node(short_tmp: Path) -> Iterator[Node]:
+def node(short_tmp: Path) -> Iterator[CheckContext]:
     with healthy(short_tmp) as node:
         yield node
 
 
-def answering(node: Node, said: KubeletSaid) -> Node:
+def answering(node: CheckContext, said: KubeletReport) -> CheckContext:
     return replace(node, kubelet=said)
 
 
@@ -37,36 +37,38 @@ def answering(node: Node, said: KubeletSaid) -> Node:
 
 
 @pytest.mark.parametrize("name", ["device-plugins", "pod-resources"])
-def test_a_directory_that_the_kubelet_has_not_made_is_named(node: Node, name: str) -> None:
+def test_missing_kubelet_directory_is_named(node: CheckContext, name: str) -> None:
     (node.root / KUBELET / name).rename(node.root / "elsewhere")
     check = found(node, "kubelet")
-    assert (check.level, f"no {name}" in check.sentence) == (Level.WARNING, True)
+    assert (check.level, f"no {name}" in check.message) == (CheckLevel.WARNING, True)
     assert "--kubelet-dir" in check.remedy
 
 
-def test_without_plugins_registry_nothing_is_missing_where_the_plugin_registers_in_device_plugins(node: Node) -> None:
+def test_missing_plugins_registry_is_no_finding_when_the_plugin_registers_in_device_plugins(
+    node: CheckContext,
+) -> None:
     """As in the service's pod: it has no mount of that directory."""
     kubelet = node.root / KUBELET
     (kubelet / "plugins_registry/scrubber-gpu-1.sock").rename(kubelet / "device-plugins/scrubber-gpu-1.sock")
     (kubelet / "plugins_registry").rmdir()
-    assert set(levels(node).values()) == {Level.OK}
+    assert set(levels(node).values()) == {CheckLevel.OK}
 
 
-def test_without_any_directory_to_register_in_both_are_named(node: Node) -> None:
+def test_both_registration_directories_are_named_when_missing(node: CheckContext) -> None:
     for name in ("device-plugins", "plugins_registry"):
         (node.root / KUBELET / name).rename(node.root / name)
-    assert "has no device-plugins/kubelet.sock, no plugins_registry." in found(node, "kubelet").sentence
+    assert "has no device-plugins/kubelet.sock, no plugins_registry." in found(node, "kubelet").message
 
 
-def test_a_node_without_a_kubelet_is_told_once(node: Node) -> None:
+def test_missing_kubelet_is_reported_once(node: CheckContext) -> None:
     (node.root / KUBELET).rename(node.root / "elsewhere")
     check = found(node, "kubelet")
-    assert (check.level, "There is no kubelet here" in check.sentence) == (Level.WARNING, True)
-    assert {"plugins", "pod-resources"}.isdisjoint(levels(answering(node, KubeletSaid())))
+    assert (check.level, "There is no kubelet here" in check.message) == (CheckLevel.WARNING, True)
+    assert {"plugins", "pod-resources"}.isdisjoint(levels(answering(node, KubeletReport())))
 
 
 @pytest.mark.parametrize("what", ["a dead socket", "a file"])
-def test_a_socket_that_nobody_listens_on_is_no_kubelet(node: Node, what: str) -> None:
+def test_socket_without_a_listener_is_no_kubelet(node: CheckContext, what: str) -> None:
     path = node.root / KUBELET / "device-plugins/kubelet.sock"
     path.unlink()
     if what == "a file":
@@ -75,100 +77,113 @@ def test_a_socket_that_nobody_listens_on_is_no_kubelet(node: Node, what: str) ->
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
     check = found(node, "kubelet")
-    assert check.level is Level.WARNING
-    assert check.sentence == f"No kubelet listens on {path}."
+    assert check.level is CheckLevel.WARNING
+    assert check.message == f"No kubelet listens on {path}."
 
 
-def test_the_socket_that_the_service_names_is_the_one_that_counts(node: Node) -> None:
-    theirs = serving(node, places=Places(pod_resources=Path("/run/elsewhere.sock")))
-    assert "no pod-resources/kubelet.sock" in found(theirs, "kubelet").sentence
+def test_pod_resources_socket_named_by_the_service_is_checked(node: CheckContext) -> None:
+    theirs = serving(node, paths=ServicePaths(pod_resources=Path("/run/elsewhere.sock")))
+    assert "no pod-resources/kubelet.sock" in found(theirs, "kubelet").message
 
 
 # --- plugins
 
 
-def test_without_a_plugin_of_ours_no_pod_gets_a_gpu(node: Node) -> None:
+def test_missing_scrubber_plugin_is_a_warning(node: CheckContext) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
-    check = found(answering(node, KubeletSaid(asked=True, believed=True)), "plugins")
-    assert (check.level, "No device plugin of ours" in check.sentence) == (Level.WARNING, True)
-    assert "critical (alert ScrubberPluginAway)" in check.sentence, "a warning only because it may be still to come"
+    check = found(answering(node, KubeletReport(was_queried=True, is_trusted=True)), "plugins")
+    assert (check.level, "No device plugin of ours" in check.message) == (CheckLevel.WARNING, True)
+    assert "critical (alert ScrubberPluginAway)" in check.message, "a warning only because it may be still to come"
     assert (RUNBOOKS / "ScrubberPluginAway.md").read_text().splitlines()[2].startswith("**critical**")
     assert "scrubber-plugin.service" in check.remedy
 
 
 @pytest.mark.parametrize(("said", "level"), BY_BACKEND)
-def test_a_node_whose_containers_would_start_without_being_asked_for_is_named(
-    node: Node, said: dict[str, str], level: Level
+def test_running_containers_without_a_plugin_are_counted_in_the_finding(
+    node: CheckContext, said: dict[str, str], level: CheckLevel
 ) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
-    check = found(answering(serving(node, **said), KubeletSaid(asked=True, believed=True, has_devices=2)), "plugins")
-    assert (check.level, "2 containers have devices of ours" in check.sentence) == (level, True)
-    assert "If the kubelet is restarted, it starts their containers without asking the service." in check.sentence
+    check = found(
+        answering(serving(node, **said), KubeletReport(was_queried=True, is_trusted=True, containers_with_devices=2)),
+        "plugins",
+    )
+    assert (check.level, "2 containers have devices of ours" in check.message) == (level, True)
+    assert "If the kubelet is restarted, it starts their containers without asking the service." in check.message
 
 
-def test_a_socket_that_a_plugin_left_behind_is_no_plugin(node: Node) -> None:
+def test_leftover_socket_is_no_plugin(node: CheckContext) -> None:
     path = node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock"
     path.unlink()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert "No device plugin of ours" in found(node, "plugins").sentence
+    assert "No device plugin of ours" in found(node, "plugins").message
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, Level.ERROR), (UNKNOWN, Level.WARNING), (SIM, Level.OK)])
-def test_another_plugin_for_the_same_gpus_is_named(node: Node, said: dict[str, str], level: Level) -> None:
+@pytest.mark.parametrize(
+    ("said", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
+)
+def test_another_plugin_for_the_same_gpus_is_named(node: CheckContext, said: dict[str, str], level: CheckLevel) -> None:
     path = node.root / KUBELET / "device-plugins/nvidia-gpu.sock"
     path.symlink_to(node.root / "listens")
-    checks = [check for check in examine(serving(node, **said)) if check.name == "plugins"]
+    checks = [check for check in check_node(serving(node, **said)) if check.name == "plugins"]
     assert checks[0].level is level
-    assert (str(path) in checks[0].sentence) == (level is not Level.OK)
-    assert checks[-1].level is Level.OK
+    assert (str(path) in checks[0].message) == (level is not CheckLevel.OK)
+    assert checks[-1].level is CheckLevel.OK
 
 
-def test_a_socket_that_another_plugin_left_behind_gives_nothing_away(node: Node) -> None:
+def test_leftover_socket_of_another_plugin_is_no_finding(node: CheckContext) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(node.root / KUBELET / "device-plugins/nvidia-gpu.sock"))
-    assert found(node, "plugins").level is Level.OK
+    assert found(node, "plugins").level is CheckLevel.OK
 
 
 # --- who has which device
 
 
 @pytest.mark.parametrize(("said", "level"), BY_BACKEND)
-def test_a_list_that_is_not_believed_says_why(node: Node, said: dict[str, str], level: Level) -> None:
+def test_untrusted_kubelet_list_is_reported_with_the_reason(
+    node: CheckContext, said: dict[str, str], level: CheckLevel
+) -> None:
     check = found(
-        answering(serving(node, **said), KubeletSaid(asked=True, sentence="It lives in a pod.")), "pod-resources"
+        answering(serving(node, **said), KubeletReport(was_queried=True, message="It lives in a pod.")), "pod-resources"
     )
-    assert (check.level, check.sentence) == (level, "It lives in a pod.")
+    assert (check.level, check.message) == (level, "It lives in a pod.")
     assert "systemctl status kubelet" in check.remedy
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, Level.ERROR), (SIM, Level.WARNING)])
-def test_what_the_service_doubts_counts_though_we_do_not(node: Node, said: dict[str, str], level: Level) -> None:
-    checks = examine(serving(node, kubelet="It was restarted.", **said))
+@pytest.mark.parametrize(("said", "level"), [({}, CheckLevel.ERROR), (SIM, CheckLevel.WARNING)])
+def test_kubelet_untrusted_by_the_service_is_a_finding_even_if_doctor_trusts_the_kubelet(
+    node: CheckContext, said: dict[str, str], level: CheckLevel
+) -> None:
+    checks = check_node(serving(node, kubelet_status="It was restarted.", **said))
     told = [check for check in checks if check.name == "pod-resources"]
-    assert [check.level for check in told] == [level, Level.OK]
-    assert "It was restarted." in told[0].sentence
+    assert [check.level for check in told] == [level, CheckLevel.OK]
+    assert "It was restarted." in told[0].message
 
 
-def test_a_kubelet_that_has_just_begun_is_believed_as_far_as_the_service_believes_it(node: Node) -> None:
-    young = answering(node, KubeletSaid(asked=True, young=True, sentence="It started 3 s ago."))
-    assert found(young, "pod-resources").level is Level.OK
-    assert found(serving(young, **UNKNOWN), "pod-resources").sentence == "It started 3 s ago."
+def test_recently_started_kubelet_is_a_finding_only_if_the_service_does_not_trust_the_kubelet(
+    node: CheckContext,
+) -> None:
+    young = answering(node, KubeletReport(was_queried=True, is_recently_started=True, message="It started 3 s ago."))
+    assert found(young, "pod-resources").level is CheckLevel.OK
+    assert found(serving(young, **UNKNOWN), "pod-resources").message == "It started 3 s ago."
     for heard, sentence in {"": "It started 3 s ago.", "It lists no pod yet.": "It lists no pod yet."}.items():
-        check = found(serving(young, kubelet=heard), "pod-resources")
-        assert (check.level, check.sentence) == (Level.WARNING, sentence)
+        check = found(serving(young, kubelet_status=heard), "pod-resources")
+        assert (check.level, check.message) == (CheckLevel.WARNING, sentence)
         assert "again in a minute" in check.remedy
 
 
-def test_witnesses_that_do_not_agree_are_a_warning(node: Node) -> None:
-    check = found(answering(node, KubeletSaid(asked=True, believed=True, remarks=("No checkpoint.",))), "pod-resources")
-    assert (check.level, check.sentence) == (Level.WARNING, "No checkpoint.")
+def test_kubelet_list_that_disagrees_with_checkpoint_or_logs_is_a_warning(node: CheckContext) -> None:
+    check = found(
+        answering(node, KubeletReport(was_queried=True, is_trusted=True, remarks=("No checkpoint.",))), "pod-resources"
+    )
+    assert (check.level, check.message) == (CheckLevel.WARNING, "No checkpoint.")
     assert "--pod-logs-dir" in check.remedy
 
 
-def test_whoever_may_not_ask_did_not_see_whether_it_answers(node: Node) -> None:
-    check = found(answering(node, KubeletSaid(asked=True, forbidden=True)), "pod-resources")
-    assert (check.level, "was not seen" in check.sentence) == (Level.WARNING, True)
+def test_kubelet_query_without_permission_is_reported_as_unverified(node: CheckContext) -> None:
+    check = found(answering(node, KubeletReport(was_queried=True, is_permission_denied=True)), "pod-resources")
+    assert (check.level, "was not seen" in check.message) == (CheckLevel.WARNING, True)
     assert "sudo" in check.remedy
 
 
@@ -194,8 +209,8 @@ async def kubelet(socket_: Path) -> AsyncIterator[None]:
         await server.stop(None)
 
 
-async def asked(directory: Path) -> KubeletSaid:
-    return await ask_kubelet(
+async def asked(directory: Path) -> KubeletReport:
+    return await query_kubelet(
         directory / "kubelet.sock",
         kubelet_dir=directory,
         pod_logs=directory / "logs",
@@ -205,44 +220,46 @@ async def asked(directory: Path) -> KubeletSaid:
     )
 
 
-async def test_the_kubelet_is_asked_as_the_service_asks_it(short_tmp: Path) -> None:
+async def test_doctor_queries_the_kubelet_like_the_service(short_tmp: Path) -> None:
     path = short_tmp / "kubelet.sock"
     async with kubelet(path):
         os.utime(path, (1.0, 1.0))
         said = await asked(short_tmp)
-    assert (said.asked, said.has_devices) == (True, 1)
+    assert (said.was_queried, said.containers_with_devices) == (True, 1)
     # Its checkpoint and its pods' logs are not there, so that list is not all there is to say.
-    assert said.remarks or said.sentence
+    assert said.remarks or said.message
 
 
-async def test_whatever_stands_in_the_kubelets_place_is_not_believed(short_tmp: Path) -> None:
-    assert await asked(short_tmp) == KubeletSaid()
+async def test_socket_in_the_kubelets_place_without_a_kubelet_is_untrusted(short_tmp: Path) -> None:
+    assert await asked(short_tmp) == KubeletReport()
     write(short_tmp, "kubelet.sock")
     said = await asked(short_tmp)
-    assert (said.asked, said.believed, "is not a socket" in said.sentence) == (True, False, True)
+    assert (said.was_queried, said.is_trusted, "is not a socket" in said.message) == (True, False, True)
     (short_tmp / "kubelet.sock").unlink()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(short_tmp / "kubelet.sock"))
     said = await asked(short_tmp)
-    assert (said.believed, "takes no connection" in said.sentence) == (False, True)
+    assert (said.is_trusted, "takes no connection" in said.message) == (False, True)
 
 
-async def test_a_path_that_no_socket_can_have_is_told_of(short_tmp: Path) -> None:
+async def test_socket_path_that_is_too_long_is_reported(short_tmp: Path) -> None:
     deep = short_tmp / ("long" * 30)
     deep.mkdir()
     write(deep, "kubelet.sock")
     said = await asked(deep)
-    assert (said.believed, "107" in said.sentence) == (False, True)
+    assert (said.is_trusted, "107" in said.message) == (False, True)
 
 
 # --- the PID namespace
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, Level.ERROR), (UNKNOWN, Level.WARNING), (SIM, Level.OK)])
-def test_a_pid_namespace_that_is_not_the_nodes_is_what_the_service_would_refuse(
-    node: Node, said: dict[str, str], level: Level
+@pytest.mark.parametrize(
+    ("said", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
+)
+def test_pid_namespace_other_than_the_nodes_is_a_finding(
+    node: CheckContext, said: dict[str, str], level: CheckLevel
 ) -> None:
     write(node.root, "proc/self/status", "Name:\tscrubber\nNSpid:\t5012\t7\n")
     check = found(serving(node, **said), "pid-namespace")
     assert check.level is level
-    assert ("hostPID: true" in check.remedy) == (level is not Level.OK)
+    assert ("hostPID: true" in check.remedy) == (level is not CheckLevel.OK)

@@ -7,46 +7,46 @@ import pytest
 from scrubber.domain import errors
 from scrubber.domain.errors import (
     DeviceFault,
-    Fatal,
+    FatalError,
     InvalidRequest,
     Refused,
-    Retry,
+    RetryableError,
     ScrubberError,
 )
 
 EVERY = [getattr(errors, name) for name in errors.__all__]
-BRANCHES = (Retry, Refused, DeviceFault, Fatal)
+BRANCHES = (RetryableError, Refused, DeviceFault, FatalError)
 SECRET = "Device GPU-1 waits for the end of acme-bank/train-0 (python steal.py, PID 4711)."
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_every_error_is_in_exactly_one_branch(kind: type[ScrubberError]) -> None:
+def test_every_error_belongs_to_exactly_one_branch(kind: type[ScrubberError]) -> None:
     assert issubclass(kind, ScrubberError)
     branches = [branch for branch in BRANCHES if issubclass(kind, branch)]
     assert len(branches) == (0 if kind is ScrubberError else 1)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY if kind is not InvalidRequest])
-def test_the_operators_text_is_never_shown_to_a_tenant_in_place_of_a_missing_public_one(
+def test_default_public_message_contains_nothing_of_the_operators_message(
     kind: type[ScrubberError],
 ) -> None:
     error = kind(SECRET)
     assert str(error) == SECRET
-    assert error.public
-    assert not {"acme", "train-0", "python", "4711"} & set(error.public.replace("/", " ").split())
-    assert SECRET not in error.public
+    assert error.public_message
+    assert not {"acme", "train-0", "python", "4711"} & set(error.public_message.replace("/", " ").split())
+    assert SECRET not in error.public_message
 
 
-def test_a_public_text_is_what_it_was_given() -> None:
-    assert ScrubberError(SECRET, public="Device GPU-1 is in-use.").public == "Device GPU-1 is in-use."
+def test_public_message_is_kept_as_given() -> None:
+    assert ScrubberError(SECRET, public_message="Device GPU-1 is in-use.").public_message == "Device GPU-1 is in-use."
 
 
-def test_an_invalid_request_is_told_to_its_caller_as_it_is() -> None:
-    assert InvalidRequest("The request names no device.").public == "The request names no device."
+def test_invalid_request_has_the_same_message_for_caller_and_operator() -> None:
+    assert InvalidRequest("The request names no device.").public_message == "The request names no device."
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_every_kind_has_a_code_of_its_own_and_can_be_given_another(kind: type[ScrubberError]) -> None:
+def test_every_error_class_has_a_unique_default_code_that_can_be_overridden(kind: type[ScrubberError]) -> None:
     assert [other for other in EVERY if other.code == kind.code] == [kind]
     assert kind.code == kind.code.lower().replace(" ", "-")
     assert kind("Something.", code="special").code == "special"

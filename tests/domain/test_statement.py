@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.adapters.ledger.codec import CERTIFICATE
+from scrubber.adapters.ledger.documents import CERTIFICATE
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, Path
-from scrubber.domain.statement import PAYLOAD_TYPE, UNSIGNED, claim, pae, statement
+from scrubber.domain.evidence import Certificate, PathKind
+from scrubber.domain.statement import PAYLOAD_TYPE, UNSIGNED_FIELDS, pae, parse_statement, statement
 
 PLAIN = Certificate(
     id="c-7",
@@ -23,7 +23,7 @@ PLAIN = Certificate(
     device="GPU-a",
     sequence=7,
     previous_grant=3,
-    path=Path.SLOW,
+    path=PathKind.SLOW,
     scrub="s-9",
     covered=("memory: 8 of 8 bytes cleared and verified",),
     not_covered=("on-chip memory",),
@@ -48,7 +48,7 @@ certificates = st.builds(
     device=words,
     sequence=counts,
     previous_grant=counts,
-    path=st.sampled_from(Path),
+    path=st.sampled_from(PathKind),
     scrub=words,
     covered=st.lists(words, max_size=3).map(tuple),
     not_covered=st.lists(words, max_size=3).map(tuple),
@@ -60,33 +60,35 @@ certificates = st.builds(
     key_id=st.none() | words,
     signature=st.none() | st.binary(max_size=8).map(lambda value: base64.b64encode(value).decode()),
 )
-SIGNED_FIELDS = sorted({each.name for each in fields(Certificate)} - UNSIGNED)
+SIGNED_FIELDS = sorted({each.name for each in fields(Certificate)} - UNSIGNED_FIELDS)
 
 
-def test_a_statement_is_canonical_json_and_never_changes_its_form() -> None:
+def test_statement_is_canonical_json_in_a_fixed_format() -> None:
     """What was signed with an earlier version must verify with this one: a change here is another format."""
     assert statement(PLAIN) == WRITTEN
 
 
-def test_every_field_of_a_certificate_is_signed_or_left_out_on_purpose() -> None:
+def test_every_certificate_field_is_signed_or_listed_as_unsigned() -> None:
     assert sorted(json.loads(WRITTEN).keys() - {"format"}) == SIGNED_FIELDS
-    assert sorted(UNSIGNED) == ["key_id", "next_grant", "signature"]
+    assert sorted(UNSIGNED_FIELDS) == ["key_id", "next_grant", "signature"]
 
 
 @given(certificates)
-def test_a_statement_reads_back_as_the_certificate_without_its_signature_and_its_use(certificate: Certificate) -> None:
+def test_statement_parses_to_the_certificate_without_signature_and_consumption(certificate: Certificate) -> None:
     bare = replace(certificate, next_grant=None, key_id=None, signature=None)
-    assert claim(statement(certificate)) == bare
+    assert parse_statement(statement(certificate)) == bare
     assert statement(certificate) == statement(bare)
 
 
 @given(certificates)
-def test_a_certificate_that_comes_back_from_the_ledger_makes_the_same_bytes(certificate: Certificate) -> None:
+def test_certificate_read_from_the_ledger_makes_the_same_statement(certificate: Certificate) -> None:
     assert statement(CERTIFICATE.decode(CERTIFICATE.encode(certificate))) == statement(certificate)
 
 
 @given(certificates, certificates, st.sampled_from(SIGNED_FIELDS))
-def test_another_value_in_any_signed_field_makes_other_bytes(one: Certificate, other: Certificate, name: str) -> None:
+def test_changed_value_of_any_signed_field_changes_the_statement(
+    one: Certificate, other: Certificate, name: str
+) -> None:
     changed = replace(one, **{name: getattr(other, name)})
     assert (statement(changed) == statement(one)) == (repr(getattr(one, name)) == repr(getattr(other, name)))
 
@@ -106,16 +108,16 @@ def test_another_value_in_any_signed_field_makes_other_bytes(one: Certificate, o
         ("node", "n\u0131"),
     ],
 )
-def test_what_looks_alike_is_not_the_same(name: str, value: Any) -> None:
+def test_similar_values_make_different_statements(name: str, value: Any) -> None:
     assert statement(replace(PLAIN, **{name: value})) != WRITTEN
 
 
-def test_a_moment_on_the_second_is_the_same_moment_however_it_was_computed() -> None:
+def test_integer_and_float_times_make_the_same_statement() -> None:
     assert statement(replace(PLAIN, issued_at=2)) == statement(replace(PLAIN, issued_at=2.0))
 
 
 @pytest.mark.parametrize("moment", [math.nan, math.inf, -math.inf])
-def test_a_moment_that_is_none_is_not_signed(moment: float) -> None:
+def test_non_finite_time_cannot_be_signed(moment: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         statement(replace(PLAIN, issued_at=moment))
 
@@ -153,23 +155,23 @@ def test_a_moment_that_is_none_is_not_signed(moment: float) -> None:
         (WRITTEN.replace(b"slow", b"sl\\u006fw"), "not written as"),
     ],
 )
-def test_bytes_that_no_node_writes_are_not_read(payload: bytes, said: str) -> None:
+def test_malformed_statement_is_refused(payload: bytes, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        claim(payload)
+        parse_statement(payload)
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_at_all_make_reading_fail_in_another_way(payload: bytes) -> None:
+def test_arbitrary_bytes_are_refused_as_a_statement_without_another_error(payload: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        claim(payload)
+        parse_statement(payload)
 
 
-def test_the_encoding_that_is_signed_is_that_of_dsse() -> None:
+def test_pre_authentication_encoding_is_that_of_dsse() -> None:
     """The example of the DSSE protocol, version 1.0.0."""
     encoded = pae(b"hello world", "http://example.com/HelloWorld")
     assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 
 
-def test_lengths_in_the_encoding_count_bytes() -> None:
+def test_pre_authentication_encoding_counts_bytes() -> None:
     assert pae("\N{EURO SIGN}".encode(), "\N{EURO SIGN}") == b"DSSEv1 3 \xe2\x82\xac 3 \xe2\x82\xac"
     assert pae(b"") == b"DSSEv1 %d %s 0 " % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from scrubber.emulator import Kubelet, Phase, Pod, RestartPolicy
+from scrubber.emulator import EmulatedPod, Kubelet, PodPhase, RestartPolicy
 from tests.emulation import (
     RESOURCE,
     SOON,
@@ -40,19 +40,19 @@ def names(kubelet: Kubelet, *wanted: str) -> list[str]:
     return [event.name for event in kubelet.events if event.name in wanted]
 
 
-def refused(admitted: Pod) -> str:
+def refused(admitted: EmulatedPod) -> str:
     status = admitted.status
-    assert (status.phase, status.reason, admitted.admitted) == (Phase.FAILED, "UnexpectedAdmissionError", False)
+    assert (status.phase, status.reason, admitted.admitted) == (PodPhase.FAILED, "UnexpectedAdmissionError", False)
     return status.message
 
 
-async def test_every_container_is_allocated_at_admission_before_any_of_them_runs(kubelet: Kubelet) -> None:
+async def test_every_container_is_allocated_at_admission_before_any_container_runs(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b", "c"])) as plugin:
         spec = pod("p", container("one"), container("two"), init=[container("init", "true")])
         admitted = await kubelet.run(spec)
         assert len(plugin.allocate_requests) == 3
         assert "ContainerStarted" not in names(kubelet, "ContainerStarted")
-        await admitted.wait(Phase.RUNNING, SOON)
+        await admitted.wait(PodPhase.RUNNING, SOON)
         assert len(plugin.allocate_requests) == 3
         assert all(len(request.container_requests) == 1 for request in plugin.allocate_requests)
 
@@ -60,11 +60,11 @@ async def test_every_container_is_allocated_at_admission_before_any_of_them_runs
 async def test_only_the_first_container_response_is_read(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()):
         started = await kubelet.run(pod("p", container("main", "echo got=$SECOND_RESPONSE.")))
-        await started.wait(Phase.SUCCEEDED, SOON)
-        assert started.log("main") == "got=.\n"
+        await started.wait(PodPhase.SUCCEEDED, SOON)
+        assert started.read_log("main") == "got=.\n"
 
 
-async def test_a_device_of_an_init_container_is_handed_on_and_allocated_again_without_asking_a_preference(
+async def test_init_containers_device_is_reused_and_allocated_again_without_a_preference_request(
     kubelet: Kubelet,
 ) -> None:
     plugin = TinyPlugin(options=api.DevicePluginOptions(get_preferred_allocation_available=True))
@@ -77,16 +77,16 @@ async def test_a_device_of_an_init_container_is_handed_on_and_allocated_again_wi
         assert admitted.device_ids == ("gpu-1",)
 
 
-async def test_a_sidecar_keeps_its_own_device(kubelet: Kubelet) -> None:
+async def test_sidecar_keeps_its_own_device(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()):
         sidecar = container("sidecar", restart=RestartPolicy.ALWAYS)
         admitted = await kubelet.run(pod("p", container("main"), init=[sidecar]))
         assert admitted.device_ids == ("gpu-0", "gpu-1")
-        status = await admitted.wait(Phase.RUNNING, SOON)
+        status = await admitted.wait(PodPhase.RUNNING, SOON)
         assert not set(status.containers["main"].device_ids) & set(status.containers["sidecar"].device_ids)
 
 
-async def test_a_refused_allocate_fails_the_pod_for_good(kubelet: Kubelet) -> None:
+async def test_refused_allocate_fails_the_pod_permanently(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()) as plugin:
 
         async def refuse(_devices: list[str]) -> None:
@@ -101,7 +101,7 @@ async def test_a_refused_allocate_fails_the_pod_for_good(kubelet: Kubelet) -> No
         assert len(plugin.allocate_requests) == 1
 
 
-async def test_a_slow_allocate_holds_up_every_admission_on_the_node(short_tmp: Path) -> None:
+async def test_slow_allocate_delays_every_admission_on_the_node(short_tmp: Path) -> None:
     async with emulated(short_tmp, sync_loop_health=0.001) as kubelet, registered(kubelet, TinyPlugin()) as plugin:
         asked, answer = asyncio.Event(), asyncio.Event()
 
@@ -113,10 +113,10 @@ async def test_a_slow_allocate_holds_up_every_admission_on_the_node(short_tmp: P
         slow = kubelet.create(pod("slow"))
         await asyncio.wait_for(asked.wait(), SOON)
         without_gpu = kubelet.create(pod("no-gpu", container(gpus=0)))
-        await kubelet.changed(lambda node: not node.healthy, SOON)
+        await kubelet.wait_until(lambda node: not node.healthy, SOON)
         assert without_gpu.admitted is None
         answer.set()
-        await without_gpu.wait(Phase.RUNNING, SOON)
+        await without_gpu.wait(PodPhase.RUNNING, SOON)
         assert slow.admitted is True
 
 
@@ -129,11 +129,11 @@ async def test_too_few_devices_fail_the_admission(kubelet: Kubelet) -> None:
         assert (await kubelet.run(pod("third"))).admitted is True
 
 
-async def test_a_resource_that_no_plugin_has_registered_is_refused(kubelet: Kubelet) -> None:
+async def test_unregistered_resource_is_refused(kubelet: Kubelet) -> None:
     assert "cannot allocate unregistered device" in refused(await kubelet.run(pod("p")))
 
 
-async def test_a_preferred_device_is_taken_and_the_request_names_size_and_choice(kubelet: Kubelet) -> None:
+async def test_preferred_device_is_allocated_and_the_request_names_size_and_candidates(kubelet: Kubelet) -> None:
     plugin = TinyPlugin(["a", "b", "c"], options=api.DevicePluginOptions(get_preferred_allocation_available=True))
     plugin.preferred = ["b", "c"]
     async with registered(kubelet, plugin):
@@ -143,7 +143,7 @@ async def test_a_preferred_device_is_taken_and_the_request_names_size_and_choice
         assert request.allocation_size == 2
 
 
-async def test_devices_already_chosen_must_be_included_in_the_preference(kubelet: Kubelet) -> None:
+async def test_preference_request_includes_devices_already_chosen(kubelet: Kubelet) -> None:
     plugin = TinyPlugin(["a", "b"], options=api.DevicePluginOptions(get_preferred_allocation_available=True))
     plugin.preferred = ["a"]
     async with registered(kubelet, plugin):
@@ -152,74 +152,74 @@ async def test_devices_already_chosen_must_be_included_in_the_preference(kubelet
         assert (list(second.must_include_deviceIDs), second.allocation_size) == (["a"], 2)
 
 
-async def test_a_short_preference_falls_back_to_the_kubelets_own_order(kubelet: Kubelet) -> None:
+async def test_incomplete_preference_falls_back_to_the_kubelets_own_order(kubelet: Kubelet) -> None:
     plugin = TinyPlugin(["a", "b"], options=api.DevicePluginOptions(get_preferred_allocation_available=True))
     plugin.preferred = []
     async with registered(kubelet, plugin):
         assert (await kubelet.run(pod("p", container(gpus=2)))).device_ids == ("a", "b")
 
 
-async def test_a_failed_preference_fails_the_admission(kubelet: Kubelet) -> None:
+async def test_failed_preference_fails_the_admission(kubelet: Kubelet) -> None:
     plugin = TinyPlugin(options=api.DevicePluginOptions(get_preferred_allocation_available=True))
     async with registered(kubelet, plugin):
         assert "GetPreferredAllocation rpc failed" in refused(await kubelet.run(pod("p")))
 
 
 @pytest.mark.parametrize("health", ["Unhealthy", "healthy", "HEALTHY", "", "Unknown"])
-async def test_anything_but_exactly_healthy_is_unhealthy(kubelet: Kubelet, health: str) -> None:
+async def test_any_health_value_other_than_healthy_is_unhealthy(kubelet: Kubelet, health: str) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b"])) as plugin:
         await plugin.report(device("a"), device("b", health))
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+        await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1, SOON)
         assert kubelet.capacity(RESOURCE) == 2
         assert (await kubelet.run(pod("p"))).device_ids == ("a",)
 
 
-async def test_an_omitted_device_lowers_capacity_and_still_reads_healthy_in_the_pods_status(kubelet: Kubelet) -> None:
+async def test_omitted_device_lowers_capacity_and_still_reads_healthy_in_the_pod_status(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         running = await kubelet.run(pod("p"))
         await plugin.report(device("b"))
-        await kubelet.changed(lambda node: ("b",) in [each.devices for each in node.events], SOON)
-        await kubelet.changed(lambda node: (node.capacity(RESOURCE), node.allocatable(RESOURCE)) == (1, 1), SOON)
+        await kubelet.wait_until(lambda node: ("b",) in [each.devices for each in node.events], SOON)
+        await kubelet.wait_until(lambda node: (node.capacity(RESOURCE), node.allocatable(RESOURCE)) == (1, 1), SOON)
         status = await running.wait(lambda now: now.containers["main"].device_health == {"a": "Healthy"}, SOON)
-        assert status.phase is not Phase.FAILED
+        assert status.phase is not PodPhase.FAILED
 
 
-async def test_an_unhealthy_device_shows_in_the_status_of_the_pod_that_runs_on_it_and_does_not_end_it(
+async def test_unhealthy_device_appears_in_the_status_of_its_running_pod_and_does_not_end_the_pod(
     kubelet: Kubelet,
 ) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         running = await kubelet.run(pod("p"))
-        before = await running.wait(Phase.RUNNING, SOON)
+        before = await running.wait(PodPhase.RUNNING, SOON)
         await plugin.report(device("a", "Unhealthy"))
         after = await running.wait(lambda now: now.containers["main"].device_health == {"a": "Unhealthy"}, SOON)
-        assert after.phase is Phase.RUNNING
+        assert after.phase is PodPhase.RUNNING
         assert after.containers["main"].pid == before.containers["main"].pid
 
 
-async def test_an_unhealthy_device_in_use_is_counted_down_twice_for_the_scheduler(kubelet: Kubelet) -> None:
+async def test_unhealthy_device_in_use_is_subtracted_twice_for_the_scheduler(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b"])) as plugin:
         running = await kubelet.run(pod("p"))
-        await kubelet.changed(lambda node: node.schedulable(RESOURCE) == 1, SOON)
+        await kubelet.wait_until(lambda node: node.schedulable(RESOURCE) == 1, SOON)
         taken, idle = running.device_ids[0], ({"a", "b"} - set(running.device_ids)).pop()
         await plugin.report(device(taken, "Unhealthy"), device(idle))
-        await kubelet.changed(lambda node: node.node_status.allocatable[RESOURCE] == 1, SOON)
+        await kubelet.wait_until(lambda node: node.node_status.allocatable[RESOURCE] == 1, SOON)
         assert kubelet.schedulable(RESOURCE) == 0
 
 
-async def test_a_restarted_container_keeps_an_unhealthy_device_and_is_not_allocated_again(kubelet: Kubelet) -> None:
+async def test_restarted_container_keeps_an_unhealthy_device_and_is_not_allocated_again(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         again = container("main", "while [ ! -e die ]; do sleep 0.01; done; rm die", restart=RestartPolicy.ALWAYS)
         running = await kubelet.run(pod("p", again))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         await plugin.report(device("a", "Unhealthy"))
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 0, SOON)
+        await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 0, SOON)
         (running.container_root("main") / "die").touch()
         await running.wait(lambda now: now.containers["main"].restarts == 1, SOON)
         assert len(plugin.allocate_requests) == 1
         assert plugin.pre_starts == [["a"], ["a"]]
 
 
-async def test_the_checkpoint_names_pod_container_resource_devices_and_the_answer(kubelet: Kubelet) -> None:
+async def test_checkpoint_names_pod_container_resource_devices_and_response(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         plugin.answer = api.ContainerAllocateResponse(envs={"KEY": "value"})
         plugin.devices = {"a": api.Device(ID="a", health="Healthy")}
@@ -232,71 +232,69 @@ async def test_the_checkpoint_names_pod_container_resource_devices_and_the_answe
         assert entries["main"] == {"PodUID": admitted.uid, "ResourceName": RESOURCE, "DeviceIDs": {"-1": ["a"]}}
 
 
-async def test_the_answer_is_replayed_at_every_start_after_both_were_restarted(kubelet: Kubelet) -> None:
+async def test_allocate_response_is_replayed_at_every_start_after_kubelet_and_plugin_restart(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"]), "one.sock") as plugin:
         plugin.answer = api.ContainerAllocateResponse(envs={"KEY": "first answer"})
         again = "echo $KEY; while [ ! -e die ]; do sleep 0.01; done; rm die"
         running = await kubelet.run(pod("p", container("main", again, restart=RestartPolicy.ALWAYS)))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         await kubelet.restart()
         await plugin.stop()
         plugin.answer = api.ContainerAllocateResponse(envs={"KEY": "second answer"})
         await plugin.serve(kubelet.device_plugins / "two.sock")
         await register(kubelet, "two.sock")
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1 and running.active, SOON)
+        await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1 and running.active, SOON)
         (running.container_root("main") / "die").touch()
         await running.wait(lambda now: now.containers["main"].restarts == 1, SOON)
-        await running.wait(lambda _now: bool(running.log("main")), SOON)
+        await running.wait(lambda _now: bool(running.read_log("main")), SOON)
         (running.container_root("main") / "die").touch()
         await running.wait(lambda now: now.containers["main"].restarts == 2, SOON)
-        assert running.log("main", 1) == "first answer\n"
+        assert running.read_log("main", 1) == "first answer\n"
         assert len(plugin.allocate_requests) == 1
 
 
 @pytest.mark.parametrize("damage", ["not json", '{"Data": {}, "Checksum": 0}', "{}"])
-async def test_a_damaged_checkpoint_is_gone_on_without_and_a_held_device_given_out_again(
-    kubelet: Kubelet, damage: str
-) -> None:
+async def test_damaged_checkpoint_is_ignored_and_a_held_device_allocated_again(kubelet: Kubelet, damage: str) -> None:
     async with registered(kubelet, TinyPlugin(["a"]), "one.sock") as plugin:
         holder = await kubelet.run(pod("holder"))
-        before = await holder.wait(Phase.RUNNING, SOON)
+        before = await holder.wait(PodPhase.RUNNING, SOON)
         await kubelet.stop()
         (kubelet.device_plugins / "kubelet_internal_checkpoint").write_text(damage)
         await kubelet.start()
         await plugin.stop()
         await plugin.serve(kubelet.device_plugins / "two.sock")
         await register(kubelet, "two.sock")
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1 and holder.active, SOON)
+        await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1 and holder.active, SOON)
         assert (await kubelet.run(pod("next"))).device_ids == ("a",)
         assert holder.status.containers["main"].pid == before.containers["main"].pid
 
 
-async def test_a_crash_looping_pod_that_is_admitted_before_its_plugin_is_back_fails_for_good(kubelet: Kubelet) -> None:
+async def test_crash_looping_pod_admitted_before_its_plugin_returns_fails_permanently(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])):
         crashing = await kubelet.run(pod("p", container("main", "exit 1", restart=RestartPolicy.ALWAYS)))
         await crashing.wait(lambda now: now.containers["main"].reason == "CrashLoopBackOff", SOON)
         await kubelet.restart()
-        await crashing.wait(Phase.FAILED, SOON)
+        await crashing.wait(PodPhase.FAILED, SOON)
         assert "no healthy devices present" in crashing.status.message
         assert crashing.status.reason == "UnexpectedAdmissionError"
 
 
-async def test_a_pod_that_runs_through_a_kubelet_restart_keeps_its_device(kubelet: Kubelet) -> None:
+async def test_pod_that_runs_through_a_kubelet_restart_keeps_its_device(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b"]), "one.sock") as plugin:
         running = await kubelet.run(pod("p"))
-        before = await running.wait(Phase.RUNNING, SOON)
+        before = await running.wait(PodPhase.RUNNING, SOON)
         await kubelet.restart()
         await plugin.stop()
         await plugin.serve(kubelet.device_plugins / "two.sock")
         await register(kubelet, "two.sock")
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2 and running.active, SOON)
+        await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 2 and running.active, SOON)
         other = await kubelet.run(pod("q"))
         assert not set(other.device_ids) & set(running.device_ids)
         assert running.status.containers["main"].pid == before.containers["main"].pid
         assert (await listed(kubelet))["p"] == {"main": list(running.device_ids)}
 
 
-async def test_an_admission_cut_off_by_a_restart_is_made_up_for(kubelet: Kubelet) -> None:
+async def test_admission_interrupted_by_a_restart_is_repeated(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"]), "one.sock") as plugin:
         asked = asyncio.Event()
 
@@ -313,13 +311,13 @@ async def test_an_admission_cut_off_by_a_restart_is_made_up_for(kubelet: Kubelet
         async with serving(TinyPlugin(["a"]), kubelet.plugins_registry / "two.sock"):
             kubelet.api_server.clear()  # else it may be admitted, and refused, before its plugin is registered
             await kubelet.start()
-            await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+            await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1, SOON)
             assert undecided.admitted is None
             kubelet.api_server.set()
-            await undecided.wait(Phase.RUNNING, SOON)
+            await undecided.wait(PodPhase.RUNNING, SOON)
 
 
-async def test_ids_come_in_another_order_in_every_message(short_tmp: Path) -> None:
+async def test_device_ids_are_shuffled_in_every_message(short_tmp: Path) -> None:
     kubelet = Kubelet(short_tmp, rng=random.Random(1))
     plugin = TinyPlugin(
         [f"gpu-{number}" for number in range(8)],
@@ -328,7 +326,7 @@ async def test_ids_come_in_another_order_in_every_message(short_tmp: Path) -> No
     plugin.preferred = []
     async with kubelet, registered(kubelet, plugin):
         running = await kubelet.run(pod("p", container(gpus=8)))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         orders = {
             tuple(plugin.preferred_requests[0].available_deviceIDs),
             tuple(plugin.allocate_requests[0].container_requests[0].devices_ids),
@@ -337,7 +335,7 @@ async def test_ids_come_in_another_order_in_every_message(short_tmp: Path) -> No
         assert len(orders) == 3
 
 
-async def test_a_pod_deleted_before_its_admission_is_never_allocated(kubelet: Kubelet) -> None:
+async def test_pod_deleted_before_its_admission_is_never_allocated(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()) as plugin:
         await kubelet.stop()
         waiting = kubelet.create(pod("p"))

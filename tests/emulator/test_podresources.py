@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from scrubber.emulator import Kubelet, Phase, RestartPolicy
+from scrubber.emulator import Kubelet, PodPhase, RestartPolicy
 from scrubber.wire import podresources_pb2 as lister
 from tests.emulation import (
     RESOURCE,
@@ -29,7 +29,7 @@ async def kubelet(short_tmp: Path) -> AsyncIterator[Kubelet]:
         yield running
 
 
-async def test_inside_allocate_the_pod_is_listed_without_its_devices(kubelet: Kubelet) -> None:
+async def test_pod_is_listed_without_its_devices_during_allocate(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         seen: list[dict[str, dict[str, list[str]]]] = []
 
@@ -41,7 +41,7 @@ async def test_inside_allocate_the_pod_is_listed_without_its_devices(kubelet: Ku
         assert seen == [{"p": {"main": []}}]
 
 
-async def test_inside_pre_start_the_pod_is_listed_with_its_devices(kubelet: Kubelet) -> None:
+async def test_pod_is_listed_with_its_devices_during_pre_start(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         seen: list[dict[str, dict[str, list[str]]]] = []
 
@@ -49,11 +49,11 @@ async def test_inside_pre_start_the_pod_is_listed_with_its_devices(kubelet: Kube
             seen.append(await listed(kubelet))
 
         plugin.on_pre_start = look
-        await (await kubelet.run(pod("p"))).wait(Phase.RUNNING, SOON)
+        await (await kubelet.run(pod("p"))).wait(PodPhase.RUNNING, SOON)
         assert seen == [{"p": {"main": ["a"]}}]
 
 
-async def test_ordinary_init_containers_are_never_listed_and_sidecars_are(kubelet: Kubelet) -> None:
+async def test_init_containers_are_never_listed_and_sidecars_are(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b"])):
         init = container("init", "exec sleep 60")
         sidecar = container("sidecar", restart=RestartPolicy.ALWAYS)
@@ -72,7 +72,7 @@ async def test_pods_without_devices_are_listed(kubelet: Kubelet) -> None:
     assert [(each.namespace, each.name) for each in answer.pod_resources] == [("team", "p")]
 
 
-async def test_a_device_of_two_numa_nodes_has_an_entry_for_each(kubelet: Kubelet) -> None:
+async def test_device_of_two_numa_nodes_has_an_entry_for_each(kubelet: Kubelet) -> None:
     plugin = TinyPlugin(["a", "b"])
     nodes = api.TopologyInfo(nodes=[api.NUMANode(ID=0), api.NUMANode(ID=1)])
     plugin.devices["a"].topology.CopyFrom(nodes)
@@ -86,73 +86,73 @@ async def test_a_device_of_two_numa_nodes_has_an_entry_for_each(kubelet: Kubelet
         assert {each.resource_name for each in entries} == {RESOURCE}
 
 
-async def test_after_a_restart_the_list_is_empty_while_the_container_runs(short_tmp: Path) -> None:
-    async with emulated(short_tmp, list_empty_after_restart=3600.0) as kubelet, registered(kubelet, TinyPlugin()):
+async def test_list_is_empty_after_a_restart_while_the_container_runs(short_tmp: Path) -> None:
+    async with emulated(short_tmp, empty_list_after_restart=3600.0) as kubelet, registered(kubelet, TinyPlugin()):
         running = await kubelet.run(pod("p"))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         await kubelet.restart()
         assert await listed(kubelet) == {}
-        assert running.status.phase is Phase.RUNNING
+        assert running.status.phase is PodPhase.RUNNING
 
 
-async def test_the_list_fills_again_when_the_api_servers_pods_arrive(kubelet: Kubelet) -> None:
+async def test_list_is_complete_again_once_the_api_servers_pods_arrive(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])):
         running = await kubelet.run(pod("p"))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         await kubelet.restart()
-        await kubelet.changed(lambda _node: running.active, SOON)
+        await kubelet.wait_until(lambda _node: running.active, SOON)
         assert await listed(kubelet) == {"p": {"main": ["a"]}}
 
 
-async def test_a_restarted_kubelet_lists_and_admits_nobody_while_the_api_server_is_away(short_tmp: Path) -> None:
-    async with emulated(short_tmp, list_empty_after_restart=0.0) as kubelet, registered(kubelet, TinyPlugin(["a"])):
+async def test_restarted_kubelet_lists_and_admits_no_pod_while_the_api_server_is_away(short_tmp: Path) -> None:
+    async with emulated(short_tmp, empty_list_after_restart=0.0) as kubelet, registered(kubelet, TinyPlugin(["a"])):
         running = await kubelet.run(pod("p"))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         kubelet.api_server.clear()
         await kubelet.restart()
         later = kubelet.create(pod("q", container(gpus=0)))
         assert await listed(kubelet) == {}
         assert later.admitted is None
         kubelet.api_server.set()
-        await later.wait(Phase.RUNNING, SOON)
+        await later.wait(PodPhase.RUNNING, SOON)
         assert await listed(kubelet) == {"p": {"main": ["a"]}, "q": {"main": []}}
 
 
-async def test_a_deleted_pod_leaves_the_list(kubelet: Kubelet) -> None:
+async def test_deleted_pod_is_removed_from_the_list(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()):
         running = await kubelet.run(pod("p"))
-        await running.wait(Phase.RUNNING, SOON)
+        await running.wait(PodPhase.RUNNING, SOON)
         await kubelet.delete(running)
         assert await listed(kubelet) == {}
 
 
-async def test_a_completed_pod_leaves_the_list_some_time_after_its_end(short_tmp: Path) -> None:
+async def test_completed_pod_is_removed_from_the_list_some_time_after_its_end(short_tmp: Path) -> None:
     async with (
-        emulated(short_tmp, completed_leaves_list=(3600.0, 3600.0)) as kubelet,
+        emulated(short_tmp, completed_pod_list_delay=(3600.0, 3600.0)) as kubelet,
         registered(kubelet, TinyPlugin()),
     ):
         done = await kubelet.run(pod("p", container("main", "true")))
-        await done.wait(Phase.SUCCEEDED, SOON)
+        await done.wait(PodPhase.SUCCEEDED, SOON)
         assert "p" in await listed(kubelet)
         await kubelet.delete(done)
         assert await listed(kubelet) == {}
 
 
-async def test_a_completed_pod_gives_its_devices_back_by_itself(kubelet: Kubelet) -> None:
+async def test_completed_pod_releases_its_devices(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])):
         done = await kubelet.run(pod("p", container("main", "true")))
-        await done.wait(Phase.SUCCEEDED, SOON)
-        await kubelet.changed(lambda _node: not done.active, SOON)
+        await done.wait(PodPhase.SUCCEEDED, SOON)
+        await kubelet.wait_until(lambda _node: not done.active, SOON)
         assert await listed(kubelet) == {}
         assert (await kubelet.run(pod("q"))).device_ids == ("a",)
 
 
-async def test_a_pod_that_was_refused_is_not_listed(kubelet: Kubelet) -> None:
+async def test_refused_pod_is_not_listed(kubelet: Kubelet) -> None:
     await kubelet.run(pod("p"))
     assert await listed(kubelet) == {}
 
 
-async def test_get_names_one_pod_and_refuses_what_it_does_not_know(kubelet: Kubelet) -> None:
+async def test_get_returns_one_pod_and_refuses_unknown_ones(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])), pod_resources(kubelet) as client:
         await kubelet.run(pod("p", namespace="team"))
         answer = await client.Get(lister.GetPodResourcesRequest(pod_name="p", pod_namespace="team"))
@@ -162,16 +162,16 @@ async def test_get_names_one_pod_and_refuses_what_it_does_not_know(kubelet: Kube
         assert refused.value.details() == "pod p in namespace other not found"
 
 
-async def test_allocatable_resources_are_the_healthy_devices_taken_or_not(kubelet: Kubelet) -> None:
+async def test_allocatable_resources_are_the_healthy_devices_whether_allocated_or_free(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b"])) as plugin, pod_resources(kubelet) as client:
         await kubelet.run(pod("p"))
         await plugin.report(api.Device(ID="a", health="Healthy"), api.Device(ID="b", health="Unhealthy"))
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+        await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1, SOON)
         answer = await client.GetAllocatableResources(lister.AllocatableResourcesRequest())
         assert [list(each.device_ids) for each in answer.devices] == [["a"]]
 
 
-async def test_who_asks_too_often_is_turned_away(short_tmp: Path) -> None:
+async def test_excess_requests_are_rejected_with_resource_exhausted(short_tmp: Path) -> None:
     async with emulated(short_tmp, pod_resources_per_second=0) as kubelet, pod_resources(kubelet) as client:
         asked = [client.List(lister.ListPodResourcesRequest()) for _ in range(11)]
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.evidence import Outcome
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.states import Hygiene
 from scrubber.engine.device.backoff import Backoff, Disturbances
 from scrubber.ports.record import Event
 from tests.world.asking import STRICT, admitted, ask
@@ -69,46 +69,46 @@ class Now(SystemClock):
     [(False, [0.25, 0.5, 1, 2, 2, 2]), (True, [0.25, 0.5, 1, 2, 4, 8, 16, 32, 60, 60])],
     ids=["free", "held"],
 )
-def test_pause_doubles_with_each_scrub_that_was_held_up_and_is_longest_while_a_process_holds_the_device(
+def test_backoff_doubles_with_each_blocked_scrub_and_lasts_longest_while_a_process_holds_the_device(
     held: bool, pauses: list[float]
 ) -> None:
     backoff = None
     for pause in pauses:
-        backoff = Backoff.after(replace(scrub(), outcome=Outcome.HELD_UP), backoff, now=100.0)
+        backoff = Backoff.after(replace(scrub(), outcome=Outcome.BLOCKED), backoff, now=100.0)
         assert backoff is not None
-        assert not backoff.over(100.0 + pause - 0.01, held=held)
-        assert backoff.over(100.0 + pause, held=held)
+        assert not backoff.is_over(100.0 + pause - 0.01, held=held)
+        assert backoff.is_over(100.0 + pause, held=held)
     assert Backoff.after(replace(scrub(), outcome=Outcome.PASSED), backoff, now=200.0) is None
 
 
-def test_the_pause_before_a_scrub_doubles_with_each_touch_up_to_ten_minutes() -> None:
+def test_pause_before_a_scrub_doubles_with_each_disturbance_up_to_ten_minutes() -> None:
     disturbances = Disturbances(Now())
     pauses = []
     for _ in range(13):
-        disturbances.note(1)
+        disturbances.count(1)
         pauses.append(disturbances.pause(1))
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
 
 
-def test_the_pause_passes_and_a_device_that_was_left_alone_begins_anew() -> None:
+def test_pause_ends_with_time_and_an_undisturbed_device_starts_over_without_a_pause() -> None:
     disturbances = Disturbances(now := Now())
     for _ in range(5):
-        disturbances.note(1)
+        disturbances.count(1)
     now.seconds += 6.0
     assert disturbances.pause(1) == 2.0
     now.seconds += 3_600.0
     assert disturbances.pause(1) == 0.0
-    disturbances.note(1)
+    disturbances.count(1)
     assert disturbances.pause(1) == 0.0
 
 
-def test_an_allocation_and_a_grant_end_the_pause() -> None:
+def test_allocation_and_grant_end_the_pause() -> None:
     disturbances = Disturbances(Now())
     for _ in range(9):
-        disturbances.note(1)
+        disturbances.count(1)
     assert disturbances.pause(1) > 0
     assert disturbances.pause(2) == 0.0
-    disturbances.forget()
+    disturbances.reset()
     assert disturbances.pause(1) == 0.0
 
 
@@ -118,26 +118,26 @@ def event(name: str, actor: str = "service", scrub: str | None = None, **fields:
 
 def stored(disturbances: Disturbances, *events: Event) -> list[tuple[str, object]]:
     """What of ``events`` gets a row, and how many each row stands for."""
-    rows = disturbances.coalesced(events)
-    disturbances.stored(events, rows)
+    rows = disturbances.coalesce(events)
+    disturbances.note_stored(events, rows)
     return [(row.name, row.fields.get("times", 1)) for row in rows]
 
 
-def test_events_of_one_kind_share_a_row_a_minute_which_counts_those_before_it() -> None:
+def test_events_of_one_kind_share_one_audit_row_per_minute_that_counts_them() -> None:
     disturbances = Disturbances(now := Now())
     touch = event("device.touched")
     made = []
     for _ in range(180):
-        disturbances.note(1)
+        disturbances.count(1)
         made += stored(disturbances, touch)
         now.seconds += 1.0
     assert made == [("device.touched", 1), ("device.touched", 60), ("device.touched", 60)]
 
 
-def test_another_cause_another_event_and_what_a_person_ordered_have_rows_of_their_own() -> None:
+def test_events_with_another_name_cause_or_operator_get_audit_rows_of_their_own() -> None:
     disturbances = Disturbances(Now())
     for _ in range(2):
-        disturbances.note(1)
+        disturbances.count(1)
     events = [
         event("use.ungranted", pod_uid="a"),
         event("use.ungranted", pod_uid="b"),
@@ -150,18 +150,18 @@ def test_another_cause_another_event_and_what_a_person_ordered_have_rows_of_thei
     assert stored(disturbances, *events) == [("scrub.finished", 1), ("health.quarantined", 1)]
 
 
-def test_every_scrub_that_found_residue_has_a_row() -> None:
+def test_every_scrub_that_found_residue_gets_an_audit_row() -> None:
     disturbances = Disturbances(Now())
     for _ in range(2):
-        disturbances.note(1)
+        disturbances.count(1)
     for number in range(3):
         found = event("scrub.finished", scrub=f"scrub-{number}", outcome="passed", residue_bytes=8)
         assert stored(disturbances, found) == [("scrub.finished", 1)]
 
 
-def test_every_event_has_its_row_until_a_device_was_disturbed_twice() -> None:
+def test_every_event_gets_an_audit_row_until_the_device_was_disturbed_twice() -> None:
     disturbances = Disturbances(Now())
-    disturbances.note(1)
+    disturbances.count(1)
     assert [len(stored(disturbances, event("scrub.finished"))) for _ in range(3)] == [1, 1, 1]
 
 
@@ -169,30 +169,30 @@ def disturbed(now: Now | None = None) -> Disturbances:
     """Of a device that was disturbed twice: events of one kind share rows."""
     disturbances = Disturbances(now or Now())
     for _ in range(2):
-        disturbances.note(1)
+        disturbances.count(1)
     return disturbances
 
 
-def test_what_was_left_out_is_counted_in_the_row_that_the_next_grant_brings() -> None:
+def test_omitted_events_are_counted_in_a_row_written_with_the_next_grant() -> None:
     disturbances = disturbed()
     for number in range(5):
         stored(disturbances, event("certificate.issued", certificate=f"cert-{number}"))
-    (row,) = disturbances.left_out()
+    (row,) = disturbances.omitted_rows()
     assert (row.fields["certificate"], row.fields["times"]) == ("cert-4", 4)
-    disturbances.forget()
-    assert disturbances.left_out() == ()
+    disturbances.reset()
+    assert disturbances.omitted_rows() == ()
 
 
-def test_a_quiet_time_after_which_a_device_begins_anew_leaves_no_event_uncounted() -> None:
+def test_events_omitted_before_a_quiet_period_are_counted_in_the_next_row() -> None:
     disturbances = disturbed(now := Now())
     for _ in range(3):
         stored(disturbances, event("device.touched"))
     now.seconds += 3_600.0
-    disturbances.note(1)
+    disturbances.count(1)
     assert stored(disturbances, event("device.touched")) == [("device.touched", 3)]
 
 
-def test_what_was_left_out_over_a_minute_ago_has_its_row_with_the_next_change_of_the_device() -> None:
+def test_events_omitted_over_a_minute_ago_get_a_row_with_the_next_change_of_the_device() -> None:
     disturbances = disturbed(now := Now())
     for _ in range(4):
         stored(disturbances, event("scrub.finished", outcome="held-up"))
@@ -201,7 +201,7 @@ def test_what_was_left_out_over_a_minute_ago_has_its_row_with_the_next_change_of
     assert stored(disturbances, event("health.suspect")) == [("health.suspect", 1)]
 
 
-def test_the_row_of_what_a_person_ordered_takes_no_other_scrub_off_the_count() -> None:
+def test_row_of_a_scrub_requested_by_an_operator_does_not_reset_the_count_of_other_scrubs() -> None:
     disturbances = disturbed(now := Now())
     for _ in range(3):
         stored(disturbances, event("scrub.started"))
@@ -210,7 +210,7 @@ def test_the_row_of_what_a_person_ordered_takes_no_other_scrub_off_the_count() -
     assert stored(disturbances, event("scrub.started")) == [("scrub.started", 3)]
 
 
-def test_two_users_share_no_row_for_the_touches_that_led_to_theirs() -> None:
+def test_touches_that_led_to_the_use_of_two_pods_are_counted_in_separate_rows() -> None:
     disturbances = disturbed()
     first, second = (event("use.ungranted", pod_uid=uid) for uid in "ab")
     made = []
@@ -219,13 +219,13 @@ def test_two_users_share_no_row_for_the_touches_that_led_to_theirs() -> None:
         made += stored(disturbances, user)
     once = [("device.touched", 1), ("use.ungranted", 1)]
     assert made == [*once, ("device.touched", 2), *once]
-    left = {(row.name, row.fields.get("pod_uid"), row.fields.get("times", 1)) for row in disturbances.left_out()}
+    left = {(row.name, row.fields.get("pod_uid"), row.fields.get("times", 1)) for row in disturbances.omitted_rows()}
     assert left == {("device.touched", None, 1), ("use.ungranted", "a", 2), ("use.ungranted", "b", 1)}
 
 
 @pytest.mark.parametrize("scrubbed_before", [False, True], ids=["the start waits for the scrub", "the device is clean"])
 @in_virtual_time
-async def test_the_scrub_that_a_grant_rests_on_has_its_rows_however_often_the_device_was_disturbed(
+async def test_scrub_that_a_grant_rests_on_has_its_audit_rows_however_often_the_device_was_disturbed(
     scrubbed_before: bool,
 ) -> None:
     async with a_world(1, policy=STRICT) as world:
@@ -250,7 +250,7 @@ async def test_the_scrub_that_a_grant_rests_on_has_its_rows_however_often_the_de
 
 @pytest.mark.parametrize("scrubs_too", [False, True])
 @in_virtual_time
-async def test_twenty_minutes_of_touches_make_less_than_a_hundred_rows(scrubs_too: bool) -> None:
+async def test_twenty_minutes_of_touches_write_fewer_than_a_hundred_audit_rows(scrubs_too: bool) -> None:
     async with a_world(1) as world:
         before = len(rows(world))
         async with touched(world, scrubs_too=scrubs_too):
@@ -259,11 +259,11 @@ async def test_twenty_minutes_of_touches_make_less_than_a_hundred_rows(scrubs_to
 
 
 @in_virtual_time
-async def test_a_start_does_not_wait_for_the_pause_that_touches_have_made() -> None:
+async def test_start_does_not_wait_for_the_pause_that_touches_caused() -> None:
     async with a_world(1) as world:
         async with touched(world):
             await world.run(20 * MINUTE)
-            await world.until(lambda: world.controller().scrubs.put_off > 5 * MINUTE, 20 * MINUTE)
+            await world.until(lambda: world.controller().scrubs.delay > 5 * MINUTE, 20 * MINUTE)
         assert world.record().hygiene is Hygiene.DIRTY
         tenant = await world.admit("acme", "train-0", (0,))
         assert tenant is not None
@@ -271,18 +271,18 @@ async def test_a_start_does_not_wait_for_the_pause_that_touches_have_made() -> N
 
 
 @in_virtual_time
-async def test_scrub_after_a_grant_is_not_put_off_for_use_before_the_grant() -> None:
+async def test_scrub_after_a_grant_is_not_delayed_by_unauthorized_use_before_the_grant() -> None:
     async with a_world(1) as world:
         tenant, controller = await admitted(world), world.controller()
         for _ in range(5):
-            controller.state.disturbances.note(controller.state.allocations)
-        assert controller.scrubs.put_off > 0
+            controller.state.disturbances.count(controller.state.allocations)
+        assert controller.scrubs.delay > 0
         await ask(world, tenant)
-        assert controller.scrubs.put_off == 0
+        assert controller.scrubs.delay == 0
 
 
 @in_virtual_time
-async def test_log_and_metrics_are_told_of_every_touch() -> None:
+async def test_every_touch_of_a_device_reaches_log_and_metrics() -> None:
     async with a_world(1) as world:
         assert world.journal is not None
         async with touched(world):

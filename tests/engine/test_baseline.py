@@ -9,14 +9,13 @@ import pytest
 
 from scrubber.config.policy_file import load_policy
 from scrubber.domain.baseline import Baseline
-from scrubber.domain.basis import Basis
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault, InvalidRequest, Refused
-from scrubber.domain.health import Health, WayBack
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from scrubber.domain.telemetry import Snapshot
-from scrubber.ports.record import Change, Event
+from scrubber.ports.record import Event, LedgerChange
 from tests.world.asking import admitted, ask, started
 from tests.world.life import Life
 from tests.world.matter import gpu
@@ -62,7 +61,7 @@ async def accepted(world: World) -> None:
 
 
 @in_virtual_time
-async def test_what_a_device_should_be_is_taken_when_it_is_first_seen_and_told_once() -> None:
+async def test_baseline_is_recorded_and_logged_once_when_a_device_first_appears() -> None:
     async with a_world(devices=2) as world:
         for number in (0, 1):
             baseline = world.record(number).baseline
@@ -80,7 +79,7 @@ async def test_what_a_device_should_be_is_taken_when_it_is_first_seen_and_told_o
 
 
 @in_virtual_time
-async def test_it_outlives_restarts_and_reboots_and_is_not_taken_again() -> None:
+async def test_baseline_survives_service_restart_and_node_reboot_and_is_not_recorded_again() -> None:
     async with a_world(devices=1) as world:
         first = world.record().baseline
         world.kill()
@@ -93,11 +92,11 @@ async def test_it_outlives_restarts_and_reboots_and_is_not_taken_again() -> None
 
 
 @in_virtual_time
-async def test_a_ledger_of_before_there_were_baselines_gets_them_at_the_next_start() -> None:
+async def test_records_from_before_baselines_existed_get_a_baseline_at_the_next_start() -> None:
     async with a_world(devices=1, settled=False) as world:
         before = world.vault.next_service(Life(0))
         await before.load()
-        await before.commit(Change(records=(DeviceRecord(world.gpu().id, version=1, boot="boot-1"),)))
+        await before.commit(LedgerChange(records=(DeviceRecord(world.gpu().id, version=1, boot="boot-1"),)))
         assert world.record().baseline is None
         await world.start_service()
         assert vbios(world) == "vbios-1"
@@ -105,7 +104,7 @@ async def test_a_ledger_of_before_there_were_baselines_gets_them_at_the_next_sta
 
 
 @in_virtual_time
-async def test_a_device_that_appears_has_its_own_taken() -> None:
+async def test_device_that_appears_later_gets_a_baseline_of_its_own() -> None:
     async with a_world(devices=1) as world:
         new = gpu(1)
         world.matter.gpus[new.id] = new
@@ -116,7 +115,7 @@ async def test_a_device_that_appears_has_its_own_taken() -> None:
 
 
 @in_virtual_time
-async def test_a_device_that_went_and_came_back_is_compared_with_what_it_was() -> None:
+async def test_device_that_left_and_returned_is_compared_with_its_earlier_baseline() -> None:
     async with a_world(devices=2) as world:
         world.gpu().listed = False
         world.node.devices.inventory_changed.set()
@@ -130,7 +129,7 @@ async def test_a_device_that_went_and_came_back_is_compared_with_what_it_was() -
 
 @pytest.mark.parametrize("durable", [False, True])
 @in_virtual_time
-async def test_a_start_that_is_killed_takes_it_whole_or_not_at_all(durable: bool) -> None:
+async def test_service_killed_while_recording_baselines_records_all_or_none(durable: bool) -> None:
     async with a_world(devices=2, settled=False) as world:
         world.vault.point = CrashPoint(1, durable)
         await world.start_service()
@@ -142,12 +141,12 @@ async def test_a_start_that_is_killed_takes_it_whole_or_not_at_all(durable: bool
 
 
 @in_virtual_time
-async def test_a_fact_that_was_never_told_before_is_learnt_at_a_start_and_compared_from_there_on() -> None:
+async def test_fact_that_the_baseline_lacks_is_added_at_the_next_start_and_compared_from_then_on() -> None:
     async with a_world(devices=1, settled=False) as world:
         before = world.vault.next_service(Life(0))
         await before.load()
         known = DeviceRecord(world.gpu().id, version=1, boot="boot-1", baseline=Baseline((("model", "Labelled One"),)))
-        await before.commit(Change(records=(known,)))
+        await before.commit(LedgerChange(records=(known,)))
         await world.start_service()
         await world.until(world.settled)
         assert (vbios(world), world.record().health) == ("vbios-1", Health.HEALTHY)
@@ -160,20 +159,20 @@ async def test_a_fact_that_was_never_told_before_is_learnt_at_a_start_and_compar
 
 
 @in_virtual_time
-async def test_firmware_that_somebody_changed_is_noticed_within_a_minute_though_nobody_says_so() -> None:
+async def test_changed_firmware_makes_a_device_suspect_within_a_minute_without_a_signal() -> None:
     async with a_world(devices=2) as world:
         world.gpu().firmware = "vbios-2"
         await health_is(world, Health.SUSPECT, within=A_MINUTE)
         cause = world.record().cause
         assert cause is not None
-        assert (cause.code, cause.way_back) == ("baseline-changed", WayBack.PERSON)
-        assert "vbios is vbios-2, not vbios-1" in cause.sentence
+        assert (cause.code, cause.recovery_method) == ("baseline-changed", RecoveryMethod.OPERATOR)
+        assert "vbios is vbios-2, not vbios-1" in cause.message
         assert world.record(1).health is Health.HEALTHY
         assert vbios(world) == "vbios-1"
 
 
 @in_virtual_time
-async def test_what_was_changed_while_no_service_ran_is_noticed_by_the_next() -> None:
+async def test_firmware_changed_while_no_service_ran_is_detected_at_the_next_start() -> None:
     async with a_world(devices=1) as world:
         world.kill()
         world.gpu().firmware = "vbios-2"
@@ -184,7 +183,7 @@ async def test_what_was_changed_while_no_service_ran_is_noticed_by_the_next() ->
 
 
 @in_virtual_time
-async def test_by_default_it_stays_in_service_and_every_certificate_names_the_warning() -> None:
+async def test_changed_device_stays_in_service_by_default_and_every_certificate_names_the_warning() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         await health_is(world, Health.SUSPECT)
@@ -200,7 +199,7 @@ async def test_by_default_it_stays_in_service_and_every_certificate_names_the_wa
 
 
 @in_virtual_time
-async def test_the_restart_of_a_container_on_it_needs_a_certificate() -> None:
+async def test_container_restart_on_a_changed_device_needs_a_certificate() -> None:
     """The exception that lets it go on checks is for devices of which nothing is suspected."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
@@ -215,7 +214,7 @@ async def test_the_restart_of_a_container_on_it_needs_a_certificate() -> None:
 
 
 @in_virtual_time
-async def test_firmware_that_is_what_it_was_again_calms_by_itself() -> None:
+async def test_device_with_its_original_firmware_restored_becomes_healthy_without_an_operator() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         await health_is(world, Health.SUSPECT)
@@ -224,14 +223,14 @@ async def test_firmware_that_is_what_it_was_again_calms_by_itself() -> None:
 
 
 @in_virtual_time
-async def test_by_the_strict_policy_it_goes_out_and_no_time_no_restart_and_no_reboot_brings_it_back() -> None:
+async def test_strict_policy_quarantines_a_changed_device_through_time_restarts_and_reboots() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         await written(world)
         await health_is(world, Health.QUARANTINED, within=20.0)
         cause = world.record().cause
         assert cause is not None
-        assert (cause.code, cause.way_back) == ("baseline-changed", WayBack.PERSON)
-        assert not world.node.view().devices[0].offered
+        assert (cause.code, cause.recovery_method) == ("baseline-changed", RecoveryMethod.OPERATOR)
+        assert not world.node.view().devices[0].advertised
         await world.run(3600.0)
         world.kill()
         await world.start_service()
@@ -243,7 +242,7 @@ async def test_by_the_strict_policy_it_goes_out_and_no_time_no_restart_and_no_re
 
 
 @in_virtual_time
-async def test_firmware_that_was_put_back_does_not_bring_it_back_either() -> None:
+async def test_strict_policy_keeps_a_changed_device_quarantined_after_its_firmware_is_restored() -> None:
     """Whoever wrote it once can make it say what it said."""
     async with a_world(devices=1, policy=STRICT) as world:
         await written(world)
@@ -254,7 +253,7 @@ async def test_firmware_that_was_put_back_does_not_bring_it_back_either() -> Non
 
 
 @in_virtual_time
-async def test_a_release_without_acceptance_leads_out_again() -> None:
+async def test_changed_device_released_without_baseline_acceptance_is_quarantined_again() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         await written(world)
         await health_is(world, Health.QUARANTINED)
@@ -266,17 +265,17 @@ async def test_a_release_without_acceptance_leads_out_again() -> None:
 
 
 @in_virtual_time
-async def test_however_many_devices_somebody_wrote_they_all_go_out() -> None:
+async def test_strict_policy_quarantines_every_changed_device_of_the_node() -> None:
     """The breaker spares devices what may pass by itself; whoever writes eight of them must not be better off for it."""
     async with a_world(devices=8, policy=STRICT) as world:
         for number in range(8):
             await written(world, number=number)
         await world.run(30.0)
-        assert [view.offered for view in world.node.view().devices] == [False] * 8
+        assert [view.advertised for view in world.node.view().devices] == [False] * 8
 
 
 @in_virtual_time
-async def test_acceptance_without_a_release_leaves_it_out() -> None:
+async def test_baseline_acceptance_without_a_release_leaves_the_device_quarantined() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         await written(world)
         await health_is(world, Health.QUARANTINED)
@@ -287,7 +286,7 @@ async def test_acceptance_without_a_release_leaves_it_out() -> None:
 
 @pytest.mark.parametrize("accept_first", [True, False])
 @in_virtual_time
-async def test_both_together_bring_it_back_by_way_of_probation(accept_first: bool) -> None:
+async def test_baseline_acceptance_and_release_return_a_changed_device_through_probation(accept_first: bool) -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         await written(world)
         await health_is(world, Health.QUARANTINED)
@@ -300,14 +299,14 @@ async def test_both_together_bring_it_back_by_way_of_probation(accept_first: boo
 
 
 @in_virtual_time
-async def test_under_a_tenant_it_stays_with_him_and_nobody_gets_it_after() -> None:
+async def test_tenant_keeps_a_device_quarantined_for_changed_firmware_and_no_later_pod_gets_it() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         tenant = await started(world)
         await written(world)
         await health_is(world, Health.QUARANTINED)
         assert tenant.first is not None
         assert tenant.first.alive
-        (strike,) = world.record().strikes
+        (strike,) = world.record().recent_quarantines
         assert (strike.code, strike.tenant) == ("baseline-changed", "acme")
         world.kubelet.delete(tenant)
         await world.run(600.0)
@@ -319,7 +318,7 @@ async def test_under_a_tenant_it_stays_with_him_and_nobody_gets_it_after() -> No
 
 
 @in_virtual_time
-async def test_an_acceptance_makes_what_is_read_now_what_should_be_and_is_on_record_with_who_and_why() -> None:
+async def test_accepted_baseline_is_the_current_reading_and_is_audited_with_actor_and_reason() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         await health_is(world, Health.SUSPECT)
@@ -342,7 +341,7 @@ async def test_an_acceptance_makes_what_is_read_now_what_should_be_and_is_on_rec
 
 
 @in_virtual_time
-async def test_what_was_written_a_moment_ago_is_what_is_accepted() -> None:
+async def test_baseline_acceptance_records_firmware_read_at_that_moment() -> None:
     """Not what was there when the inventory was last read, which may be a minute ago."""
     async with a_world(devices=1) as world:
         world.gpu().firmware = "vbios-2"
@@ -353,7 +352,7 @@ async def test_what_was_written_a_moment_ago_is_what_is_accepted() -> None:
 
 
 @in_virtual_time
-async def test_what_a_person_was_shown_is_accepted_if_that_is_what_it_is() -> None:
+async def test_baseline_acceptance_succeeds_if_the_expected_values_match_the_current_reading() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         await world.node.actions.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
@@ -370,7 +369,9 @@ async def test_what_a_person_was_shown_is_accepted_if_that_is_what_it_is() -> No
     ids=str,
 )
 @in_virtual_time
-async def test_nobody_accepts_what_he_was_not_shown(shown: dict[str, str]) -> None:
+async def test_baseline_acceptance_is_refused_if_the_expected_values_differ_from_the_current_reading(
+    shown: dict[str, str],
+) -> None:
     """Somebody may write it once more between the look and the word."""
     async with a_world(devices=1) as world:
         world.gpu().firmware = "vbios-2"
@@ -381,7 +382,7 @@ async def test_nobody_accepts_what_he_was_not_shown(shown: dict[str, str]) -> No
 
 
 @in_virtual_time
-async def test_what_is_written_while_the_acceptance_is_under_way_is_not_accepted_with_it() -> None:
+async def test_firmware_changed_during_a_baseline_acceptance_is_not_accepted() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         assert world.telemetry is not None
@@ -398,7 +399,7 @@ async def test_what_is_written_while_the_acceptance_is_under_way_is_not_accepted
 
 
 @in_virtual_time
-async def test_it_outlives_a_restart_and_is_not_taken_anew() -> None:
+async def test_accepted_baseline_survives_a_restart_and_is_not_recorded_again() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         await accepted(world)
@@ -411,7 +412,7 @@ async def test_it_outlives_a_restart_and_is_not_taken_anew() -> None:
 
 
 @in_virtual_time
-async def test_lasting_conditions_that_stand_then_are_normal_from_there_on_and_others_are_not() -> None:
+async def test_lasting_conditions_present_at_acceptance_become_normal_and_transient_ones_do_not() -> None:
     async with a_world(devices=1) as world:
         world.gpu().conditions.update({"pcie-width": "x8 of x16", "power-brake": "0x80"})
         await health_is(world, Health.SUSPECT)
@@ -431,7 +432,7 @@ async def test_lasting_conditions_that_stand_then_are_normal_from_there_on_and_o
 
 
 @in_virtual_time
-async def test_what_was_called_normal_may_go_and_come_back_and_anything_else_is_told_of() -> None:
+async def test_accepted_condition_may_disappear_and_return_but_a_different_value_makes_the_device_suspect() -> None:
     async with a_world(devices=1) as world:
         world.gpu().conditions["pcie-width"] = "x8 of x16"
         await health_is(world, Health.SUSPECT)
@@ -447,7 +448,7 @@ async def test_what_was_called_normal_may_go_and_come_back_and_anything_else_is_
 
 
 @in_virtual_time
-async def test_a_fault_is_never_called_normal() -> None:
+async def test_fault_is_never_accepted_into_the_baseline() -> None:
     async with a_world(devices=1) as world:
         world.gpu().conditions["row-remap-failure"] = "a row could not be remapped"
         await health_is(world, Health.QUARANTINED)
@@ -460,7 +461,7 @@ async def test_a_fault_is_never_called_normal() -> None:
 
 
 @in_virtual_time
-async def test_a_later_acceptance_forgets_what_is_no_longer_read() -> None:
+async def test_later_baseline_acceptance_drops_conditions_that_are_no_longer_read() -> None:
     async with a_world(devices=1) as world:
         world.gpu().conditions["pcie-width"] = "x8 of x16"
         await health_is(world, Health.SUSPECT)
@@ -472,7 +473,7 @@ async def test_a_later_acceptance_forgets_what_is_no_longer_read() -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_accepted_of_a_device_that_does_not_answer() -> None:
+async def test_baseline_of_a_device_that_does_not_answer_is_not_accepted() -> None:
     async with a_world(devices=1) as world:
         await written(world)
         world.gpu().stuck = True
@@ -484,7 +485,7 @@ async def test_nothing_is_accepted_of_a_device_that_does_not_answer() -> None:
 
 @pytest.mark.parametrize(("device", "reason"), [("7", WHY), ("0", ""), ("0", " \n")])
 @in_virtual_time
-async def test_an_acceptance_that_names_no_device_or_no_reason_changes_nothing(device: str, reason: str) -> None:
+async def test_baseline_acceptance_without_a_device_or_a_reason_changes_nothing(device: str, reason: str) -> None:
     async with a_world(devices=1) as world:
         await written(world)
         with pytest.raises(InvalidRequest):
@@ -493,7 +494,7 @@ async def test_an_acceptance_that_names_no_device_or_no_reason_changes_nothing(d
 
 
 @in_virtual_time
-async def test_it_takes_nothing_from_whoever_has_the_device() -> None:
+async def test_baseline_acceptance_leaves_the_current_tenant_running() -> None:
     async with a_world(devices=1) as world:
         tenant = await started(world)
         await written(world)
@@ -506,7 +507,9 @@ async def test_it_takes_nothing_from_whoever_has_the_device() -> None:
 
 @pytest.mark.parametrize("durable", [False, True])
 @in_virtual_time
-async def test_an_acceptance_that_is_killed_is_on_record_with_its_audit_row_or_was_never_given(durable: bool) -> None:
+async def test_baseline_acceptance_by_a_service_that_is_killed_is_stored_with_its_audit_row_or_not_at_all(
+    durable: bool,
+) -> None:
     async with a_world(devices=1) as world:
         await written(world)
         await health_is(world, Health.SUSPECT)

@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.basis import Basis
-from scrubber.domain.breaker import Breaker
-from scrubber.domain.evidence import Occasion, Outcome, Path, Step, Verdict
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger, Step, Verdict
+from scrubber.domain.handover_kind import Basis
+from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.policy import BreakerRule
+from scrubber.domain.states import Health, Hygiene
 from scrubber.ports.record import Event
 from tests.world.asking import started
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
 WINDOW = 900.0
-FEW = replace(DEFAULT, breaker=BreakerRule(resets=2, window=WINDOW, soft_percent=25))
-NONE = replace(DEFAULT, breaker=BreakerRule(resets=0, window=WINDOW))
+FEW = replace(DEFAULT, breaker=BreakerRule(max_resets=2, window=WINDOW, max_soft_percent=25))
+NONE = replace(DEFAULT, breaker=BreakerRule(max_resets=0, window=WINDOW))
 HOT = 120
 
 
@@ -40,7 +39,7 @@ def reset_times(world: World) -> list[float]:
     return sorted(
         scrub.started
         for scrub in world.vault.scrubs.values()
-        if scrub.occasion is Occasion.RECOVERY and any(step.step is Step.RESET for step in scrub.steps)
+        if scrub.trigger is ScrubTrigger.RECOVERY and any(step.step is Step.RESET for step in scrub.steps)
     )
 
 
@@ -50,7 +49,7 @@ def most_within(times: list[float], window: float) -> int:
 
 def out(world: World) -> list[int]:
     """Numbers of the devices that the kubelet is told to hand to nobody."""
-    return [number for number, view in enumerate(world.node.view().devices) if not view.offered]
+    return [number for number, view in enumerate(world.node.view().devices) if not view.advertised]
 
 
 def told(world: World, name: str, what: str) -> list[Event]:
@@ -67,7 +66,7 @@ def overheated(world: World, *numbers: int, celsius: int = HOT) -> None:
 
 
 @in_virtual_time
-async def test_the_breaker_stops_resets_and_never_a_scrub() -> None:
+async def test_open_breaker_stops_resets_but_not_scrubs_leftover_cleanup_or_hand_overs() -> None:
     """Nor the ending of what a pod left behind, nor a hand-over; and it lets no device in."""
     async with a_world(6, FEW) as world:
         await struck(world, 0, 1, 2, 3)
@@ -105,7 +104,7 @@ async def test_a_clean_device_is_handed_over_at_once_while_the_breaker_is_open()
     async with a_world(4, FEW) as world:
         await struck(world, 0, 1, 2)
         await world.run(120.0)
-        assert world.node.info().breaker.resets != ""
+        assert world.node.service_view().breaker.resets_stopped_reason != ""
         before = world.clock.monotonic()
         tenant = await world.admit("acme", "train-0", (3,))
         assert tenant is not None
@@ -115,7 +114,7 @@ async def test_a_clean_device_is_handed_over_at_once_while_the_breaker_is_open()
 
 
 @in_virtual_time
-async def test_what_waits_is_reset_once_the_window_is_over_and_never_more_within_one() -> None:
+async def test_waiting_devices_are_reset_after_the_window_and_no_window_exceeds_the_limit() -> None:
     async with a_world(5, FEW) as world:
         await struck(world, 0, 1, 2, 3, 4)
         await world.until(lambda: out(world) == [], within=3 * WINDOW)
@@ -126,14 +125,14 @@ async def test_what_waits_is_reset_once_the_window_is_over_and_never_more_within
 
 
 @in_virtual_time
-async def test_a_restart_of_the_service_does_not_close_it() -> None:
+async def test_service_restart_does_not_close_the_breaker() -> None:
     async with a_world(4, FEW) as world:
         await struck(world, 0, 1, 2, 3)
         await world.run(120.0)
         for _ in range(3):
             world.kill()
             await world.start_service()
-            assert world.node.info().breaker.resets != ""
+            assert world.node.service_view().breaker.resets_stopped_reason != ""
             await world.run(60.0)
         assert resets(world) == 2
         await world.until(lambda: out(world) == [], within=2 * WINDOW)
@@ -141,7 +140,7 @@ async def test_a_restart_of_the_service_does_not_close_it() -> None:
 
 
 @in_virtual_time
-async def test_nor_does_a_reboot_of_the_node() -> None:
+async def test_node_reboot_does_not_close_the_breaker() -> None:
     async with a_world(4, FEW) as world:
         await struck(world, 0, 1, 2, 3)
         await world.run(120.0)
@@ -152,8 +151,8 @@ async def test_nor_does_a_reboot_of_the_node() -> None:
 
 
 @in_virtual_time
-async def test_recoveries_that_begin_at_the_same_moment_do_not_overshoot() -> None:
-    one = replace(FEW, breaker=BreakerRule(resets=1, window=WINDOW))
+async def test_recoveries_that_start_at_the_same_moment_do_not_exceed_the_reset_limit() -> None:
+    one = replace(FEW, breaker=BreakerRule(max_resets=1, window=WINDOW))
     async with a_world(8, one) as world:
         await struck(world, *range(8))
         await world.run(WINDOW - 60.0)
@@ -162,7 +161,7 @@ async def test_recoveries_that_begin_at_the_same_moment_do_not_overshoot() -> No
 
 
 @in_virtual_time
-async def test_one_device_that_fails_again_and_again_takes_no_more_than_the_nodes_share_of_resets() -> None:
+async def test_one_device_that_fails_repeatedly_does_not_exceed_the_nodes_reset_limit() -> None:
     async with a_world(2, FEW) as world:
         world.gpu().reset_fails = "the reset did not take"
         await struck(world, 0)
@@ -173,7 +172,7 @@ async def test_one_device_that_fails_again_and_again_takes_no_more_than_the_node
 
 
 @in_virtual_time
-async def test_where_none_is_allowed_none_is_made_and_what_needs_none_comes_back() -> None:
+async def test_policy_without_resets_makes_none_and_a_device_that_needs_no_reset_returns() -> None:
     async with a_world(2, NONE) as world:
         await struck(world, 0)
         world.gpu(1).stuck = True
@@ -186,7 +185,7 @@ async def test_where_none_is_allowed_none_is_made_and_what_needs_none_comes_back
 
 
 @in_virtual_time
-async def test_a_policy_that_allows_more_is_heard_while_devices_wait() -> None:
+async def test_policy_that_raises_the_reset_limit_applies_to_devices_that_already_wait() -> None:
     async with a_world(2, NONE) as world:
         await struck(world, 0)
         await world.run(60.0)
@@ -195,23 +194,25 @@ async def test_a_policy_that_allows_more_is_heard_while_devices_wait() -> None:
 
 
 @in_virtual_time
-async def test_a_recovery_without_a_reset_is_no_reset() -> None:
+async def test_recovery_without_a_reset_does_not_count_as_a_reset() -> None:
     """Where the platform has none (an instance of a MIG GPU, say) a recovery is a scrub, and nothing else is counted."""
     async with a_world(1, FEW) as world:
         world.gpu().reset_missing = "this platform has none"
         await struck(world, 0)
         await world.until(lambda: world.record().failures > 0)
         assert resets(world) == 0
-        assert [attempt.reset for attempt in world.record().attempts] == [False] * len(world.record().attempts)
-        assert world.node.info().breaker.resets == ""
+        assert [attempt.reset for attempt in world.record().recovery_attempts] == [False] * len(
+            world.record().recovery_attempts
+        )
+        assert world.node.service_view().breaker.resets_stopped_reason == ""
 
 
 @in_virtual_time
-async def test_the_breaker_does_not_stop_a_recovery_that_makes_no_reset() -> None:
+async def test_open_breaker_does_not_stop_a_recovery_that_needs_no_reset() -> None:
     async with a_world(3, FEW) as world:
         await struck(world, 0, 1)
         await world.until(lambda: resets(world) == 2)
-        assert world.node.devices.breaker.state.resets != ""
+        assert world.node.devices.breaker.state.resets_stopped_reason != ""
         world.gpu(2).reset_missing = "this platform has none"
         await struck(world, 2)
         await world.until(lambda: 2 in out(world))
@@ -221,20 +222,20 @@ async def test_the_breaker_does_not_stop_a_recovery_that_makes_no_reset() -> Non
 
 
 @in_virtual_time
-async def test_a_device_whose_reset_was_not_allowed_has_lost_no_attempt_by_waiting() -> None:
+async def test_device_that_waits_for_a_permitted_reset_loses_no_recovery_attempt() -> None:
     async with a_world(3, FEW) as world:
         await struck(world, 0, 1, 2)
         await world.run(WINDOW - 60.0)
         (waiting,) = out(world)
         assert world.record(waiting).failures == 0
-        assert world.record(waiting).attempts == ()
+        assert world.record(waiting).recovery_attempts == ()
 
 
 # -- soft signals ------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_no_more_than_the_share_goes_out_for_soft_signals_one_after_the_other() -> None:
+async def test_soft_signals_one_after_another_take_out_no_more_than_the_allowed_share_of_devices() -> None:
     async with a_world(8, FEW) as world:
         for number in range(8):
             overheated(world, number)
@@ -245,7 +246,7 @@ async def test_no_more_than_the_share_goes_out_for_soft_signals_one_after_the_ot
 
 
 @in_virtual_time
-async def test_no_more_than_the_share_goes_out_for_soft_signals_however_many_turn_hot_at_once() -> None:
+async def test_simultaneous_soft_signals_take_out_no_more_than_the_allowed_share_of_devices() -> None:
     """What they share, their cooling or their power, is a person's to mend; half a node of suspects is not an outage."""
     async with a_world(8, FEW) as world:
         overheated(world, *range(8))
@@ -265,7 +266,7 @@ async def test_a_small_node_may_lose_one_device_to_a_soft_signal() -> None:
 
 
 @in_virtual_time
-async def test_suspects_that_stay_in_are_handed_over_on_certificates() -> None:
+async def test_suspect_device_kept_in_service_by_the_breaker_is_granted_on_a_certificate() -> None:
     async with a_world(4, FEW) as world:
         overheated(world, 0)
         await world.run(60.0)
@@ -279,7 +280,7 @@ async def test_suspects_that_stay_in_are_handed_over_on_certificates() -> None:
 
 
 @in_virtual_time
-async def test_a_hard_fault_still_takes_one_out() -> None:
+async def test_hard_fault_takes_a_device_out_while_soft_signals_are_stopped() -> None:
     async with a_world(4, FEW) as world:
         overheated(world, 0)
         await world.run(60.0)
@@ -292,7 +293,7 @@ async def test_a_hard_fault_still_takes_one_out() -> None:
 
 
 @in_virtual_time
-async def test_what_is_out_for_a_hard_fault_leaves_the_share_to_soft_signals() -> None:
+async def test_devices_out_for_hard_faults_do_not_count_towards_the_soft_signal_share() -> None:
     async with a_world(4, FEW) as world:
         world.gpu(3).xids[79] = 1
         world.signal(3)
@@ -302,7 +303,7 @@ async def test_what_is_out_for_a_hard_fault_leaves_the_share_to_soft_signals() -
 
 
 @in_virtual_time
-async def test_one_that_has_cooled_down_comes_back_and_makes_room() -> None:
+async def test_device_that_cooled_down_returns_and_frees_its_place_in_the_soft_signal_share() -> None:
     async with a_world(4, FEW) as world:
         overheated(world, 0)
         await world.run(60.0)
@@ -314,7 +315,7 @@ async def test_one_that_has_cooled_down_comes_back_and_makes_room() -> None:
 
 
 @in_virtual_time
-async def test_a_restart_does_not_close_it_for_soft_signals_either() -> None:
+async def test_service_restart_does_not_close_the_breaker_for_soft_signals() -> None:
     async with a_world(4, FEW) as world:
         overheated(world, 0)
         await world.run(60.0)
@@ -330,7 +331,7 @@ async def test_a_restart_does_not_close_it_for_soft_signals_either() -> None:
 
 
 @in_virtual_time
-async def test_it_is_told_once_when_resets_stop_and_once_when_they_go_on() -> None:
+async def test_breaker_logs_once_when_resets_stop_and_once_when_resets_resume() -> None:
     async with a_world(3, FEW) as world:
         await struck(world, 0, 1, 2)
         await world.run(300.0)
@@ -341,23 +342,23 @@ async def test_it_is_told_once_when_resets_stop_and_once_when_they_go_on() -> No
         assert len(told(world, "breaker.opened", "resets")) == 1
         (closed,) = told(world, "breaker.closed", "resets")
         assert closed.at > opened.at
-        assert world.node.info().breaker.resets == ""
+        assert world.node.service_view().breaker.resets_stopped_reason == ""
 
 
 @in_virtual_time
-async def test_that_a_limit_is_reached_is_told_only_once_it_keeps_somebody_from_something() -> None:
+async def test_reached_limit_is_not_logged_until_the_breaker_withholds_an_action() -> None:
     async with a_world(4, FEW) as world:
         await struck(world, 0, 1)
         overheated(world, 3)
         await world.run(700.0)
-        assert world.node.devices.breaker.state.resets != ""
-        assert world.node.devices.breaker.state.soft != ""
+        assert world.node.devices.breaker.state.resets_stopped_reason != ""
+        assert world.node.devices.breaker.state.soft_signals_stopped_reason != ""
         assert told(world, "breaker.opened", "resets") == told(world, "breaker.opened", "soft") == []
-        assert world.node.info().breaker == Breaker()
+        assert world.node.service_view().breaker == BreakerState()
 
 
 @in_virtual_time
-async def test_and_once_when_soft_signals_stop_counting_and_once_when_they_count_again() -> None:
+async def test_breaker_logs_once_when_soft_signals_stop_counting_and_once_when_they_count_again() -> None:
     async with a_world(4, FEW) as world:
         overheated(world, 0, 1)
         await world.run(1_200.0)
@@ -372,7 +373,7 @@ async def test_and_once_when_soft_signals_stop_counting_and_once_when_they_count
 
 
 @in_virtual_time
-async def test_a_node_that_is_well_is_told_of_nothing() -> None:
+async def test_breaker_logs_nothing_on_a_healthy_node() -> None:
     async with a_world(4, FEW) as world:
         await struck(world, 0)
         await world.run(600.0)
@@ -380,7 +381,7 @@ async def test_a_node_that_is_well_is_told_of_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_full_keeps_nobody_from_telling_and_ends_nothing() -> None:
+async def test_full_ledger_does_not_stop_the_breaker_from_logging_or_the_service_from_running() -> None:
     async with a_world(4, FEW) as world:
         await struck(world, 0, 1, 2)
         await world.until(lambda: resets(world) == 2)
@@ -394,7 +395,7 @@ async def test_a_ledger_that_is_full_keeps_nobody_from_telling_and_ends_nothing(
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_whatever_the_order_a_scrub_that_is_wanted_passes(number: int) -> None:
+def test_requested_scrub_passes_in_any_order_of_faults_during_a_storm(number: int) -> None:
     """The same storm, with the pod on each device in turn: its memory is proved clean whatever its neighbours need."""
 
     @in_virtual_time
@@ -408,19 +409,19 @@ def test_whatever_the_order_a_scrub_that_is_wanted_passes(number: int) -> None:
             last = max(
                 world.vault.scrubs.values(), key=lambda scrub: (scrub.device == world.gpu(number).id, scrub.started)
             )
-            assert (last.path, last.outcome) == (Path.SLOW, Outcome.PASSED)
+            assert (last.path, last.outcome) == (PathKind.SLOW, Outcome.PASSED)
             assert any((step.step, step.verdict) == (Step.MEMORY, Verdict.PASSED) for step in last.steps)
 
     play()
 
 
 @in_virtual_time
-async def test_what_it_counts_is_on_the_records_of_the_devices() -> None:
+async def test_breaker_state_is_derived_from_the_recovery_attempts_on_the_device_records() -> None:
     """It has no memory of its own: whoever reads the ledger can work out what it said."""
     async with a_world(3, FEW) as world:
         await struck(world, 0, 1)
         await world.until(lambda: out(world) == [])
-        attempts = [attempt for number in range(3) for attempt in world.record(number).attempts]
+        attempts = [attempt for number in range(3) for attempt in world.record(number).recovery_attempts]
         assert sorted(attempt.at for attempt in attempts) == reset_times(world)
         assert all(attempt.reset for attempt in attempts)
-        assert world.node.devices.breaker.state.resets_until == reset_times(world)[0] + WINDOW
+        assert world.node.devices.breaker.state.resets_stopped_until == reset_times(world)[0] + WINDOW

@@ -49,7 +49,7 @@ class Line:
 
 
 @in_virtual_time
-async def test_there_are_never_more_inside_than_slots() -> None:
+async def test_eraser_pool_never_runs_more_erasers_than_slots() -> None:
     line = Line(2)
     for name in "abcde":
         await line.join(name)
@@ -60,7 +60,7 @@ async def test_there_are_never_more_inside_than_slots() -> None:
 
 
 @in_virtual_time
-async def test_a_free_slot_goes_to_the_oldest() -> None:
+async def test_free_eraser_slot_goes_to_the_oldest_waiter() -> None:
     line = Line(1)
     for name in "abc":
         await line.join(name)
@@ -70,7 +70,7 @@ async def test_a_free_slot_goes_to_the_oldest() -> None:
 
 
 @in_virtual_time
-async def test_a_scrub_that_somebody_waits_for_goes_before_older_ones() -> None:
+async def test_free_eraser_slot_goes_to_an_urgent_scrub_before_older_ones() -> None:
     line = Line(1)
     for name in "abcd":
         await line.join(name)
@@ -81,7 +81,7 @@ async def test_a_scrub_that_somebody_waits_for_goes_before_older_ones() -> None:
 
 
 @in_virtual_time
-async def test_urgency_counts_as_of_the_moment_a_slot_is_free() -> None:
+async def test_urgency_of_a_scrub_is_evaluated_when_an_eraser_slot_becomes_free() -> None:
     line = Line(1)
     for name in "abc":
         await line.join(name)
@@ -93,7 +93,7 @@ async def test_urgency_counts_as_of_the_moment_a_slot_is_free() -> None:
 
 
 @in_virtual_time
-async def test_whoever_stops_waiting_is_passed_over() -> None:
+async def test_cancelled_waiter_for_an_eraser_slot_is_skipped() -> None:
     line = Line(1)
     for name in "abc":
         await line.join(name)
@@ -104,7 +104,7 @@ async def test_whoever_stops_waiting_is_passed_over() -> None:
 
 
 @in_virtual_time
-async def test_a_slot_given_to_somebody_who_stops_at_that_moment_is_passed_on() -> None:
+async def test_eraser_slot_given_to_a_waiter_that_is_cancelled_at_that_moment_is_passed_on() -> None:
     line = Line(1)
     for name in "abc":
         await line.join(name)
@@ -117,7 +117,7 @@ async def test_a_slot_given_to_somebody_who_stops_at_that_moment_is_passed_on() 
 
 
 @in_virtual_time
-async def test_a_slot_is_free_again_after_an_error_inside_and_after_all_waiters_have_left() -> None:
+async def test_eraser_slot_is_free_again_after_an_error_and_after_all_waiters_were_cancelled() -> None:
     slots = EraserPool(1)
     with pytest.raises(RuntimeError, match="the eraser died"):
         await _die_while_another_waits(slots)

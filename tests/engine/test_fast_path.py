@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.basis import Basis
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import Grant
+from scrubber.domain.states import Health, Hygiene
 from scrubber.engine.device.occupancy import Occupancy
 from tests.world.asking import STRICT, TRUSTED, started
 from tests.world.timeline import in_virtual_time
@@ -26,7 +25,7 @@ def last_grant(world: World) -> Grant:
 
 
 @in_virtual_time
-async def test_a_restart_beside_memory_that_nobody_explains_is_not_left_waiting_for_ever() -> None:
+async def test_restart_on_a_device_whose_memory_no_process_explains_starts_after_a_quarantine_and_a_reset() -> None:
     """No process will ever let it go: the device is out of service, is reset, and the pod starts on it."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
@@ -41,18 +40,18 @@ async def test_a_restart_beside_memory_that_nobody_explains_is_not_left_waiting_
 
 
 @in_virtual_time
-async def test_time_before_a_device_was_free_does_not_count_towards_being_held_by_no_process() -> None:
+async def test_time_before_a_device_was_free_does_not_count_towards_being_held_without_a_process() -> None:
     async with a_world(devices=1) as world:
         occupancy = world.controller().occupancy
-        assert not await occupancy.held_by_no_process()
-        await world.run(DEFAULT.limits.settle / 2)
-        assert not await occupancy.held()
-        await world.run(DEFAULT.limits.settle)
-        assert not await occupancy.held_by_no_process()
+        assert not await occupancy.is_held_without_process()
+        await world.run(DEFAULT.limits.unknown_pod_idle_period / 2)
+        assert not await occupancy.is_held()
+        await world.run(DEFAULT.limits.unknown_pod_idle_period)
+        assert not await occupancy.is_held_without_process()
 
 
 @in_virtual_time
-async def test_a_restart_waits_for_whoever_is_still_letting_go_and_is_an_exception_then() -> None:
+async def test_restart_waits_for_memory_that_the_driver_still_releases_and_needs_no_certificate_then() -> None:
     """A driver takes a moment to take back what a dead process had: that is no ghost yet."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
@@ -66,7 +65,7 @@ async def test_a_restart_waits_for_whoever_is_still_letting_go_and_is_an_excepti
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "found-by-the-checks"])
-def test_a_device_of_which_the_driver_warns_has_no_exceptions(told: bool) -> None:
+def test_restart_on_a_device_with_a_driver_warning_needs_a_certificate(told: bool) -> None:
     @in_virtual_time
     async def warn() -> None:
         async with a_world(devices=1) as world:
@@ -95,7 +94,7 @@ async def observed(policy: Policy) -> World:
 
 
 @in_virtual_time
-async def test_observing_lets_a_restart_start_beside_whoever_holds_the_device() -> None:
+async def test_observing_policy_allows_a_restart_while_the_device_is_held() -> None:
     world = await observed(DEFAULT)
     tenant = await started(world)
     world.gpu().ghost = True
@@ -106,7 +105,7 @@ async def test_observing_lets_a_restart_start_beside_whoever_holds_the_device() 
 
 
 @in_virtual_time
-async def test_observing_lets_a_pod_start_beside_one_that_lives_where_the_policy_names_an_exception() -> None:
+async def test_observing_policy_with_an_exception_allows_a_start_beside_a_running_pod() -> None:
     world = await observed(TRUSTED)
     first = await started(world)
     world.kubelet.force_delete(first, lives_on=300.0)
@@ -119,7 +118,7 @@ async def test_observing_lets_a_pod_start_beside_one_that_lives_where_the_policy
 
 
 @in_virtual_time
-async def test_observing_ends_no_leftover_also_where_the_policy_names_an_exception() -> None:
+async def test_observing_policy_with_an_exception_kills_no_leftover_process() -> None:
     world = await observed(TRUSTED)
     first = await started(world)
     await world.run(3.0)
@@ -135,22 +134,22 @@ async def test_observing_ends_no_leftover_also_where_the_policy_names_an_excepti
 
 
 @in_virtual_time
-async def test_a_policy_that_changes_in_the_last_moment_of_a_hand_over_judges_it_anew(
+async def test_policy_change_in_the_last_moment_of_a_hand_over_is_applied_to_that_hand_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_world(devices=1) as world:
         tenant = await started(world)
         await world.run(2.0)
-        controller, asked = world.controller(), Occupancy.held
+        controller, asked = world.controller(), Occupancy.is_held
 
         async def held(self: Occupancy) -> bool:
             if controller.state.lock.locked():  # the last look, before the grant is written
                 world.policy = STRICT
             return await asked(self)
 
-        monkeypatch.setattr(Occupancy, "held", held)
+        monkeypatch.setattr(Occupancy, "is_held", held)
         before = last_grant(world).sequence
         world.kubelet.exit(tenant, again=True)
-        await world.until(lambda: world.policy is STRICT and world.record().grants > before)
+        await world.until(lambda: world.policy is STRICT and world.record().grant_sequence > before)
         assert last_grant(world).basis is Basis.CERTIFICATE
-        assert controller.state.record.grants == before + 1
+        assert controller.state.record.grant_sequence == before + 1

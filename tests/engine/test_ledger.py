@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from scrubber.domain.errors import LedgerFailure
-from scrubber.domain.evidence import Outcome, Path
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.engine.views import Granted, HandOverCall
+from scrubber.domain.evidence import Outcome, PathKind
+from scrubber.domain.states import Health, Hygiene
+from scrubber.engine.views import GrantedDevice, HandOverCall
 from tests.world.asking import started
 from tests.world.kubelet import Gone
 from tests.world.timeline import in_virtual_time
@@ -20,7 +19,7 @@ from tests.world.world import World, a_world
 FULL = "the disk is full"
 
 
-async def ask(world: World) -> tuple[Granted, ...]:
+async def ask(world: World) -> tuple[GrantedDevice, ...]:
     """In the place of a pod that has the first device."""
     if not world.kubelet.tenants:
         await world.admit("acme", "train-0", starts=False)
@@ -29,17 +28,17 @@ async def ask(world: World) -> tuple[Granted, ...]:
 
 
 @in_virtual_time
-async def test_a_hand_over_is_refused_and_says_that_the_record_cannot_be_kept() -> None:
+async def test_hand_over_is_refused_with_the_reason_that_the_ledger_cannot_be_written() -> None:
     async with a_world() as world:
         world.vault.refuses = FULL
         with pytest.raises(LedgerFailure, match=FULL) as refusal:
             await ask(world)
-        assert "cannot keep its record" in refusal.value.public
-        assert world.node.view().ledger == FULL
+        assert "cannot keep its record" in refusal.value.public_message
+        assert world.node.view().ledger_status == FULL
 
 
 @in_virtual_time
-async def test_what_was_not_stored_is_not_believed() -> None:
+async def test_changes_that_were_not_stored_do_not_become_current() -> None:
     async with a_world() as world:
         world.vault.refuses = FULL
         before = {device: controller.state.record for device, controller in world.node.devices.controllers.items()}
@@ -56,7 +55,7 @@ async def test_what_was_not_stored_is_not_believed() -> None:
 
 
 @in_virtual_time
-async def test_as_soon_as_the_ledger_can_be_written_again_everything_goes_on() -> None:
+async def test_everything_resumes_as_soon_as_the_ledger_can_be_written_again() -> None:
     async with a_world() as world:
         world.vault.refuses = FULL
         world.gpu(1).xids[95] = 1
@@ -68,11 +67,11 @@ async def test_as_soon_as_the_ledger_can_be_written_again_everything_goes_on() -
         (granted,) = await ask(world)
         assert granted.grant == 1
         await world.until(lambda: world.record(1).health is Health.QUARANTINED)
-        assert world.node.view().ledger == "ok"
+        assert world.node.view().ledger_status == "ok"
 
 
 @in_virtual_time
-async def test_a_scrub_that_cannot_be_written_down_does_not_start() -> None:
+async def test_scrub_that_cannot_be_stored_does_not_start() -> None:
     async with a_world() as world:
         erasers = world.erasers.started
         world.vault.refuses = FULL
@@ -84,7 +83,7 @@ async def test_a_scrub_that_cannot_be_written_down_does_not_start() -> None:
 
 
 @in_virtual_time
-async def test_a_scrub_whose_end_cannot_be_written_down_proves_nothing_and_is_put_right_afterwards() -> None:
+async def test_scrub_whose_end_cannot_be_stored_proves_nothing_and_is_corrected_later() -> None:
     async with a_world(devices=1) as world:
         assert world.service is not None
         scrub = asyncio.create_task(world.service.scrub(world.gpu().id))
@@ -105,7 +104,7 @@ async def test_a_scrub_whose_end_cannot_be_written_down_proves_nothing_and_is_pu
 
 
 @in_virtual_time
-async def test_the_end_of_a_scrub_that_is_written_down_late_names_whose_bytes_it_was_to_clear() -> None:
+async def test_scrub_end_that_is_stored_late_names_the_tenant_whose_memory_it_cleared() -> None:
     async with a_world(devices=1) as world:
         world.kubelet.delete(await started(world))
         await world.until(lambda: bool(world.erasers.running))
@@ -120,7 +119,7 @@ async def test_the_end_of_a_scrub_that_is_written_down_late_names_whose_bytes_it
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("writes", [1, 2, 3])
-def test_a_service_that_dies_at_a_write_leaves_a_device_dirty_and_never_a_grant_without_a_record(
+def test_service_that_dies_during_a_write_leaves_a_dirty_device_and_never_a_grant_without_a_record(
     writes: int, durable: bool
 ) -> None:
     """The first write starts the scrub, the second ends it, the third grants."""
@@ -147,19 +146,19 @@ def test_a_service_that_dies_at_a_write_leaves_a_device_dirty_and_never_a_grant_
 
 
 @in_virtual_time
-async def test_a_scrub_that_a_crash_cut_short_is_on_record_as_abandoned() -> None:
+async def test_scrub_cut_short_by_a_crash_is_recorded_as_abandoned() -> None:
     async with a_world(devices=1, settled=False) as world:
         await world.start_service()
         await world.until(lambda: bool(world.erasers.running))
         world.kill()
-        (cut,) = (scrub for scrub in world.vault.scrubs.values() if scrub.path is Path.SLOW)
+        (cut,) = (scrub for scrub in world.vault.scrubs.values() if scrub.path is PathKind.SLOW)
         assert cut.outcome is None
         await world.start_service()
         assert world.vault.scrubs[cut.id].outcome is Outcome.ABANDONED
 
 
 @in_virtual_time
-async def test_a_service_that_is_gone_answers_nothing() -> None:
+async def test_stopped_service_answers_no_call() -> None:
     async with a_world() as world:
         world.kill()
         with pytest.raises(Gone):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.states import Health, Hygiene
 from tests.world.asking import admitted, started
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
@@ -39,7 +38,7 @@ def mps(world: World, tenant: Tenant) -> tuple[Proc, Proc]:
 
 
 @in_virtual_time
-async def test_an_mps_daemon_and_its_server_that_a_pod_left_behind_are_both_ended() -> None:
+async def test_mps_daemon_and_server_left_by_a_pod_are_both_killed() -> None:
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         daemon, server = mps(world, tenant)
@@ -52,7 +51,7 @@ async def test_an_mps_daemon_and_its_server_that_a_pod_left_behind_are_both_ende
 
 
 @in_virtual_time
-async def test_an_mps_daemon_alone_keeps_its_device_from_the_next_pod_until_it_is_ended() -> None:
+async def test_mps_daemon_left_by_a_pod_blocks_the_next_pod_until_it_is_killed() -> None:
     """It holds nothing now, and would serve whoever comes: nobody starts beside it."""
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
@@ -66,7 +65,7 @@ async def test_an_mps_daemon_alone_keeps_its_device_from_the_next_pod_until_it_i
 
 
 @in_virtual_time
-async def test_an_mps_daemon_of_a_pod_that_restarts_its_container_is_that_pods_own() -> None:
+async def test_mps_daemon_of_a_pod_survives_the_restart_of_its_container_and_is_waited_for() -> None:
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         daemon, server = mps(world, tenant)
@@ -80,7 +79,7 @@ async def test_an_mps_daemon_of_a_pod_that_restarts_its_container_is_that_pods_o
 
 
 @in_virtual_time
-async def test_an_mps_daemon_of_the_node_that_has_the_device_is_waited_for_and_never_ended() -> None:
+async def test_mps_daemon_of_the_node_that_holds_the_device_is_waited_for_and_never_killed() -> None:
     async with a_world(devices=1) as world:
         server = world.matter.start(None, "host/nvidia-cuda-mps", "host")
         world.matter.open(server, world.gpu().id)
@@ -97,7 +96,9 @@ async def test_an_mps_daemon_of_the_node_that_has_the_device_is_waited_for_and_n
 
 
 @pytest.mark.parametrize("generations", [1, 5])
-def test_children_that_inherited_the_device_are_ended_whatever_became_of_their_parents(generations: int) -> None:
+def test_child_processes_that_inherited_the_device_are_killed_whatever_became_of_their_parents(
+    generations: int,
+) -> None:
     @in_virtual_time
     async def leave() -> None:
         async with a_world(devices=1) as world:
@@ -117,7 +118,7 @@ def test_children_that_inherited_the_device_are_ended_whatever_became_of_their_p
 
 
 @in_virtual_time
-async def test_children_that_go_on_forking_while_they_are_looked_for_are_all_ended() -> None:
+async def test_child_processes_that_keep_forking_during_the_cleanup_are_all_killed() -> None:
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         world.matter.fork(first_of(tenant))
@@ -137,7 +138,7 @@ async def test_children_that_go_on_forking_while_they_are_looked_for_are_all_end
 
 
 @in_virtual_time
-async def test_a_start_behind_a_process_that_cannot_be_ended_is_told_so_and_goes_on_once_it_is_gone() -> None:
+async def test_start_behind_an_unkillable_process_is_refused_and_succeeds_once_the_process_is_gone() -> None:
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         child = world.matter.fork(first_of(tenant))
@@ -154,7 +155,7 @@ async def test_a_start_behind_a_process_that_cannot_be_ended_is_told_so_and_goes
 
 
 @in_virtual_time
-async def test_an_unkillable_process_that_has_let_go_of_the_device_keeps_it_all_the_same() -> None:
+async def test_unkillable_process_that_closed_the_device_still_blocks_the_next_pod() -> None:
     """Whoever cannot be ended may yet open it again."""
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
@@ -172,20 +173,20 @@ async def test_an_unkillable_process_that_has_let_go_of_the_device_keeps_it_all_
 
 
 @in_virtual_time
-async def test_a_device_is_held_by_a_tenant_that_is_gone_no_longer_than_its_grace() -> None:
+async def test_tenant_that_is_gone_holds_a_device_no_longer_than_its_grace_period() -> None:
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         world.kubelet.force_delete(tenant, lives_on=10_000.0)
         follower = await world.admit("umbrella", "serve-0")
         assert follower is not None
-        grace = world.policy.limits.dying_grace
+        grace = world.policy.limits.leftover_grace_period
         await world.run(grace - 1.0)
         assert first_of(tenant).alive
         await world.until(lambda: follower.running, within=30.0)
 
 
 @pytest.mark.parametrize("trust", [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART])
-def test_no_leftover_is_ended_while_the_kubelet_cannot_be_trusted(trust: Trust) -> None:
+def test_no_leftover_is_killed_while_the_kubelets_list_is_untrusted(trust: Trust) -> None:
     @in_virtual_time
     async def leave() -> None:
         async with a_world(devices=1) as world:

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.basis import Basis
-from scrubber.domain.diagnosis import Level
-from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Step
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.diagnostics import DiagnosticLevel
+from scrubber.domain.evidence import Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
+from scrubber.domain.handover_kind import Basis
+from scrubber.domain.health.history import DAY
 from scrubber.domain.policy import MaintenanceRule, Policy
-from scrubber.domain.tally import DAY
+from scrubber.domain.states import Health, Hygiene
 from tests.world.asking import admitted, ask, started
 from tests.world.service import Pace
 from tests.world.timeline import EPOCH, in_virtual_time
@@ -36,7 +35,7 @@ def every(seconds: float, *, begin: float | None = None, lasts: float = 0.0, **m
 
 def scheduled(world: World, number: int | None = None) -> list[ScrubRecord]:
     """Scrubs for maintenance, in the order in which they began."""
-    found = [scrub for scrub in world.vault.scrubs.values() if scrub.occasion is Occasion.SCHEDULE]
+    found = [scrub for scrub in world.vault.scrubs.values() if scrub.trigger is ScrubTrigger.MAINTENANCE]
     mine = [scrub for scrub in found if number is None or scrub.device == world.gpu(number).id]
     return sorted(mine, key=lambda scrub: scrub.started)
 
@@ -48,7 +47,7 @@ def issued(world: World, number: int = 0) -> float:
 
 
 @in_virtual_time
-async def test_a_device_that_nobody_uses_is_proved_clean_again_when_it_is_due() -> None:
+async def test_unused_device_is_scrubbed_again_when_its_maintenance_is_due() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         proved = issued(world)
         await world.run(HOUR - 60.0)
@@ -64,7 +63,7 @@ async def test_a_device_that_nobody_uses_is_proved_clean_again_when_it_is_due() 
 
 
 @in_virtual_time
-async def test_its_certificate_counts_as_any_other() -> None:
+async def test_certificate_from_maintenance_is_accepted_for_a_grant() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         await world.run(HOUR + 60.0)
         (scrub,) = scheduled(world)
@@ -74,7 +73,7 @@ async def test_its_certificate_counts_as_any_other() -> None:
 
 
 @in_virtual_time
-async def test_without_an_interval_there_is_none() -> None:
+async def test_policy_without_a_maintenance_interval_schedules_no_maintenance() -> None:
     async with a_world(1, pace=CALM) as world:
         proved = issued(world)
         await world.run(DAY / 2)
@@ -83,7 +82,7 @@ async def test_without_an_interval_there_is_none() -> None:
 
 
 @in_virtual_time
-async def test_one_device_at_a_time() -> None:
+async def test_maintenance_scrubs_one_device_at_a_time() -> None:
     async with a_world(4, every(HOUR), pace=CALM) as world:
         for number in range(4):
             world.gpu(number).slow = 4.0
@@ -96,7 +95,7 @@ async def test_one_device_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("begin", [2.0, 15.5], ids=["by day", "over midnight"])
-def test_it_begins_at_the_hours_that_the_policy_names(begin: float) -> None:
+def test_maintenance_starts_only_in_the_hours_that_the_policy_names(begin: float) -> None:
     @in_virtual_time
     async def play() -> None:
         async with a_world(2, every(HOUR, begin=begin, lasts=HOUR), pace=CALM) as world:
@@ -113,7 +112,7 @@ def test_it_begins_at_the_hours_that_the_policy_names(begin: float) -> None:
 
 
 @in_virtual_time
-async def test_none_begins_once_the_window_is_over() -> None:
+async def test_no_maintenance_scrub_starts_after_the_window_has_closed() -> None:
     """However many are due, and however long each takes: the rest wait for the next day."""
     async with a_world(2, every(HOUR / 2, begin=1.0, lasts=4.0), pace=CALM) as world:
         for number in range(2):
@@ -127,7 +126,7 @@ async def test_none_begins_once_the_window_is_over() -> None:
 
 
 @in_virtual_time
-async def test_nor_does_one_that_could_not_begin_while_it_was_open() -> None:
+async def test_maintenance_that_could_not_start_during_the_window_waits_for_the_next_day() -> None:
     async with a_world(1, every(HOUR / 2, begin=1.0, lasts=60.0), pace=CALM) as world:
         await world.run(HOUR - 30.0)
         world.vault.refuses = "no space left"
@@ -141,7 +140,7 @@ async def test_nor_does_one_that_could_not_begin_while_it_was_open() -> None:
 
 
 @in_virtual_time
-async def test_never_a_device_that_somebody_has() -> None:
+async def test_device_in_use_gets_no_maintenance() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         tenant = await started(world)
         bytes_before = list(world.gpu().cells)
@@ -157,7 +156,7 @@ async def test_never_a_device_that_somebody_has() -> None:
 
 
 @in_virtual_time
-async def test_what_was_proved_meanwhile_is_not_proved_again() -> None:
+async def test_scrub_on_demand_postpones_the_maintenance_of_its_device() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         await world.run(HOUR / 2)
         assert world.service is not None
@@ -169,21 +168,21 @@ async def test_what_was_proved_meanwhile_is_not_proved_again() -> None:
 
 
 @in_virtual_time
-async def test_devices_are_tried_out_as_thoroughly_as_the_policy_says_then_and_only_then() -> None:
-    async with a_world(1, every(HOUR, diagnostics=Level.QUICK), pace=CALM) as world:
+async def test_maintenance_runs_the_diagnostics_level_of_its_policy_and_other_scrubs_do_not() -> None:
+    async with a_world(1, every(HOUR, diagnostics=DiagnosticLevel.QUICK), pace=CALM) as world:
         await world.run(HOUR + 60.0)
         assert world.service is not None
         await world.service.scrub(world.gpu().id)
         tried = {
-            scrub.occasion
+            scrub.trigger
             for scrub in world.vault.scrubs.values()
             if Step.DIAGNOSTICS in {step.step for step in scrub.steps}
         }
-        assert tried == {Occasion.SCHEDULE}
+        assert tried == {ScrubTrigger.MAINTENANCE}
 
 
 @in_virtual_time
-async def test_a_start_that_comes_meanwhile_joins_it() -> None:
+async def test_start_during_maintenance_joins_the_maintenance_scrub() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         world.gpu().slow = 4.0
         await world.run(HOUR - 10.0)
@@ -192,12 +191,12 @@ async def test_a_start_that_comes_meanwhile_joins_it() -> None:
         (granted,) = await ask(world, tenant)
         (scrub,) = scheduled(world)
         assert world.vault.certificates[granted.certificate or ""].rests_on == scrub.certificate
-        begun = [each for each in world.vault.scrubs.values() if each.occasion is Occasion.START]
-        assert {each.path for each in begun} == {Path.FAST}
+        begun = [each for each in world.vault.scrubs.values() if each.trigger is ScrubTrigger.CONTAINER_START]
+        assert {each.path for each in begun} == {PathKind.FAST}
 
 
 @in_virtual_time
-async def test_a_pod_waits_for_the_scrub_of_its_own_device_only() -> None:
+async def test_start_waits_for_the_maintenance_of_its_own_device_only() -> None:
     async with a_world(2, every(HOUR), pace=CALM) as world:
         for number in range(2):
             world.gpu(number).slow = 4.0
@@ -211,7 +210,7 @@ async def test_a_pod_waits_for_the_scrub_of_its_own_device_only() -> None:
 
 
 @in_virtual_time
-async def test_memory_that_has_gone_bad_is_found_by_it_before_a_tenant_finds_it() -> None:
+async def test_maintenance_finds_bad_memory_and_takes_the_device_out_of_service() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         world.gpu().wont_clear = True
         await world.run(HOUR + 60.0)
@@ -221,7 +220,7 @@ async def test_memory_that_has_gone_bad_is_found_by_it_before_a_tenant_finds_it(
 
 
 @in_virtual_time
-async def test_one_that_is_held_up_keeps_no_other_from_its_own() -> None:
+async def test_blocked_maintenance_of_one_device_does_not_block_the_maintenance_of_another() -> None:
     async with a_world(2, every(HOUR), pace=CALM) as world:
         host = world.matter.start(None, "host", "host")
         await world.run(HOUR / 2)
@@ -232,7 +231,7 @@ async def test_one_that_is_held_up_keeps_no_other_from_its_own() -> None:
 
 
 @in_virtual_time
-async def test_a_service_that_starts_proves_everything_and_counts_from_there() -> None:
+async def test_service_start_scrubs_every_device_and_restarts_the_maintenance_interval() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         await world.run(HOUR - 60.0)
         world.kill()
@@ -247,7 +246,7 @@ async def test_a_service_that_starts_proves_everything_and_counts_from_there() -
 
 
 @in_virtual_time
-async def test_a_device_that_is_out_of_service_has_a_way_back_of_its_own_and_no_maintenance() -> None:
+async def test_quarantined_device_gets_no_maintenance() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
         await world.node.actions.quarantine("0", "kept for the lab", "uid:0")
         await world.run(3 * HOUR)
@@ -255,7 +254,7 @@ async def test_a_device_that_is_out_of_service_has_a_way_back_of_its_own_and_no_
 
 
 @in_virtual_time
-async def test_a_device_that_gets_a_fault_while_it_waits_for_its_turn_is_recovered_instead() -> None:
+async def test_device_that_faults_while_it_waits_for_maintenance_is_recovered_instead() -> None:
     async with a_world(2, every(HOUR), pace=CALM) as world:
         for number in range(2):
             world.gpu(number).slow = 6.0
@@ -272,6 +271,6 @@ async def test_a_device_that_gets_a_fault_while_it_waits_for_its_turn_is_recover
             for scrub in world.vault.scrubs.values()
             if scrub.device == world.gpu(other).id
             and scrub.started > first.started
-            and scrub.occasion is Occasion.RECOVERY
+            and scrub.trigger is ScrubTrigger.RECOVERY
         ]
         assert mine.outcome is Outcome.PASSED

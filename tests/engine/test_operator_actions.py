@@ -11,23 +11,22 @@ import pytest
 
 from scrubber.domain.device import Device
 from scrubber.domain.errors import (
-    Away,
-    Held,
+    DeviceBusy,
+    DriverTimeout,
     InvalidRequest,
     LedgerFailure,
     NotReady,
     Refused,
     ScrubberError,
-    Stuck,
+    Unavailable,
     Unreadable,
 )
-from scrubber.domain.evidence import Occasion, Outcome, Step, Verdict
-from scrubber.domain.health import Health, WayBack
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import BreakerRule, Enforcement, HealthRule, RecoveryRule, ResetUse
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.evidence import Outcome, ScrubTrigger, Step, Verdict
+from scrubber.domain.policy import BreakerRule, Enforcement, HealthRule, RecoveryRule, ResetMode
+from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from scrubber.engine.node import Node
-from scrubber.engine.views import ScrubNews
+from scrubber.engine.views import ScrubUpdate
 from scrubber.ports.device import Resetter
 from scrubber.ports.record import Event
 from tests.world.asking import admitted, ask, started
@@ -38,16 +37,16 @@ from tests.world.vault import CrashPoint
 from tests.world.world import DEFAULT, World, a_world
 
 WHY, WHO = "hangs, ticket 4711", "uid:1000"
-SLOWLY = replace(DEFAULT, recovery=RecoveryRule(backoff_initial=7200.0, backoff_max=7200.0))
+SLOWLY = replace(DEFAULT, recovery=RecoveryRule(initial_backoff=7200.0, max_backoff=7200.0))
 """A recovery by itself comes in two hours: what happens before is a person's doing."""
 
 
-async def reset(world: World, number: int = 0, reason: str = WHY) -> list[ScrubNews]:
+async def reset(world: World, number: int = 0, reason: str = WHY) -> list[ScrubUpdate]:
     """All news of a reset that a person orders, to its end."""
     return [each async for each in world.node.actions.reset(str(number), reason, WHO)]
 
 
-def ordering(world: World, number: int = 0) -> asyncio.Task[list[ScrubNews]]:
+def ordering(world: World, number: int = 0) -> asyncio.Task[list[ScrubUpdate]]:
     """The same, within the service: it ends with it."""
     assert world.service is not None
     return world.service.life.start(reset(world, number), "a person's reset")
@@ -86,14 +85,14 @@ async def a_world_with_a_slow_scrub(devices: int = 1, number: int = 0) -> AsyncI
 
 
 @in_virtual_time
-async def test_a_device_is_reset_first_and_then_cleared_and_proved_clean() -> None:
+async def test_operator_reset_resets_the_device_first_and_then_scrubs_and_certifies_it() -> None:
     async with a_world(devices=2) as world:
         before = world.record().certificate
         news = await reset(world)
         finished, certificate = news[-1].finished, news[-1].certificate
         assert finished is not None
         assert certificate is not None
-        assert (finished.outcome, finished.occasion, finished.actor) == (Outcome.PASSED, Occasion.ON_DEMAND, WHO)
+        assert (finished.outcome, finished.trigger, finished.actor) == (Outcome.PASSED, ScrubTrigger.ON_DEMAND, WHO)
         steps = [step.step for step in finished.steps if step.verdict is Verdict.PASSED]
         assert steps.index(Step.HOLDERS) < steps.index(Step.RESET) < steps.index(Step.MEMORY)
         assert "reset: done" in certificate.covered
@@ -105,7 +104,7 @@ async def test_a_device_is_reset_first_and_then_cleared_and_proved_clean() -> No
 
 
 @in_virtual_time
-async def test_its_news_begin_at_once_and_none_of_them_says_joined() -> None:
+async def test_updates_of_an_operator_reset_belong_to_one_scrub_and_are_never_marked_as_joined() -> None:
     async with a_world(devices=1) as world:
         news = await reset(world)
         assert len({each.scrub for each in news}) == 1
@@ -115,7 +114,7 @@ async def test_its_news_begin_at_once_and_none_of_them_says_joined() -> None:
 
 
 @in_virtual_time
-async def test_the_audit_has_the_person_the_reason_and_the_scrub() -> None:
+async def test_audit_log_names_operator_reason_and_scrub_of_a_reset() -> None:
     async with a_world(devices=1) as world:
         news = await reset(world)
         (event,) = told(world)
@@ -130,7 +129,7 @@ async def test_the_audit_has_the_person_the_reason_and_the_scrub() -> None:
 
 
 @in_virtual_time
-async def test_no_certificate_outlives_the_order_and_nobody_is_granted_the_device_meanwhile() -> None:
+async def test_operator_reset_voids_the_certificate_and_starts_are_refused_meanwhile() -> None:
     async with a_world(devices=1) as world:
         going = ordering(world)
         await under_way(world)
@@ -148,7 +147,7 @@ async def ask_now(world: World, tenant: object) -> ScrubberError:
 
 
 @in_virtual_time
-async def test_a_start_that_comes_meanwhile_joins_and_gets_the_device_when_it_is_proved() -> None:
+async def test_start_during_an_operator_reset_joins_its_scrub_and_gets_the_device_once_certified() -> None:
     async with a_world(devices=1) as world:
         going = ordering(world)
         await under_way(world)
@@ -162,7 +161,7 @@ async def test_a_start_that_comes_meanwhile_joins_and_gets_the_device_when_it_is
 
 
 @in_virtual_time
-async def test_what_is_reset_with_it_stays_still_and_is_proved_again() -> None:
+async def test_device_reset_together_with_another_is_certified_again() -> None:
     async with a_world(devices=2) as world:
         world.gpu(0).together = (world.gpu(1).id,)
         before = world.record(1).certificate
@@ -176,14 +175,14 @@ async def test_what_is_reset_with_it_stays_still_and_is_proved_again() -> None:
 
 
 @in_virtual_time
-async def test_a_policy_that_only_observes_resets_nothing_by_itself_and_all_the_same_for_a_person() -> None:
+async def test_operator_reset_is_carried_out_under_an_observing_policy() -> None:
     async with a_world(devices=1, policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as world:
         await reset(world)
         assert world.gpu().resets == 1
 
 
 @in_virtual_time
-async def test_a_reset_that_fails_takes_the_device_out_and_says_why() -> None:
+async def test_failed_operator_reset_quarantines_the_device_with_the_cause() -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         world.gpu().reset_fails = "it did not come back"
         finished = (await reset(world))[-1].finished
@@ -192,7 +191,7 @@ async def test_a_reset_that_fails_takes_the_device_out_and_says_why() -> None:
         cause = world.record().cause
         assert cause is not None
         assert (world.record().health, cause.code) == (Health.QUARANTINED, "reset-failed")
-        assert "it did not come back" in cause.sentence
+        assert "it did not come back" in cause.message
 
 
 # -- what keeps it back ------------------------------------------------------------------------------------------------
@@ -203,11 +202,11 @@ def nothing_was_done(world: World) -> bool:
 
 
 @in_virtual_time
-async def test_a_device_in_use_is_refused_with_who_has_it_and_the_tenant_notices_nothing() -> None:
+async def test_operator_reset_of_a_device_in_use_is_refused_with_the_pod_and_leaves_the_tenant_running() -> None:
     async with a_world(devices=1) as world:
         tenant = await started(world, "acme", "train-0")
         before = world.record()
-        with pytest.raises(Held, match=r"in use by acme/train-0, held by PID \d+ \(python train.py\)"):
+        with pytest.raises(DeviceBusy, match=r"in use by acme/train-0, held by PID \d+ \(python train.py\)"):
             await reset(world)
         assert tenant.first is not None
         assert tenant.first.alive
@@ -216,12 +215,12 @@ async def test_a_device_in_use_is_refused_with_who_has_it_and_the_tenant_notices
 
 
 @in_virtual_time
-async def test_so_is_one_that_would_take_a_device_in_use_along() -> None:
+async def test_operator_reset_that_includes_a_device_in_use_is_refused() -> None:
     async with a_world(devices=2) as world:
         world.gpu(0).together = (world.gpu(1).id,)
         tenant = await started(world, "acme", "train-0", 1)
         before = world.record(0), world.record(1)
-        with pytest.raises(Held, match=rf"Device 1 \({world.gpu(1).id}\) is in use by acme/train-0: wait"):
+        with pytest.raises(DeviceBusy, match=rf"Device 1 \({world.gpu(1).id}\) is in use by acme/train-0: wait"):
             await reset(world, 0)
         assert tenant.first is not None
         assert tenant.first.alive
@@ -231,13 +230,13 @@ async def test_so_is_one_that_would_take_a_device_in_use_along() -> None:
 
 @pytest.mark.parametrize("scrubbed", [0, 1])
 @in_virtual_time
-async def test_so_is_one_while_it_or_what_is_reset_with_it_is_being_scrubbed(scrubbed: int) -> None:
+async def test_operator_reset_is_refused_while_a_device_of_the_reset_group_is_being_scrubbed(scrubbed: int) -> None:
     async with a_world_with_a_slow_scrub(devices=2, number=scrubbed) as world:
         world.gpu(0).together = (world.gpu(1).id,)
         job = world.controller(scrubbed).state.job
         assert job is not None
         with pytest.raises(
-            Held, match=rf"Device {scrubbed} .* is being scrubbed \({job.id}\): wait until that is over"
+            DeviceBusy, match=rf"Device {scrubbed} .* is being scrubbed \({job.id}\): wait until that is over"
         ):
             await reset(world, 0)
         assert nothing_was_done(world)
@@ -245,34 +244,34 @@ async def test_so_is_one_while_it_or_what_is_reset_with_it_is_being_scrubbed(scr
 
 
 @in_virtual_time
-async def test_of_two_people_who_order_at_once_one_is_told_to_wait() -> None:
+async def test_second_of_two_simultaneous_operator_resets_is_refused() -> None:
     """Both looked before either began: the controller decides under its lock."""
     async with a_world(devices=1) as world:
         orders = [ordering(world), ordering(world)]
         await world.until(lambda: all(order.done() for order in orders))
         refused = [order.exception() for order in orders if order.exception() is not None]
-        assert [type(each) for each in refused] == [Held]
+        assert [type(each) for each in refused] == [DeviceBusy]
         assert "being scrubbed" in str(refused[0])
         assert world.gpu().resets == 1
         assert len(told(world)) == 1
 
 
 @in_virtual_time
-async def test_an_order_that_comes_while_a_grant_is_being_stored_finds_the_device_in_use() -> None:
+async def test_operator_reset_during_the_commit_of_a_grant_is_refused_because_the_device_is_in_use() -> None:
     """The grant is durable and not yet believed: who looks now still sees a clean device that nobody has."""
     async with a_world(devices=1) as world:
-        orders: list[asyncio.Task[list[ScrubNews]]] = []
+        orders: list[asyncio.Task[list[ScrubUpdate]]] = []
         world.vault.granting = lambda: orders.append(ordering(world))
         await ask(world, await admitted(world))
         await world.until(lambda: bool(orders) and orders[0].done())
-        assert isinstance(orders[0].exception(), Held | NotReady)
+        assert isinstance(orders[0].exception(), DeviceBusy | NotReady)
         assert world.record().hygiene is Hygiene.IN_USE
         assert nothing_was_done(world)
 
 
 @in_virtual_time
-async def test_a_policy_that_says_never_is_never_overruled() -> None:
-    async with a_world(devices=1, policy=replace(DEFAULT, reset=ResetUse.NEVER)) as world:
+async def test_operator_reset_is_refused_by_a_policy_that_never_resets() -> None:
+    async with a_world(devices=1, policy=replace(DEFAULT, reset=ResetMode.NEVER)) as world:
         before = world.record()
         with pytest.raises(Refused, match="never reset"):
             await reset(world)
@@ -280,9 +279,11 @@ async def test_a_policy_that_says_never_is_never_overruled() -> None:
         assert nothing_was_done(world)
 
 
-@pytest.mark.parametrize("use", [ResetUse.BEST_EFFORT, ResetUse.REQUIRED])
+@pytest.mark.parametrize("use", [ResetMode.BEST_EFFORT, ResetMode.REQUIRED])
 @in_virtual_time
-async def test_where_nothing_can_be_reset_the_order_is_refused_with_why_and_takes_nothing_out(use: ResetUse) -> None:
+async def test_operator_reset_without_a_reset_mechanism_is_refused_with_the_reason_and_leaves_the_device_in_service(
+    use: ResetMode,
+) -> None:
     async with a_world(devices=1, policy=replace(DEFAULT, reset=use)) as world:
         world.gpu().reset_missing = "the node is a virtual machine"
         resets, before = world.gpu().resets, world.record()
@@ -309,16 +310,18 @@ def node_with(world: World, resetter: Resetter) -> Node:
     """A node with the controllers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
     node = Node(
-        dependencies=replace(world.service.dependencies, resetter=resetter), info=world.node.info, epoch="epoch-1"
+        dependencies=replace(world.service.dependencies, resetter=resetter),
+        service_view=world.node.service_view,
+        epoch="epoch-1",
     )
     for controller in world.node.devices.controllers.values():
         node.devices.add(controller)
     return node
 
 
-@pytest.mark.parametrize("answer", [Stuck("no answer"), Unreadable("no sense"), Away("nobody there")])
+@pytest.mark.parametrize("answer", [DriverTimeout("no answer"), Unreadable("no sense"), Unavailable("nobody there")])
 @in_virtual_time
-async def test_where_nobody_can_say_what_a_reset_would_do_none_is_begun(answer: ScrubberError) -> None:
+async def test_operator_reset_is_refused_when_no_reset_plan_can_be_made(answer: ScrubberError) -> None:
     async with a_world(devices=1) as world:
         before = world.record()
         with pytest.raises(type(answer)):
@@ -329,7 +332,7 @@ async def test_where_nobody_can_say_what_a_reset_would_do_none_is_begun(answer: 
 
 @pytest.mark.parametrize(("device", "reason"), [("7", WHY), ("GPU-", WHY), ("0", ""), ("0", " \n")])
 @in_virtual_time
-async def test_an_order_that_names_no_device_or_no_reason_is_refused(device: str, reason: str) -> None:
+async def test_operator_reset_without_a_device_or_a_reason_is_refused(device: str, reason: str) -> None:
     async with a_world(devices=2) as world:
         with pytest.raises(InvalidRequest):
             await anext(world.node.actions.reset(device, reason, WHO))
@@ -337,7 +340,7 @@ async def test_an_order_that_names_no_device_or_no_reason_is_refused(device: str
 
 
 @in_virtual_time
-async def test_nothing_is_reset_that_cannot_be_put_on_record() -> None:
+async def test_operator_reset_that_cannot_be_stored_is_not_carried_out() -> None:
     async with a_world(devices=1) as world:
         world.vault.refuses = "The disk is full."
         with pytest.raises(LedgerFailure):
@@ -352,14 +355,14 @@ async def test_nothing_is_reset_that_cannot_be_put_on_record() -> None:
 
 
 USED_UP = {
-    "the breaker": replace(SLOWLY, breaker=BreakerRule(resets=0, window=900.0)),
+    "the breaker": replace(SLOWLY, breaker=BreakerRule(max_resets=0, window=900.0)),
     "a pause": SLOWLY,
 }
 
 
 @pytest.mark.parametrize("limit", USED_UP)
 @in_virtual_time
-async def test_neither_the_breaker_nor_a_pause_stop_a_person(limit: str) -> None:
+async def test_operator_reset_ignores_the_breaker_and_the_recovery_backoff(limit: str) -> None:
     async with a_world(devices=1, policy=USED_UP[limit]) as world:
         await struck(world)
         await world.run(60.0)
@@ -370,9 +373,9 @@ async def test_neither_the_breaker_nor_a_pause_stop_a_person(limit: str) -> None
         assert world.gpu().resets == 1
 
 
-@pytest.mark.parametrize("day", [{"resets_per_day": 1}, {"attempts_per_day": 1}], ids=str)
+@pytest.mark.parametrize("day", [{"max_resets_per_day": 1}, {"max_attempts_per_day": 1}], ids=str)
 @in_virtual_time
-async def test_nor_do_the_days_limits(day: dict[str, int]) -> None:
+async def test_operator_reset_ignores_the_daily_limits_of_recovery(day: dict[str, int]) -> None:
     """All its faults came while one tenant had it, so it rests until the day is over: a person need not wait for that."""
     policy = replace(DEFAULT, recovery=RecoveryRule(**day))
     async with a_world(devices=1, policy=policy) as world:
@@ -384,7 +387,7 @@ async def test_nor_do_the_days_limits(day: dict[str, int]) -> None:
         assert world.record().health is Health.QUARANTINED
         cause = world.record().cause
         assert cause is not None
-        assert "rests until a day has passed" in cause.sentence
+        assert "rests until a day has passed" in cause.message
         assert world.gpu().resets == 1
         await reset(world)
         assert world.gpu().resets == 2
@@ -392,8 +395,8 @@ async def test_nor_do_the_days_limits(day: dict[str, int]) -> None:
 
 
 @in_virtual_time
-async def test_no_number_of_them_is_too_many() -> None:
-    few = replace(DEFAULT, breaker=BreakerRule(resets=1, window=900.0), recovery=RecoveryRule(resets_per_day=1))
+async def test_number_of_operator_resets_is_unlimited() -> None:
+    few = replace(DEFAULT, breaker=BreakerRule(max_resets=1, window=900.0), recovery=RecoveryRule(max_resets_per_day=1))
     async with a_world(devices=1, policy=few) as world:
         for _ in range(4):
             finished = (await reset(world))[-1].finished
@@ -404,25 +407,25 @@ async def test_no_number_of_them_is_too_many() -> None:
 
 
 @in_virtual_time
-async def test_none_of_them_uses_up_what_the_service_may_do_by_itself() -> None:
+async def test_operator_reset_does_not_count_towards_the_automatic_resets() -> None:
     """A person's reset that mends a device is on its record as an attempt, and leaves the service its one of the day."""
-    one = replace(DEFAULT, breaker=BreakerRule(resets=1, window=900.0), recovery=SLOWLY.recovery)
+    one = replace(DEFAULT, breaker=BreakerRule(max_resets=1, window=900.0), recovery=SLOWLY.recovery)
     async with a_world(devices=1, policy=one) as world:
         await struck(world)
         await reset(world)
-        (attempt,) = world.record().attempts
-        assert (attempt.reset, attempt.ordered) == (True, True)
+        (attempt,) = world.record().recovery_attempts
+        assert (attempt.reset, attempt.operator_ordered) == (True, True)
         await world.until(lambda: world.record().health is Health.HEALTHY)
         await struck(world)
         await world.until(lambda: world.gpu().resets == 2, within=4 * 7200.0)
-        assert [each.ordered for each in world.record().attempts] == [True, False]
+        assert [each.operator_ordered for each in world.record().recovery_attempts] == [True, False]
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_device_whose_way_back_is_a_reset_goes_on_probation_by_it_and_owes_none_afterwards() -> None:
+async def test_operator_reset_puts_a_device_that_owes_a_reset_on_probation() -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         await struck(world)
         assert world.record().must_reset
@@ -434,14 +437,14 @@ async def test_a_device_whose_way_back_is_a_reset_goes_on_probation_by_it_and_ow
 
 
 @in_virtual_time
-async def test_so_does_one_whose_way_back_is_a_scrub() -> None:
+async def test_operator_reset_puts_a_device_quarantined_for_a_scrub_on_probation() -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         world.gpu().slow = 1e6
         assert world.service is not None
         await world.service.scrub(world.gpu().id)
         cause = world.record().cause
         assert cause is not None
-        assert cause.way_back is WayBack.SCRUB
+        assert cause.recovery_method is RecoveryMethod.SCRUB
         world.gpu().slow = 1.0
         await reset(world)
         assert world.record().health is Health.PROBATION
@@ -450,8 +453,10 @@ async def test_so_does_one_whose_way_back_is_a_scrub() -> None:
 
 @pytest.mark.parametrize("over", [True, False])
 @in_virtual_time
-async def test_so_does_one_that_waits_for_something_to_pass_if_it_has_passed(over: bool) -> None:
-    hot = replace(SLOWLY, health=HealthRule(sustained={"too-hot": 1.0}))
+async def test_operator_reset_puts_a_device_with_a_transient_condition_on_probation_once_the_condition_has_passed(
+    over: bool,
+) -> None:
+    hot = replace(SLOWLY, health=HealthRule(quarantine_after={"too-hot": 1.0}))
     async with a_world(devices=1, policy=hot) as world:
         world.gpu().celsius = 120
         await world.until(lambda: world.record().health is Health.QUARANTINED)
@@ -464,7 +469,9 @@ async def test_so_does_one_that_waits_for_something_to_pass_if_it_has_passed(ove
 
 @pytest.mark.parametrize("faulted", [False, True])
 @in_virtual_time
-async def test_what_a_person_took_out_stays_out_and_yet_owes_no_reset_any_more(faulted: bool) -> None:
+async def test_device_quarantined_by_an_operator_stays_quarantined_after_a_reset_and_owes_no_reset(
+    faulted: bool,
+) -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         await world.node.actions.quarantine("0", "looks odd", "uid:7")
         if faulted:
@@ -485,8 +492,8 @@ async def test_what_a_person_took_out_stays_out_and_yet_owes_no_reset_any_more(f
 
 
 @in_virtual_time
-async def test_what_is_condemned_stays_so_and_yet_owes_no_reset_any_more() -> None:
-    hopeless = replace(DEFAULT, recovery=RecoveryRule(attempts=2))
+async def test_condemned_device_stays_condemned_after_an_operator_reset_and_owes_no_reset() -> None:
+    hopeless = replace(DEFAULT, recovery=RecoveryRule(max_attempts=2))
     async with a_world(devices=1, policy=hopeless) as world:
         world.gpu().reset_fails = "it did not come back"
         await struck(world)
@@ -501,17 +508,17 @@ async def test_what_is_condemned_stays_so_and_yet_owes_no_reset_any_more() -> No
 
 
 @in_virtual_time
-async def test_what_waits_for_a_reboot_goes_on_waiting_for_it() -> None:
+async def test_device_that_needs_a_reboot_stays_quarantined_after_an_operator_reset() -> None:
     async with a_world(devices=1) as world:
         await struck(world, xid=79)
         await reset(world)
         cause = world.record().cause
         assert cause is not None
-        assert (world.record().health, cause.way_back) == (Health.QUARANTINED, WayBack.REBOOT)
+        assert (world.record().health, cause.recovery_method) == (Health.QUARANTINED, RecoveryMethod.REBOOT)
 
 
 @in_virtual_time
-async def test_a_reset_that_mends_nothing_leads_out_again_and_costs_an_attempt() -> None:
+async def test_failed_operator_reset_of_a_quarantined_device_costs_a_recovery_attempt() -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         await struck(world)
         world.gpu().reset_fails = "it did not come back"
@@ -522,7 +529,7 @@ async def test_a_reset_that_mends_nothing_leads_out_again_and_costs_an_attempt()
 
 
 @in_virtual_time
-async def test_on_probation_the_reset_that_is_owed_is_paid_by_it() -> None:
+async def test_operator_reset_on_probation_clears_the_owed_reset() -> None:
     """A person released it before anything was reset."""
     quiet = replace(DEFAULT, recovery=replace(SLOWLY.recovery, probation_interval=600.0))
     async with a_world(devices=1, policy=quiet) as world:
@@ -537,9 +544,9 @@ async def test_on_probation_the_reset_that_is_owed_is_paid_by_it() -> None:
 
 
 @in_virtual_time
-async def test_a_release_does_not_put_a_device_in_service_for_which_it_was_taken_out_still_stands() -> None:
+async def test_release_does_not_return_a_device_whose_cause_of_quarantine_persists() -> None:
     """Else, as the only device that is out, it would use up the breaker's share, and keep itself in service by that."""
-    narrow = replace(SLOWLY, health=HealthRule(sustained={"power-brake": 1.0}))
+    narrow = replace(SLOWLY, health=HealthRule(quarantine_after={"power-brake": 1.0}))
     async with a_world(devices=1, policy=narrow) as world:
         world.gpu().conditions["power-brake"] = "0x80"
         await world.until(lambda: world.record().health is Health.QUARANTINED)
@@ -553,7 +560,7 @@ async def test_a_release_does_not_put_a_device_in_service_for_which_it_was_taken
 
 
 @in_virtual_time
-async def test_a_caller_who_goes_away_ends_nothing() -> None:
+async def test_operator_reset_continues_after_its_caller_disconnects() -> None:
     async with a_world(devices=1) as world:
         order = asyncio.create_task(reset(world))
         await under_way(world)
@@ -567,7 +574,7 @@ async def test_a_caller_who_goes_away_ends_nothing() -> None:
 
 @pytest.mark.parametrize("turns", range(16))
 @in_virtual_time
-async def test_whenever_a_caller_goes_the_order_is_on_record_and_carried_out_or_was_never_given(turns: int) -> None:
+async def test_operator_reset_whose_caller_is_cancelled_is_stored_and_carried_out_or_never_started(turns: int) -> None:
     async with a_world(devices=1) as world:
         order = asyncio.create_task(reset(world))
         for _ in range(turns):
@@ -580,7 +587,7 @@ async def test_whenever_a_caller_goes_the_order_is_on_record_and_carried_out_or_
         assert world.gpu().resets == len(told(world))
 
 
-async def killed(order: asyncio.Task[list[ScrubNews]]) -> bool:
+async def killed(order: asyncio.Task[list[ScrubUpdate]]) -> bool:
     """Whether the service died while it carried out ``order``."""
     with suppress(Gone, Killed, asyncio.CancelledError):
         await order
@@ -591,7 +598,7 @@ async def killed(order: asyncio.Task[list[ScrubNews]]) -> bool:
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("write", [1, 2])
 @in_virtual_time
-async def test_kill_9_at_any_write_leaves_a_dirty_device_that_the_next_service_proves(
+async def test_sigkill_at_any_write_of_an_operator_reset_leaves_a_dirty_device_that_the_next_service_scrubs(
     write: int, durable: bool
 ) -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
@@ -610,7 +617,7 @@ async def test_kill_9_at_any_write_leaves_a_dirty_device_that_the_next_service_p
 
 @pytest.mark.parametrize("seconds", [0.001, 0.5, 1.9, 2.1, 2.5])
 @in_virtual_time
-async def test_kill_9_at_any_time_of_a_recovery_by_a_person_launders_nothing(seconds: float) -> None:
+async def test_sigkill_during_an_operator_reset_keeps_the_device_quarantined_and_its_reset_owed(seconds: float) -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         await struck(world)
         order = ordering(world)
@@ -626,7 +633,7 @@ async def test_kill_9_at_any_time_of_a_recovery_by_a_person_launders_nothing(sec
 
 
 @in_virtual_time
-async def test_a_service_that_is_stopped_abandons_it_and_the_device_is_dirty() -> None:
+async def test_stopped_service_abandons_an_operator_reset_and_leaves_the_device_dirty() -> None:
     async with a_world(devices=1) as world:
         order = ordering(world)
         await under_way(world)

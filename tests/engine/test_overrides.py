@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.errors import Quarantined
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, Limits, Override, Policy, Proof, ResetUse
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.policy import Enforcement, Limits, Policy, PolicyOverride, RequiredProof, ResetMode
+from scrubber.domain.states import Health, Hygiene
 from tests.world.asking import admitted, answered, ask, started
 from tests.world.sharing import RESOURCE, a_shared_world
 from tests.world.timeline import in_virtual_time
@@ -21,18 +20,23 @@ from tests.world.world import DEFAULT, World
 OTHER_MODEL, LAB = "Another Two", "example.com/lab"
 OBSERVE = replace(DEFAULT, name="default/watched", digest="sha256:watched", enforcement=Enforcement.OBSERVE)
 STRICT = replace(
-    DEFAULT, name="default/strict", digest="sha256:strict", proofs=dict.fromkeys(HandOver, Proof.CERTIFICATE)
+    DEFAULT,
+    name="default/strict",
+    digest="sha256:strict",
+    required_proofs=dict.fromkeys(HandOverKind, RequiredProof.CERTIFICATE),
 )
-PATIENT = replace(DEFAULT, name="default/patient", digest="sha256:patient", limits=replace(Limits(), memory_floor=60.0))
+PATIENT = replace(
+    DEFAULT, name="default/patient", digest="sha256:patient", limits=replace(Limits(), clear_timeout_base=60.0)
+)
 
 
 def by_model(policy: Policy) -> Policy:
     """The default, and ``policy`` for devices of the other model."""
-    return replace(DEFAULT, overrides=(Override(policy, models=("Another *",)),))
+    return replace(DEFAULT, overrides=(PolicyOverride(policy, models=("Another *",)),))
 
 
 def by_resource(policy: Policy, resource: str = LAB) -> Policy:
-    return replace(DEFAULT, overrides=(Override(policy, resources=(resource,)),))
+    return replace(DEFAULT, overrides=(PolicyOverride(policy, resources=(resource,)),))
 
 
 @asynccontextmanager
@@ -64,7 +68,7 @@ async def out_of_service(world: World, *numbers: int) -> None:
 
 
 def offered(world: World) -> list[bool]:
-    return [view.offered for view in world.node.view().devices]
+    return [view.advertised for view in world.node.view().devices]
 
 
 # -- whose policy counts -----------------------------------------------------------------------------------------------
@@ -84,13 +88,13 @@ async def test_a_certificate_names_the_policy_of_its_device() -> None:
 
 
 @in_virtual_time
-async def test_the_view_shows_each_device_with_its_policy() -> None:
+async def test_view_names_the_policy_of_each_device() -> None:
     async with a_mixed_world(by_model(STRICT)) as world:
         assert [view.policy.name for view in world.node.view().devices] == ["default", "default/strict"]
 
 
 @in_virtual_time
-async def test_what_must_be_proved_goes_by_the_model() -> None:
+async def test_policy_override_by_model_decides_whether_a_restart_needs_a_certificate() -> None:
     """The same restart of the same container: an exception on one model, a certificate on the other."""
     async with a_mixed_world(by_model(STRICT)) as world:
         exceptions = []
@@ -106,7 +110,7 @@ async def test_what_must_be_proved_goes_by_the_model() -> None:
 
 
 @in_virtual_time
-async def test_how_long_things_may_take_goes_by_the_model() -> None:
+async def test_policy_override_by_model_sets_the_time_limits_of_a_scrub() -> None:
     """Clearing that takes eight seconds: too long for five, and not for sixty."""
     async with a_mixed_world(by_model(PATIENT)) as world:
         world.gpu(0).slow = world.gpu(1).slow = 10.0
@@ -119,17 +123,18 @@ async def test_how_long_things_may_take_goes_by_the_model() -> None:
 
 
 @in_virtual_time
-async def test_the_first_that_fits_counts() -> None:
+async def test_first_matching_policy_override_applies() -> None:
     both = replace(
-        DEFAULT, overrides=(Override(PATIENT, models=("Another *",)), Override(STRICT, models=("*",), resources=()))
+        DEFAULT,
+        overrides=(PolicyOverride(PATIENT, models=("Another *",)), PolicyOverride(STRICT, models=("*",), resources=())),
     )
     async with a_mixed_world(both) as world:
         assert [view.policy.name for view in world.node.view().devices] == ["default/strict", "default/patient"]
 
 
 @in_virtual_time
-async def test_a_model_and_a_resource_must_both_fit() -> None:
-    both = replace(DEFAULT, overrides=(Override(STRICT, models=("Another *",), resources=(LAB,)),))
+async def test_policy_override_with_a_model_and_a_resource_applies_only_if_both_match() -> None:
+    both = replace(DEFAULT, overrides=(PolicyOverride(STRICT, models=("Another *",), resources=(LAB,)),))
     async with a_mixed_world(both) as world:
         assert [view.policy.name for view in world.node.view().devices] == ["default", "default"]
         await offer(world, LAB, 0, 1)
@@ -140,7 +145,7 @@ async def test_a_model_and_a_resource_must_both_fit() -> None:
 
 
 @in_virtual_time
-async def test_a_device_whose_policy_an_announcement_changes_is_proved_again() -> None:
+async def test_device_whose_policy_changes_with_its_announced_resource_is_scrubbed_again() -> None:
     async with a_mixed_world(by_resource(STRICT)) as world:
         before = [world.record(number).certificate for number in (0, 1)]
         await offer(world, LAB, 1)
@@ -154,7 +159,9 @@ async def test_a_device_whose_policy_an_announcement_changes_is_proved_again() -
 
 
 @in_virtual_time
-async def test_until_then_nobody_gets_it_on_what_was_proved_under_the_other_policy() -> None:
+async def test_certificate_of_the_former_policy_is_not_accepted_after_the_announced_resource_changed_the_policy() -> (
+    None
+):
     async with a_mixed_world(by_resource(STRICT)) as world:
         tenant = await admitted(world, "acme", "train-0", 1)
         await offer(world, LAB, 1)
@@ -165,7 +172,7 @@ async def test_until_then_nobody_gets_it_on_what_was_proved_under_the_other_poli
 
 
 @in_virtual_time
-async def test_an_announcement_that_changes_no_policy_proves_nothing_anew() -> None:
+async def test_announcement_that_changes_no_policy_triggers_no_scrub() -> None:
     async with a_mixed_world(by_resource(STRICT)) as world:
         await offer(world, "example.com/other", 0, 1)
         before = [world.record(number).certificate for number in (0, 1)]
@@ -176,7 +183,7 @@ async def test_an_announcement_that_changes_no_policy_proves_nothing_anew() -> N
 
 
 @in_virtual_time
-async def test_a_pod_that_runs_keeps_its_device_when_an_announcement_changes_its_policy() -> None:
+async def test_running_pod_keeps_its_device_when_an_announcement_changes_the_policy() -> None:
     async with a_mixed_world(by_resource(STRICT)) as world:
         tenant = await started(world, "acme", "train-0", 1)
         await offer(world, LAB, 1)
@@ -187,7 +194,7 @@ async def test_a_pod_that_runs_keeps_its_device_when_an_announcement_changes_its
 
 
 @in_virtual_time
-async def test_after_a_restart_the_resource_of_the_last_grant_speaks_until_a_plugin_does() -> None:
+async def test_resource_of_the_last_grant_selects_the_policy_after_a_restart_until_a_plugin_announces_one() -> None:
     """Else what is observed would be refused, and what is strict let go, for as long as the plugin is away."""
     policies = by_resource(OBSERVE, RESOURCE)
     async with a_shared_world(1, policies) as world:
@@ -204,7 +211,7 @@ async def test_after_a_restart_the_resource_of_the_last_grant_speaks_until_a_plu
 
 
 @pytest.mark.parametrize("how", ["node", "model", "resource"])
-def test_what_is_observed_is_offered_and_granted_though_it_is_quarantined(how: str) -> None:
+def test_quarantined_device_under_an_observing_policy_is_advertised_and_granted(how: str) -> None:
     policy = {"node": OBSERVE, "model": by_model(OBSERVE), "resource": by_resource(OBSERVE)}[how]
 
     @in_virtual_time
@@ -215,14 +222,14 @@ def test_what_is_observed_is_offered_and_granted_though_it_is_quarantined(how: s
             assert offered(world) == [how == "node", True]
             await world.node.reserve([world.gpu(1).id])
             (granted,) = await ask(world, await admitted(world, "acme", "train-0", 1))
-            assert granted.basis is Basis.OBSERVED
+            assert granted.basis is Basis.OBSERVE_MODE
             assert world.record(1).health is Health.QUARANTINED
 
     play()
 
 
 @pytest.mark.parametrize("how", ["model", "resource"])
-def test_one_device_is_observed_and_its_neighbour_enforced(how: str) -> None:
+def test_observing_policy_of_one_device_does_not_affect_an_enforced_one(how: str) -> None:
     @in_virtual_time
     async def play() -> None:
         async with a_mixed_world({"model": by_model, "resource": by_resource}[how](OBSERVE)) as world:
@@ -234,13 +241,13 @@ def test_one_device_is_observed_and_its_neighbour_enforced(how: str) -> None:
             refused = world.kubelet.admit("acme", "train-0", [world.gpu(0).id], starts=False)
             assert isinstance(await answered(ask(world, refused, wait=1.0)), Quarantined)
             (granted,) = await ask(world, await admitted(world, "acme", "train-1", 1))
-            assert granted.basis is Basis.OBSERVED
+            assert granted.basis is Basis.OBSERVE_MODE
 
     play()
 
 
 @in_virtual_time
-async def test_no_leftovers_are_ended_on_a_device_that_is_observed_and_those_of_its_neighbour_are() -> None:
+async def test_leftovers_are_killed_on_an_enforced_device_and_not_on_an_observed_one() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
         children = []
         for number in (0, 1):
@@ -254,11 +261,11 @@ async def test_no_leftovers_are_ended_on_a_device_that_is_observed_and_those_of_
         assert children[1].alive
         follower = await admitted(world, "umbrella", "serve-0", 1)
         (granted,) = await ask(world, follower, wait=5.0)
-        assert granted.basis is Basis.OBSERVED
+        assert granted.basis is Basis.OBSERVE_MODE
 
 
 @in_virtual_time
-async def test_no_recovery_resets_a_device_that_is_observed() -> None:
+async def test_observed_device_is_not_reset_for_recovery() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
         for number in (0, 1):
             world.gpu(number).xids[95] = 1
@@ -267,13 +274,15 @@ async def test_no_recovery_resets_a_device_that_is_observed() -> None:
         await world.run(600.0)
         assert world.gpu(1).resets == 0
         assert offered(world) == [True, True]
-        assert world.record(1).attempts == ()  # nor does it spend what enforcing would have
+        assert world.record(1).recovery_attempts == ()  # nor does it spend what enforcing would have
 
 
 @in_virtual_time
-async def test_nor_does_a_scrub_whose_policy_requires_resets() -> None:
-    watched = replace(OBSERVE, reset=ResetUse.REQUIRED)
-    async with a_mixed_world(replace(DEFAULT, reset=ResetUse.REQUIRED, overrides=by_model(watched).overrides)) as world:
+async def test_scrub_of_an_observed_device_makes_no_reset_although_its_policy_requires_resets() -> None:
+    watched = replace(OBSERVE, reset=ResetMode.REQUIRED)
+    async with a_mixed_world(
+        replace(DEFAULT, reset=ResetMode.REQUIRED, overrides=by_model(watched).overrides)
+    ) as world:
         before = [world.gpu(number).resets for number in (0, 1)]
         for number in (0, 1):
             assert world.service is not None
@@ -283,7 +292,7 @@ async def test_nor_does_a_scrub_whose_policy_requires_resets() -> None:
 
 
 @in_virtual_time
-async def test_everything_is_judged_and_recorded_all_the_same() -> None:
+async def test_observed_device_is_judged_audited_and_scrubbed_like_any_other() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
         await out_of_service(world, 1)
         (event,) = [each for each in world.vault.events if each.name == "health.quarantined"]
@@ -297,7 +306,7 @@ async def test_everything_is_judged_and_recorded_all_the_same() -> None:
 
 
 @in_virtual_time
-async def test_what_a_person_took_out_is_refused_all_the_same() -> None:
+async def test_observed_device_quarantined_by_an_operator_is_refused() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
         await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
         assert offered(world) == [True, False]
@@ -308,7 +317,7 @@ async def test_what_a_person_took_out_is_refused_all_the_same() -> None:
 
 
 @in_virtual_time
-async def test_what_a_person_released_is_observed_at_once() -> None:
+async def test_observed_device_is_advertised_at_once_after_an_operator_releases_it() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
         await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
         holder = world.matter.start(None, "host", "host")
@@ -319,7 +328,7 @@ async def test_what_a_person_released_is_observed_at_once() -> None:
 
 
 @in_virtual_time
-async def test_what_was_granted_while_observed_is_no_exception_for_later() -> None:
+async def test_restart_after_a_grant_by_an_observing_policy_needs_a_certificate_under_an_enforcing_policy() -> None:
     """Whoever turns to enforcing finds nothing that rests on what observing let through."""
     async with a_mixed_world(OBSERVE) as world:
         first = await started(world, "acme", "train-0", 0)
@@ -329,7 +338,7 @@ async def test_what_was_granted_while_observed_is_no_exception_for_later() -> No
         await world.until(lambda: second.running)
         grant = world.record(0).last_grant
         assert grant is not None
-        assert grant.basis is Basis.OBSERVED
+        assert grant.basis is Basis.OBSERVE_MODE
         await world.run(90.0)
         world.policy = DEFAULT
         world.kubelet.exit(second, again=True)

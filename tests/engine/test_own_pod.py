@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.domain.assignment import Reading
-from scrubber.domain.basis import Basis, HandOver
-from scrubber.domain.health import Health
+from scrubber.domain.assignment import KubeletReading
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.states import Health
 from tests.world.asking import STRICT, started
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
@@ -33,7 +33,7 @@ async def restart_service(world: World) -> None:
 
 
 @in_virtual_time
-async def test_a_gpu_container_beside_a_plain_one_starts_again_after_a_restart_of_the_service() -> None:
+async def test_gpu_container_beside_a_plain_container_restarts_after_a_service_restart() -> None:
     async with a_world(devices=1) as world:
         tenant = await started(world)
         plain_container(world, tenant.uid, "logs")
@@ -44,7 +44,7 @@ async def test_a_gpu_container_beside_a_plain_one_starts_again_after_a_restart_o
 
 
 @in_virtual_time
-async def test_the_main_container_starts_beside_a_sidecar_that_came_after_the_init_container() -> None:
+async def test_main_container_starts_beside_a_sidecar_that_started_after_the_init_container() -> None:
     async with a_world(devices=1) as world:
         tenant = await world.admit("acme", "train-0", (0,), init=True)
         assert tenant is not None
@@ -55,7 +55,7 @@ async def test_the_main_container_starts_beside_a_sidecar_that_came_after_the_in
 
 
 @in_virtual_time
-async def test_a_pod_that_was_about_to_start_while_the_service_was_down_starts_whatever_its_sandbox_is() -> None:
+async def test_pod_that_was_about_to_start_while_the_service_was_down_starts_whatever_its_sandbox_process_is() -> None:
     async with a_world(devices=1) as world:
         world.kill()
         tenant = await world.admit("acme", "train-0", (0,))
@@ -68,9 +68,7 @@ async def test_a_pod_that_was_about_to_start_while_the_service_was_down_starts_w
 
 
 @in_virtual_time
-async def test_no_other_pod_gets_a_device_while_a_container_of_the_last_pod_lives_although_it_was_cleared_for_that() -> (
-    None
-):
+async def test_device_cleared_for_a_restart_goes_to_no_other_pod_while_a_container_of_the_first_pod_lives() -> None:
     """The device is cleared for a restart of the first pod, which is deleted meanwhile; its plain container lives on."""
     async with a_world(devices=1, policy=STRICT) as world:
         first = await started(world)
@@ -101,7 +99,7 @@ async def test_every_restart_of_a_container_that_crashes_at_once_takes_the_fast_
 
 
 @in_virtual_time
-async def test_the_grant_of_an_init_container_names_it_although_the_kubelets_list_does_not() -> None:
+async def test_grant_of_an_init_container_names_the_init_container_although_the_kubelets_list_does_not() -> None:
     async with a_world(devices=1) as world:
         tenant = await world.admit("acme", "train-0", (0,), init=True)
         assert tenant is not None
@@ -115,7 +113,7 @@ async def test_the_grant_of_an_init_container_names_it_although_the_kubelets_lis
 
 
 @in_virtual_time
-async def test_a_grant_is_named_after_the_init_container_that_started_again_on_it() -> None:
+async def test_grant_is_named_after_the_init_container_that_restarted_on_it() -> None:
     """Whether an init container failed and restarts, or the main one follows, nobody knows before it has started."""
     async with a_world(devices=1) as world:
         tenant = await world.admit("acme", "train-0", (0,), init=True)
@@ -131,7 +129,7 @@ async def test_a_grant_is_named_after_the_init_container_that_started_again_on_i
 
 
 @in_virtual_time
-async def test_a_grant_of_a_pod_that_is_over_does_not_stay_open_beside_the_next_tenants() -> None:
+async def test_grant_of_a_finished_pod_does_not_stay_open_beside_the_next_tenants_grant() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         first = await started(world)
         world.kubelet.exit(first, again=True)
@@ -146,7 +144,7 @@ async def test_a_grant_of_a_pod_that_is_over_does_not_stay_open_beside_the_next_
 
 
 @in_virtual_time
-async def test_a_sick_device_heals_although_the_pod_that_waited_for_it_is_gone_and_left_a_holder() -> None:
+async def test_faulted_device_recovers_although_the_pod_that_waited_for_it_is_gone_and_left_a_holder() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         first = await started(world)
         side = world.matter.start(first.uid, f"{first.uid}/side#1", "acme/side", mounted=frozenset(first.devices))
@@ -162,9 +160,7 @@ async def test_a_sick_device_heals_although_the_pod_that_waited_for_it_is_gone_a
 
 
 @in_virtual_time
-async def test_nothing_is_cleared_under_the_init_container_that_had_the_device_while_the_checkpoint_cannot_be_read() -> (
-    None
-):
+async def test_main_container_waits_for_a_process_of_the_init_container_while_the_checkpoint_cannot_be_read() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         tenant = await world.admit("acme", "train-0", (0,), init=True)
         assert tenant is not None
@@ -172,8 +168,8 @@ async def test_nothing_is_cleared_under_the_init_container_that_had_the_device_w
         await world.run(3.0)
         child, reading = left_behind(world, tenant), world.kubelet.reading
 
-        def without_checkpoint() -> Reading:
-            return replace(reading(), hinted=(), init_containers_known=False)
+        def without_checkpoint() -> KubeletReading:
+            return replace(reading(), checkpoint_only=(), init_containers_known=False)
 
         world.kubelet.reading = without_checkpoint  # type: ignore[method-assign]
         world.kubelet.exit(tenant, again=False)
@@ -193,7 +189,7 @@ async def test_restart_needs_a_certificate_while_the_checkpoint_cannot_be_read()
         await world.until(lambda: tenant.running and tenant.starts == 2, within=60.0)
         last = world.record().last_grant
         assert last is not None
-        assert (last.kind, last.basis) == (HandOver.SAME_POD, Basis.CERTIFICATE)
+        assert (last.kind, last.basis) == (HandOverKind.SAME_POD, Basis.CERTIFICATE)
 
 
 @in_virtual_time
@@ -210,7 +206,7 @@ async def test_init_container_that_alone_has_the_device_starts_again_beside_anot
 
 
 @in_virtual_time
-async def test_what_is_left_of_an_earlier_run_is_waited_for_although_a_later_run_had_the_device_last() -> None:
+async def test_process_left_by_an_earlier_run_is_waited_for_although_a_later_run_had_the_device_last() -> None:
     async with a_world(devices=1) as world:
         tenant = await started(world)
         await world.run(3.0)

@@ -7,34 +7,34 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Limits, Policy, Sharing
-from scrubber.engine.policy import follow_policy
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.policy import Limits, Policy, SharingMode
+from scrubber.engine.loops.policy import follow_policy
 from scrubber.ports.record import Event
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
-OTHER = replace(DEFAULT, name="other", digest="sha256:other", sharing=Sharing.NEVER)
+OTHER = replace(DEFAULT, name="other", digest="sha256:other", sharing=SharingMode.NEVER)
 
 
 class File:
-    """:class:`scrubber.ports.Policies` whose next content a test writes."""
+    """:class:`scrubber.ports.PolicyProvider` whose next content a test writes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.next: Policy | BadConfiguration | None = None
-        self.touched = False
+        self.next: Policy | InvalidConfiguration | None = None
+        self.has_changed = False
 
     @property
     def policy(self) -> Policy:
         return self._world.policy
 
-    def write(self, content: Policy | BadConfiguration) -> None:
-        self.next, self.touched = content, True
+    def write(self, content: Policy | InvalidConfiguration) -> None:
+        self.next, self.has_changed = content, True
 
     def reload(self) -> bool:
-        self.touched = False
-        if isinstance(self.next, BadConfiguration):
+        self.has_changed = False
+        if isinstance(self.next, InvalidConfiguration):
             raise self.next
         before, self._world.policy = self._world.policy, self.next or self._world.policy
         return before != self._world.policy
@@ -44,7 +44,9 @@ class File:
 async def followed(world: World) -> AsyncIterator[tuple[File, asyncio.Event]]:
     assert world.service is not None
     file, asked = File(world), asyncio.Event()
-    following = follow_policy(world.node, policies=file, asked=asked, dependencies=world.service.dependencies)
+    following = follow_policy(
+        world.node, provider=file, reload_requested=asked, dependencies=world.service.dependencies
+    )
     task = asyncio.create_task(following)
     try:
         yield file, asked
@@ -58,9 +60,7 @@ def told(world: World, name: str) -> list[Event]:
 
 
 @in_virtual_time
-async def test_a_changed_file_is_in_force_within_seconds_and_what_was_proved_under_the_old_one_is_proved_again() -> (
-    None
-):
+async def test_changed_policy_applies_within_seconds_and_devices_are_scrubbed_again_under_it() -> None:
     async with a_world() as world, followed(world) as (file, _):
         before = world.record().certificate
         assert before is not None
@@ -75,7 +75,7 @@ async def test_a_changed_file_is_in_force_within_seconds_and_what_was_proved_und
 
 
 @in_virtual_time
-async def test_somebody_who_asks_need_not_wait_for_the_next_look() -> None:
+async def test_policy_reload_request_applies_a_changed_file_at_once() -> None:
     async with a_world() as world, followed(world) as (file, asked):
         await world.run(0.1)
         file.write(OTHER)
@@ -85,10 +85,10 @@ async def test_somebody_who_asks_need_not_wait_for_the_next_look() -> None:
 
 
 @in_virtual_time
-async def test_a_bad_file_keeps_the_old_policy_and_is_told_once() -> None:
+async def test_invalid_policy_file_keeps_the_old_policy_and_is_logged_once() -> None:
     async with a_world() as world, followed(world) as (file, _):
         before = world.record().certificate
-        file.write(BadConfiguration("mine.yaml:2: sharing: no."))
+        file.write(InvalidConfiguration("mine.yaml:2: sharing: no."))
         await world.run(60.0)
         (event,) = told(world, "policy.rejected")
         assert event.fields["sentence"] == "mine.yaml:2: sharing: no. The policy default stays in force."
@@ -97,7 +97,7 @@ async def test_a_bad_file_keeps_the_old_policy_and_is_told_once() -> None:
 
 
 @in_virtual_time
-async def test_a_file_that_says_the_same_proves_nothing_anew() -> None:
+async def test_rewritten_policy_without_changes_triggers_no_scrub() -> None:
     async with a_world() as world, followed(world) as (file, _):
         before = world.record().certificate
         file.write(DEFAULT)
@@ -108,16 +108,16 @@ async def test_a_file_that_says_the_same_proves_nothing_anew() -> None:
 
 
 @in_virtual_time
-async def test_what_counts_from_the_next_start_only_is_said() -> None:
+async def test_policy_change_that_needs_a_restart_is_logged_with_that_hint() -> None:
     async with a_world() as world, followed(world) as (file, _):
         file.write(replace(OTHER, limits=replace(Limits(), eraser_slots=5)))
         await world.run(3.0)
         (event,) = told(world, "policy.accepted")
-        assert event.fields["sentence"] == "eraser-slots count from the next start of the service."
+        assert event.fields["sentence"] == "eraserSlots count from the next start of the service."
 
 
 @in_virtual_time
-async def test_a_pod_that_runs_keeps_its_device_under_another_policy() -> None:
+async def test_running_pod_keeps_its_device_when_the_policy_changes() -> None:
     async with a_world() as world, followed(world) as (file, _):
         tenant = await world.admit("acme", "train-0")
         assert tenant is not None

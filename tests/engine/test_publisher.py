@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scrubber.engine.device.state import to_the_end
+from scrubber.engine.device.state import run_to_completion
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import DeviceView
 from tests.world.matter import gpu
@@ -15,7 +15,7 @@ from tests.world.timeline import in_virtual_time
 
 
 @in_virtual_time
-async def test_work_ends_although_its_caller_is_cancelled_and_the_cancellation_is_told_afterwards() -> None:
+async def test_run_to_completion_finishes_its_work_before_a_cancellation_is_raised() -> None:
     written: list[str] = []
 
     async def write() -> str:
@@ -24,7 +24,7 @@ async def test_work_ends_although_its_caller_is_cancelled_and_the_cancellation_i
         written.append("belief")
         return "done"
 
-    caller = asyncio.create_task(to_the_end(write()))
+    caller = asyncio.create_task(run_to_completion(write()))
     await asyncio.sleep(0.5)
     caller.cancel()
     await asyncio.sleep(0.1)
@@ -36,16 +36,16 @@ async def test_work_ends_although_its_caller_is_cancelled_and_the_cancellation_i
 
 
 @in_virtual_time
-async def test_a_result_and_an_error_reach_a_caller_that_was_not_cancelled() -> None:
+async def test_run_to_completion_passes_result_and_error_to_its_caller() -> None:
     async def fail() -> None:
         raise ValueError("no")
 
     async def answer() -> int:
         return 7
 
-    assert await to_the_end(answer()) == 7
+    assert await run_to_completion(answer()) == 7
     with pytest.raises(ValueError, match="no"):
-        await to_the_end(fail())
+        await run_to_completion(fail())
 
 
 def view(version: int) -> tuple[DeviceView, ...]:
@@ -53,21 +53,21 @@ def view(version: int) -> tuple[DeviceView, ...]:
 
 
 @in_virtual_time
-async def test_a_slow_reader_skips_views_and_never_misses_the_newest() -> None:
+async def test_slow_reader_of_the_publisher_skips_views_and_never_misses_the_newest() -> None:
     publisher = Publisher("epoch")
     seen: list[int] = []
 
     async def read() -> None:
         version = 0
         while version < 50:
-            shown = await publisher.changed(version)
+            shown = await publisher.wait_for_change(version)
             seen.append(shown.version)
             version = shown.version
             await asyncio.sleep(1.0)
 
     reader = asyncio.create_task(read())
     for number in range(1, 51):
-        publisher.publish(view(number), ready=True, ledger="ok", envvar_refused=False)
+        publisher.publish(view(number), ready=True, ledger_status="ok", refuses_envvar=False)
         await asyncio.sleep(0.1)
     await reader
     assert seen == sorted(set(seen))
@@ -76,28 +76,28 @@ async def test_a_slow_reader_skips_views_and_never_misses_the_newest() -> None:
 
 
 @in_virtual_time
-async def test_a_view_in_which_nothing_is_new_is_not_shown() -> None:
+async def test_view_without_changes_is_not_published() -> None:
     publisher = Publisher("epoch")
-    publisher.publish(view(1), ready=False, ledger="ok", envvar_refused=False)
-    publisher.publish(view(1), ready=False, ledger="ok", envvar_refused=False)
+    publisher.publish(view(1), ready=False, ledger_status="ok", refuses_envvar=False)
+    publisher.publish(view(1), ready=False, ledger_status="ok", refuses_envvar=False)
     assert publisher.view.version == 1
-    publisher.publish(view(1), ready=True, ledger="ok", envvar_refused=False)
+    publisher.publish(view(1), ready=True, ledger_status="ok", refuses_envvar=False)
     assert publisher.view.version == 2
-    publisher.publish(view(1), ready=True, ledger="the disk is full", envvar_refused=False)
+    publisher.publish(view(1), ready=True, ledger_status="the disk is full", refuses_envvar=False)
     assert publisher.view.version == 3
 
 
 @in_virtual_time
-async def test_whoever_asks_for_what_is_already_there_does_not_wait() -> None:
+async def test_reader_of_an_outdated_version_does_not_wait_for_the_publisher() -> None:
     publisher = Publisher("epoch")
-    publisher.publish(view(1), ready=True, ledger="ok", envvar_refused=False)
-    assert (await publisher.changed(0)).version == 1
+    publisher.publish(view(1), ready=True, ledger_status="ok", refuses_envvar=False)
+    assert (await publisher.wait_for_change(0)).version == 1
 
 
 @in_virtual_time
-async def test_every_reader_is_told() -> None:
+async def test_every_reader_of_the_publisher_gets_the_new_view() -> None:
     publisher = Publisher("epoch")
-    readers = [asyncio.create_task(publisher.changed(0)) for _ in range(20)]
+    readers = [asyncio.create_task(publisher.wait_for_change(0)) for _ in range(20)]
     await asyncio.sleep(0.1)
-    publisher.publish(view(1), ready=True, ledger="ok", envvar_refused=False)
+    publisher.publish(view(1), ready=True, ledger_status="ok", refuses_envvar=False)
     assert {(await reader).version for reader in readers} == {1}

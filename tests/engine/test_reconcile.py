@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.basis import Basis
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.states import Health, Hygiene
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
 from tests.world.timeline import in_virtual_time
@@ -32,7 +31,7 @@ def last_grant(record: DeviceRecord) -> Grant:
 
 
 @in_virtual_time
-async def test_whatever_nobody_watched_is_dirty_and_what_is_free_is_scrubbed_at_once() -> None:
+async def test_certificates_are_void_after_a_service_restart_and_free_devices_are_scrubbed_at_once() -> None:
     async with a_world() as world:
         certificate = world.record().certificate
         await restart(world)
@@ -43,7 +42,7 @@ async def test_whatever_nobody_watched_is_dirty_and_what_is_free_is_scrubbed_at_
 
 
 @in_virtual_time
-async def test_a_device_stays_with_the_pod_that_runs_on_it() -> None:
+async def test_device_stays_with_its_running_pod_across_a_service_restart() -> None:
     async with a_world() as world:
         tenant = await running(world)
         world.write_all(tenant)
@@ -55,7 +54,7 @@ async def test_a_device_stays_with_the_pod_that_runs_on_it() -> None:
 
 
 @in_virtual_time
-async def test_device_counts_as_allocated_again_after_a_restart_of_the_service() -> None:
+async def test_device_in_use_counts_as_allocated_after_a_service_restart() -> None:
     async with a_world() as world:
         await running(world)
         assert not world.controller().state.allocated_since
@@ -64,7 +63,7 @@ async def test_device_counts_as_allocated_again_after_a_restart_of_the_service()
 
 
 @in_virtual_time
-async def test_also_with_one_that_has_not_opened_it_yet() -> None:
+async def test_device_stays_across_a_service_restart_with_a_pod_that_has_not_opened_it_yet() -> None:
     async with a_world() as world:
         tenant = await running(world, opens_after=20.0)
         assert world.matter.holders(world.gpu().id) == []
@@ -75,7 +74,7 @@ async def test_also_with_one_that_has_not_opened_it_yet() -> None:
 
 
 @in_virtual_time
-async def test_and_with_one_that_is_listed_and_has_no_process_at_the_moment() -> None:
+async def test_device_stays_across_a_service_restart_with_a_listed_pod_that_has_no_process() -> None:
     async with a_world() as world:
         tenant = await running(world)
         world.kubelet.exit(tenant, again=True)
@@ -84,7 +83,7 @@ async def test_and_with_one_that_is_listed_and_has_no_process_at_the_moment() ->
 
 
 @in_virtual_time
-async def test_the_restart_of_a_container_after_a_restart_of_the_service_is_no_exception() -> None:
+async def test_container_restart_after_a_service_restart_needs_a_certificate() -> None:
     async with a_world() as world:
         tenant = await running(world)
         world.write_all(tenant)
@@ -96,7 +95,7 @@ async def test_the_restart_of_a_container_after_a_restart_of_the_service_is_no_e
 
 
 @in_virtual_time
-async def test_a_pod_that_ended_while_the_service_was_away_is_cleared_after_it() -> None:
+async def test_device_of_a_pod_that_ended_while_the_service_was_down_is_cleared_at_the_next_start() -> None:
     async with a_world() as world:
         tenant = await running(world)
         world.write_all(tenant)
@@ -109,7 +108,7 @@ async def test_a_pod_that_ended_while_the_service_was_away_is_cleared_after_it()
 
 
 @in_virtual_time
-async def test_a_pod_that_an_empty_ledger_knows_nothing_of_is_adopted() -> None:
+async def test_running_pod_that_an_empty_ledger_does_not_know_is_adopted() -> None:
     async with a_world(settled=False) as world:
         tenant = stranger(world)
         world.matter.write(tenant, world.gpu().id)
@@ -124,7 +123,7 @@ async def test_a_pod_that_an_empty_ledger_knows_nothing_of_is_adopted() -> None:
 
 
 @in_virtual_time
-async def test_also_when_an_earlier_pods_grant_is_still_on_record() -> None:
+async def test_running_pod_is_adopted_although_the_grant_of_an_earlier_pod_is_recorded() -> None:
     async with a_world(devices=1) as world:
         gone = await running(world)
         world.kill()
@@ -140,7 +139,7 @@ async def test_also_when_an_earlier_pods_grant_is_still_on_record() -> None:
 
 
 @in_virtual_time
-async def test_a_stranger_whose_processes_cannot_be_told_is_taken_for_running() -> None:
+async def test_unknown_pod_whose_processes_cannot_be_read_is_treated_as_running() -> None:
     async with a_world(settled=False, devices=1) as world:
         proc = stranger(world)
         world.matter.write(proc, world.gpu().id)
@@ -163,7 +162,7 @@ async def test_a_pod_that_only_waits_for_its_start_is_not_adopted() -> None:
 
 
 @in_virtual_time
-async def test_an_orphaned_eraser_is_waited_for_before_anything_else_happens_to_its_device() -> None:
+async def test_orphaned_eraser_is_awaited_before_its_device_is_scrubbed_again() -> None:
     async with a_world(devices=1, settled=False) as world:
         await world.start_service()
         await world.until(lambda: bool(world.erasers.running))
@@ -176,7 +175,7 @@ async def test_an_orphaned_eraser_is_waited_for_before_anything_else_happens_to_
 
 
 @in_virtual_time
-async def test_an_orphaned_eraser_that_cannot_be_ended_keeps_its_device_out_of_service() -> None:
+async def test_orphaned_eraser_that_cannot_be_killed_quarantines_its_device() -> None:
     async with a_world(devices=1, settled=False) as world:
         world.gpu().slow, world.erasers.unkillable = 1000.0, True
         await world.start_service()
@@ -184,7 +183,7 @@ async def test_an_orphaned_eraser_that_cannot_be_ended_keeps_its_device_out_of_s
         world.kubelet.admit("acme", "train-0", [world.gpu().id], starts=False)
         world.kill()
         await world.start_service()
-        assert world.record().grants == 0, "an eraser is not taken for the pod that waits"
+        assert world.record().grant_sequence == 0, "an eraser is not taken for the pod that waits"
         await world.until(lambda: world.record().health is Health.QUARANTINED)
         cause = world.record().cause
         assert cause is not None
@@ -192,7 +191,7 @@ async def test_an_orphaned_eraser_that_cannot_be_ended_keeps_its_device_out_of_s
 
 
 @in_virtual_time
-async def test_a_device_that_cannot_be_looked_at_keeps_no_other_one_from_being_served() -> None:
+async def test_device_that_cannot_be_read_at_the_start_is_quarantined_and_delays_no_other_device() -> None:
     async with a_world(settled=False) as world:
         world.unreadable.add(world.gpu(0).id)
         await world.start_service()
@@ -202,7 +201,7 @@ async def test_a_device_that_cannot_be_looked_at_keeps_no_other_one_from_being_s
 
 
 @in_virtual_time
-async def test_a_granted_device_that_cannot_be_looked_at_stays_with_its_pod() -> None:
+async def test_granted_device_that_cannot_be_read_at_the_start_stays_with_its_pod() -> None:
     async with a_world(devices=1) as world:
         tenant = await running(world)
         world.write_all(tenant)
@@ -214,7 +213,7 @@ async def test_a_granted_device_that_cannot_be_looked_at_stays_with_its_pod() ->
 
 
 @in_virtual_time
-async def test_nothing_of_an_earlier_boot_lives_on() -> None:
+async def test_grants_of_an_earlier_boot_are_closed_at_the_start() -> None:
     async with a_world(devices=1) as world:
         tenant = await running(world)
         world.write_all(tenant)
@@ -227,7 +226,7 @@ async def test_nothing_of_an_earlier_boot_lives_on() -> None:
 
 
 @in_virtual_time
-async def test_a_recovery_that_was_cut_short_goes_back_to_quarantine_and_is_tried_again() -> None:
+async def test_recovery_interrupted_by_a_service_restart_returns_to_quarantine_and_is_retried() -> None:
     async with a_world(devices=1) as world:
         world.gpu().xids[95] = 1
         world.signal(0)
@@ -239,7 +238,7 @@ async def test_a_recovery_that_was_cut_short_goes_back_to_quarantine_and_is_trie
 
 
 @in_virtual_time
-async def test_a_person_s_quarantine_outlives_the_service() -> None:
+async def test_operator_quarantine_survives_a_service_restart() -> None:
     async with a_world() as world:
         await world.node.actions.quarantine("0", "it smells", "uid:1000")
         await restart(world)
@@ -249,7 +248,7 @@ async def test_a_person_s_quarantine_outlives_the_service() -> None:
 
 
 @in_virtual_time
-async def test_a_kubelet_that_lists_nothing_at_the_start_takes_nobodys_device_away() -> None:
+async def test_device_stays_with_its_pod_if_the_kubelet_lists_nothing_at_the_start() -> None:
     async with a_world(devices=1) as world:
         tenant = await running(world)
         world.write_all(tenant)

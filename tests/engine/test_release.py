@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.evidence import Occasion, Path
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.evidence import PathKind, ScrubTrigger
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Hygiene
 from tests.world.asking import admitted, ask, started
 from tests.world.kubelet import Tenant
 from tests.world.timeline import in_virtual_time
@@ -45,14 +45,14 @@ async def kept(world: World, seconds: float) -> DeviceRecord:
 
 def scrubbed(world: World) -> int:
     """How often the first device was, or began to be."""
-    return sum(each.device == world.gpu().id and each.path is Path.SLOW for each in world.vault.scrubs.values())
+    return sum(each.device == world.gpu().id and each.path is PathKind.SLOW for each in world.vault.scrubs.values())
 
 
 # -- never sooner ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trust", Trust)
-def test_never_while_an_init_container_runs(trust: Trust) -> None:
+def test_device_is_not_released_while_an_init_container_runs(trust: Trust) -> None:
     @in_virtual_time
     async def watch() -> None:
         async with a_world() as world:
@@ -64,7 +64,7 @@ def test_never_while_an_init_container_runs(trust: Trust) -> None:
 
 
 @pytest.mark.parametrize("trust", Trust)
-def test_never_between_an_init_container_and_the_next_one(trust: Trust) -> None:
+def test_device_is_not_released_between_an_init_container_and_the_next_container(trust: Trust) -> None:
     @in_virtual_time
     async def watch() -> None:
         async with a_world() as world:
@@ -81,7 +81,7 @@ def test_never_between_an_init_container_and_the_next_one(trust: Trust) -> None:
 
 
 @pytest.mark.parametrize("trust", UNTRUSTED)
-def test_never_in_a_back_off_while_the_kubelet_cannot_be_trusted(trust: Trust) -> None:
+def test_device_is_not_released_in_a_crash_loop_backoff_while_the_kubelet_is_untrusted(trust: Trust) -> None:
     @in_virtual_time
     async def watch() -> None:
         async with a_world() as world:
@@ -95,7 +95,7 @@ def test_never_in_a_back_off_while_the_kubelet_cannot_be_trusted(trust: Trust) -
 
 
 @in_virtual_time
-async def test_never_on_absences_of_which_one_was_before_the_kubelet_could_not_be_trusted() -> None:
+async def test_absences_before_and_after_an_untrusted_kubelet_list_do_not_add_up_to_a_release() -> None:
     """The list lacked the pod once; then nothing was certain; then the pod is there again."""
     async with a_world() as world:
         tenant = await started(world)
@@ -111,7 +111,7 @@ async def test_never_on_absences_of_which_one_was_before_the_kubelet_could_not_b
 
 
 @in_virtual_time
-async def test_never_a_device_of_a_pod_that_the_service_adopted_between_two_of_its_containers() -> None:
+async def test_device_of_a_pod_adopted_between_two_of_its_containers_is_not_released() -> None:
     async with a_world() as world:
         tenant = await init_running(world)
         backs_off(tenant)
@@ -125,7 +125,7 @@ async def test_never_a_device_of_a_pod_that_the_service_adopted_between_two_of_i
 
 
 @in_virtual_time
-async def test_a_scrub_after_a_release_is_joined_by_the_next_pod() -> None:
+async def test_next_pod_joins_the_scrub_that_a_release_started() -> None:
     async with a_world(devices=1) as world:
         first = await started(world)
         world.kubelet.delete(first)
@@ -134,13 +134,13 @@ async def test_a_scrub_after_a_release_is_joined_by_the_next_pod() -> None:
         second = await admitted(world)
         (granted,) = await ask(world, second)
         assert world.erasers.started == erasers
-        assert granted.path is Path.SLOW
-        slow = [scrub for scrub in world.vault.scrubs.values() if scrub.path is Path.SLOW]
-        assert slow[-1].occasion is Occasion.RELEASE
+        assert granted.path is PathKind.SLOW
+        slow = [scrub for scrub in world.vault.scrubs.values() if scrub.path is PathKind.SLOW]
+        assert slow[-1].trigger is ScrubTrigger.RELEASE
 
 
 @in_virtual_time
-async def test_a_release_that_waits_for_a_slot_goes_before_others_once_a_pod_waits_for_it() -> None:
+async def test_scrub_after_a_release_gets_an_eraser_slot_first_once_a_pod_waits_for_it() -> None:
     one_slot = replace(DEFAULT, limits=replace(Limits(), eraser_slots=1))
     async with a_world(devices=3, policy=one_slot) as world:
         pods = [await started(world, "acme", f"train-{number}", number) for number in range(3)]
@@ -154,7 +154,7 @@ async def test_a_release_that_waits_for_a_slot_goes_before_others_once_a_pod_wai
 
 
 @in_virtual_time
-async def test_a_pod_that_starts_without_being_asked_for_stops_the_scrub_of_its_device() -> None:
+async def test_container_that_starts_without_a_grant_stops_the_scrub_of_its_device() -> None:
     """The fence breaks; what the scrub had cleared proves nothing, and the pod is left alone."""
     async with a_world(devices=1) as world:
         first = await started(world)
@@ -171,13 +171,13 @@ async def test_a_pod_that_starts_without_being_asked_for_stops_the_scrub_of_its_
         assert not world.erasers.running
         assert world.record().certificate is None
         assert proc.alive
-        assert world.record().grants == 1
+        assert world.record().grant_sequence == 1
         world.matter.end(proc)
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=120.0)
 
 
 @in_virtual_time
-async def test_a_next_pod_that_gives_up_leaves_the_release_to_go_on() -> None:
+async def test_scrub_after_a_release_goes_on_when_the_waiting_pod_gives_up() -> None:
     async with a_world(devices=1) as world:
         first = await started(world)
         world.kubelet.delete(first)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.basis import Basis
 from scrubber.domain.errors import InvalidRequest, NotReady
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.policy import Enforcement
 from scrubber.engine.views import HandOverCall
 from tests.world.asking import admitted, answered, ask, started
@@ -27,20 +27,20 @@ from tests.world.world import DEFAULT, World, a_world
         (("GPU-0000", "GPU-9999"), "no device GPU-9999"),
     ],
 )
-def test_a_malformed_request_is_told_what_is_wrong(devices: tuple[str, ...], sentence: str) -> None:
+def test_malformed_request_is_refused_with_the_reason(devices: tuple[str, ...], sentence: str) -> None:
     @in_virtual_time
     async def ask_for_it() -> None:
         async with a_world() as world:
             assert world.service is not None
             with pytest.raises(InvalidRequest, match=sentence):
                 await world.service.hand_over(HandOverCall(devices))
-            assert world.record().grants == 0
+            assert world.record().grant_sequence == 0
 
     ask_for_it()
 
 
 @in_virtual_time
-async def test_nothing_is_handed_over_before_every_device_was_looked_at() -> None:
+async def test_no_device_is_handed_over_before_every_device_was_read_at_the_start() -> None:
     async with a_world(settled=False) as world:
         starting = asyncio.create_task(world.start_service())
         await world.run(0.0)
@@ -51,22 +51,22 @@ async def test_nothing_is_handed_over_before_every_device_was_looked_at() -> Non
 
 
 @in_virtual_time
-async def test_a_refused_pod_reads_of_no_other() -> None:
+async def test_refusal_shown_to_a_pod_names_no_other_pod() -> None:
     async with a_world(devices=1) as world:
         first = await started(world, "acme-secret", "steal-0")
         world.kubelet.force_delete(first, lives_on=300.0)
         tenant = await admitted(world)
         refusal = await answered(ask(world, tenant, wait=1.0))
         assert "acme-secret/steal-0" in str(refusal)
-        assert "acme-secret" not in refusal.public
-        assert world.gpu().id in refusal.public
+        assert "acme-secret" not in refusal.public_message
+        assert world.gpu().id in refusal.public_message
 
 
 # -- observe mode ------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_observing_refuses_nothing_and_ends_nobody() -> None:
+async def test_observing_policy_refuses_no_start_and_kills_no_process() -> None:
     observe = replace(DEFAULT, enforcement=Enforcement.OBSERVE)
     world = World(1, observe)
     await world.start_service()
@@ -75,7 +75,7 @@ async def test_observing_refuses_nothing_and_ends_nobody() -> None:
     world.kubelet.force_delete(first, lives_on=300.0)
     tenant = await admitted(world)
     (granted,) = await ask(world, tenant, wait=1.0)
-    assert granted.basis is Basis.OBSERVED
+    assert granted.basis is Basis.OBSERVE_MODE
     assert granted.certificate is not None
     issued = world.vault.certificates[granted.certificate]
     assert any(line.startswith("holders") for line in issued.not_covered)
@@ -84,7 +84,7 @@ async def test_observing_refuses_nothing_and_ends_nobody() -> None:
 
 
 @in_virtual_time
-async def test_grant_that_a_policy_only_observes_uses_up_no_certificate() -> None:
+async def test_grant_under_an_observing_policy_does_not_consume_a_void_certificate() -> None:
     observe = replace(DEFAULT, enforcement=Enforcement.OBSERVE)
     async with a_world(1, observe) as world:
         tenant = await admitted(world)
@@ -93,5 +93,5 @@ async def test_grant_that_a_policy_only_observes_uses_up_no_certificate() -> Non
         assert void is not None
         world.policy = replace(observe, digest="sha256:changed")
         (granted,) = await ask(world, tenant)
-        assert granted.basis is Basis.OBSERVED
+        assert granted.basis is Basis.OBSERVE_MODE
         assert world.vault.certificates[void.id].next_grant is None

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Held, Stuck, Unreadable
-from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, Verdict
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import ResetUse
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.errors import DeviceBusy, DriverTimeout, Unreadable
+from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger, Severity, Step, Verdict
+from scrubber.domain.policy import ResetMode
+from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.states import Hygiene
 from scrubber.engine import scrub
 from scrubber.engine.scrub import ScrubResult
-from scrubber.engine.steps.work import Work
+from scrubber.engine.steps.context import ScrubContext
 from scrubber.ports.device import Resetter
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
@@ -45,18 +45,18 @@ def scrubbed(answering: Answering, *, ghost: bool = False, required: bool = True
     async def run() -> ScrubResult:
         async with a_world(devices=1) as world:
             world.gpu().ghost = ghost
-            return await scrub.run(resetting(world, answering, required=required), lambda _: None)
+            return await scrub.run_scrub(resetting(world, answering, required=required), lambda _: None)
 
     return run()
 
 
-def resetting(world: World, answering: Resetter, *, required: bool = True) -> Work:
+def resetting(world: World, answering: Resetter, *, required: bool = True) -> ScrubContext:
     assert world.service is not None
     controller = world.controller()
-    policy = replace(world.policy, reset=ResetUse.REQUIRED if required else ResetUse.BEST_EFFORT)
-    plan = policy.plan(Path.SLOW, Occasion.START, must_reset=True)
+    policy = replace(world.policy, reset=ResetMode.REQUIRED if required else ResetMode.BEST_EFFORT)
+    plan = policy.plan(PathKind.SLOW, ScrubTrigger.CONTAINER_START, must_reset=True)
     assert Step.RESET in plan.steps
-    return Work(
+    return ScrubContext(
         scrub="scrub-1",
         device=controller.state.device,
         record=controller.state.record,
@@ -64,44 +64,44 @@ def resetting(world: World, answering: Resetter, *, required: bool = True) -> Wo
         policy=policy,
         dependencies=replace(world.service.dependencies, resetter=answering),
         pods=controller.pods,
-        standings=controller.occupancy.standings,
+        pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
         eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
-        still=world.service.node.devices.still,
+        keep_out_of_use=world.service.node.devices.keep_out_of_use,
     )
 
 
 @pytest.mark.parametrize("ghost", [False, True])
-def test_a_device_that_is_held_during_the_reset_is_held_up_and_not_at_fault(ghost: bool) -> None:
-    result = scrubbed(Answering(Held("somebody has it")), ghost=ghost)
-    assert result.outcome is Outcome.HELD_UP
+def test_device_held_during_its_reset_blocks_the_scrub_and_is_not_faulted(ghost: bool) -> None:
+    result = scrubbed(Answering(DeviceBusy("somebody has it")), ghost=ghost)
+    assert result.outcome is Outcome.BLOCKED
     assert not result.was_reset
     last = result.steps[-1]
     assert (last.step, last.verdict) == (Step.RESET, Verdict.FAILED)
-    assert [(finding.code, finding.severity) for finding in last.findings] == [("held", Severity.DIRTY)]
+    assert [(finding.code, finding.severity) for finding in last.findings] == [("held", Severity.BLOCKING)]
 
 
-@pytest.mark.parametrize("fault", [Unreadable("it failed"), Stuck("it did not end")])
-def test_a_reset_that_fails_is_the_devices_fault(fault: Exception) -> None:
+@pytest.mark.parametrize("fault", [Unreadable("it failed"), DriverTimeout("it did not end")])
+def test_failed_reset_is_a_fault_of_the_device(fault: Exception) -> None:
     result = scrubbed(Answering(fault))
     assert result.outcome is Outcome.FAILED
     assert [finding.code for finding in result.findings] == ["reset-failed"]
 
 
-def test_what_stands_in_the_way_of_a_reset_holds_the_scrub_up_with_its_sentences() -> None:
+def test_blockers_of_a_reset_block_the_scrub_and_become_its_message() -> None:
     result = scrubbed(Answering(blockers=("dcgm.service has it open.", "Instance 0:1 is in use.")))
-    assert result.outcome is Outcome.HELD_UP
-    assert result.findings[-1].sentence == "dcgm.service has it open. Instance 0:1 is in use."
+    assert result.outcome is Outcome.BLOCKED
+    assert result.findings[-1].message == "dcgm.service has it open. Instance 0:1 is in use."
 
 
-def test_a_reset_that_is_impossible_here_keeps_the_device_out_where_it_is_required() -> None:
+def test_unavailable_reset_fails_the_scrub_where_a_reset_is_required() -> None:
     result = scrubbed(Answering(unavailable="The node is a virtual machine."))
     assert result.outcome is Outcome.FAILED
     assert [finding.code for finding in result.findings] == ["reset-unavailable"]
 
 
-def test_where_it_is_not_required_the_scrub_goes_on_without_it_and_says_so() -> None:
+def test_unavailable_reset_is_recorded_as_not_covered_where_no_reset_is_required() -> None:
     result = scrubbed(Answering(unavailable="The node is a virtual machine."), required=False)
     assert result.outcome is Outcome.PASSED
     assert not result.was_reset
@@ -121,24 +121,24 @@ class TakingOthersAlong:
     seen: list[str]
 
     async def plan(self, device: Device) -> ResetPlan:
-        return ResetPlan(device.id, "by decree", ("reset",), together=(self.other, "GPU-of-nobody"))
+        return ResetPlan(device.id, "by decree", ("reset",), also_reset=(self.other, "GPU-of-nobody"))
 
     async def reset(self, device: Device, deadline: float) -> None:
         self.seen.append(self.world.controller(1).state.record.hygiene.value)
 
 
 @in_virtual_time
-async def test_a_device_that_is_reset_with_another_loses_its_certificate_before() -> None:
+async def test_device_reset_together_with_another_loses_its_certificate_before_the_reset() -> None:
     async with a_world(devices=2) as world:
         await world.until(lambda: world.controller(1).state.record.hygiene is Hygiene.CLEAN)
         resetter = TakingOthersAlong(world, world.controller(1).id, [])
-        result = await scrub.run(resetting(world, resetter), lambda _: None)
+        result = await scrub.run_scrub(resetting(world, resetter), lambda _: None)
         assert result.was_reset
         assert resetter.seen == ["dirty"]
 
 
 @in_virtual_time
-async def test_a_device_in_use_is_never_reset_with_another() -> None:
+async def test_device_in_use_is_never_reset_together_with_another() -> None:
     async with a_world(devices=2) as world:
         await world.until(lambda: world.controller(1).state.record.hygiene is Hygiene.CLEAN)
         tenant = await world.admit("acme", "train-0", devices=(1,))
@@ -146,15 +146,15 @@ async def test_a_device_in_use_is_never_reset_with_another() -> None:
         await world.until(lambda: tenant.running)
         assert world.controller(1).state.record.hygiene is Hygiene.IN_USE
         resetter = TakingOthersAlong(world, world.controller(1).id, [])
-        result = await scrub.run(resetting(world, resetter), lambda _: None)
-        assert result.outcome is Outcome.HELD_UP
+        result = await scrub.run_scrub(resetting(world, resetter), lambda _: None)
+        assert result.outcome is Outcome.BLOCKED
         assert resetter.seen == []
 
 
 @in_virtual_time
-async def test_device_that_is_being_scrubbed_is_never_reset_with_another() -> None:
+async def test_device_that_is_being_scrubbed_is_never_reset_together_with_another() -> None:
     async with a_world(devices=2) as world:
-        await world.controller(1).scrubs.start(Occasion.ON_DEMAND)
-        with pytest.raises(Held, match="scrubbing"):
-            async with world.controller(1).occupancy.still():
+        await world.controller(1).scrubs.start(ScrubTrigger.ON_DEMAND)
+        with pytest.raises(DeviceBusy, match="scrubbing"):
+            async with world.controller(1).occupancy.keep_out_of_use():
                 raise AssertionError("the device was kept still in the middle of its scrub")

@@ -10,19 +10,18 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Trust
-from scrubber.domain.basis import Basis
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, NotReady, Quarantined
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, Limits, Sharing
+from scrubber.domain.handover_kind import Basis
+from scrubber.domain.policy import Enforcement, Limits, SharingMode
+from scrubber.domain.states import Health, Hygiene
 from scrubber.engine.views import HandOverCall
 from tests.world.kubelet import Tenant
 from tests.world.sharing import RESOURCE, SharedWorld, a_shared_world
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT
 
-NEVER = replace(DEFAULT, name="alone", digest="sha256:alone", sharing=Sharing.NEVER)
+NEVER = replace(DEFAULT, name="alone", digest="sha256:alone", sharing=SharingMode.NEVER)
 OBSERVE = replace(DEFAULT, name="watching", digest="sha256:watching", enforcement=Enforcement.OBSERVE)
 
 
@@ -34,7 +33,7 @@ def exceptions(world: SharedWorld) -> list[str | None]:
 
 
 @in_virtual_time
-async def test_two_pods_of_a_tenant_share_a_device_and_nothing_is_cleared_while_one_of_them_lives() -> None:
+async def test_two_pods_of_a_tenant_share_a_device_and_nothing_is_cleared_while_a_pod_lives() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.start("acme", "train-1", world.share(1))
@@ -50,7 +49,7 @@ async def test_two_pods_of_a_tenant_share_a_device_and_nothing_is_cleared_while_
 
 
 @in_virtual_time
-async def test_a_joiners_certificate_says_that_others_hold_the_device_and_that_its_memory_was_left() -> None:
+async def test_certificate_of_a_shared_start_states_that_other_pods_hold_the_device_and_memory_was_left() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         await world.start("acme", "train-1", world.share(1))
@@ -65,7 +64,7 @@ async def test_a_joiners_certificate_says_that_others_hold_the_device_and_that_i
 
 
 @in_virtual_time
-async def test_nobody_joins_where_a_stranger_was_seen_before_it_was_scrubbed_whoever_is_restarted_meanwhile() -> None:
+async def test_shared_start_is_refused_after_unauthorized_use_until_a_scrub_even_across_a_service_restart() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         stranger = world.matter.start(None, "host/miner#1", "x/host/miner#1", mounted=frozenset({world.gpu().id}))
@@ -80,7 +79,7 @@ async def test_nobody_joins_where_a_stranger_was_seen_before_it_was_scrubbed_who
 
 
 @in_virtual_time
-async def test_several_shares_of_a_device_in_one_request_are_the_device_once() -> None:
+async def test_several_shares_of_a_device_in_one_request_are_granted_as_one_device() -> None:
     async with a_shared_world() as world:
         tenant = await world.admit_shares("acme", "train-0", world.share(0), world.share(3), starts=False)
         (granted,) = await world.call(tenant)
@@ -89,7 +88,7 @@ async def test_several_shares_of_a_device_in_one_request_are_the_device_once() -
 
 
 @in_virtual_time
-async def test_grants_of_pods_that_are_over_do_not_pile_up_while_a_device_is_shared_without_a_pause() -> None:
+async def test_grants_of_finished_pods_do_not_accumulate_while_a_device_is_shared_without_a_pause() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "serve-0", world.share(0))
         for number in range(6):
@@ -100,7 +99,9 @@ async def test_grants_of_pods_that_are_over_do_not_pile_up_while_a_device_is_sha
 
 
 @pytest.mark.parametrize("tenant", ["umbrella", "acme"])
-def test_nobody_joins_once_a_restarted_kubelet_may_have_started_another_tenant_that_waited(tenant: str) -> None:
+def test_shared_start_is_refused_if_a_restarted_kubelet_may_have_started_a_waiting_pod_of_another_tenant(
+    tenant: str,
+) -> None:
     """It starts without asking until the plugin is back, and that start was over before anybody looked."""
 
     @in_virtual_time
@@ -119,7 +120,7 @@ def test_nobody_joins_once_a_restarted_kubelet_may_have_started_another_tenant_t
 
 
 @in_virtual_time
-async def test_a_share_that_was_granted_to_nobody_knows_whom_is_not_taken_for_the_only_pod_that_is_left() -> None:
+async def test_share_granted_while_the_kubelet_was_unreadable_is_not_attributed_to_the_only_remaining_pod() -> None:
     async with a_shared_world() as world:
         first = await world.admit_shares("umbrella", "serve-0", world.share(0), starts=False)
         second = await world.admit_shares("acme", "train-0", world.share(1), starts=False)
@@ -139,7 +140,7 @@ async def test_a_share_that_was_granted_to_nobody_knows_whom_is_not_taken_for_th
 
 
 @in_virtual_time
-async def test_a_pod_of_another_tenant_waits_until_everybody_has_left_and_finds_the_device_clean() -> None:
+async def test_pod_of_another_tenant_waits_until_all_sharing_pods_are_gone_and_gets_a_clean_device() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.start("acme", "train-1", world.share(1))
@@ -156,7 +157,7 @@ async def test_a_pod_of_another_tenant_waits_until_everybody_has_left_and_finds_
 
 
 @in_virtual_time
-async def test_start_on_a_share_is_refused_once_the_kubelet_gives_the_share_to_another_pod() -> None:
+async def test_start_on_a_share_is_refused_once_the_kubelet_assigns_the_share_to_another_pod() -> None:
     async with a_shared_world() as world:
         await world.start("umbrella", "serve-0", world.share(0))
         second = await world.admit_shares("acme", "train-0", world.share(1), starts=False)
@@ -183,7 +184,7 @@ async def test_start_on_a_share_goes_on_when_another_share_of_the_device_is_allo
 
 
 @in_virtual_time
-async def test_the_policy_may_let_no_two_pods_be_on_one_device() -> None:
+async def test_policy_may_forbid_two_pods_on_one_device() -> None:
     async with a_shared_world(policy=NEVER) as world:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -196,7 +197,7 @@ async def test_the_policy_may_let_no_two_pods_be_on_one_device() -> None:
 
 
 @in_virtual_time
-async def test_nobody_joins_while_no_witness_says_who_it_is() -> None:
+async def test_shared_start_is_refused_while_the_kubelet_cannot_name_the_requesting_pod() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -208,19 +209,19 @@ async def test_nobody_joins_while_no_witness_says_who_it_is() -> None:
 
 
 @in_virtual_time
-async def test_observing_refuses_no_sharing() -> None:
+async def test_observing_policy_refuses_no_shared_start() -> None:
     async with a_shared_world(policy=OBSERVE) as world:
         await world.start("acme", "train-0", world.share(0), writes=False)
         stranger = await world.admit_shares("umbrella", "serve-0", world.share(1), starts=False)
         (granted,) = await world.call(stranger, 1.0)
-        assert granted.basis is Basis.OBSERVED
+        assert granted.basis is Basis.OBSERVE_MODE
 
 
 # -- the whole of it ---------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_device_that_somebody_has_whole_is_never_joined() -> None:
+async def test_device_granted_whole_is_never_shared() -> None:
     async with a_shared_world() as world:
         whole = await world.admit("acme", "train-0")
         assert whole is not None
@@ -232,7 +233,7 @@ async def test_a_device_that_somebody_has_whole_is_never_joined() -> None:
 
 
 @in_virtual_time
-async def test_a_device_of_which_somebody_has_a_share_is_never_given_whole() -> None:
+async def test_device_with_a_granted_share_is_never_granted_whole() -> None:
     async with a_shared_world() as world:
         shared = await world.start("acme", "train-0", world.share(0))
         whole = world.kubelet.admit("acme", "train-1", [world.gpu().id], starts=False)
@@ -244,7 +245,7 @@ async def test_a_device_of_which_somebody_has_a_share_is_never_given_whole() -> 
 
 
 @in_virtual_time
-async def test_the_whole_of_a_device_and_a_share_of_it_are_no_request() -> None:
+async def test_request_for_a_whole_device_and_a_share_of_the_same_device_is_refused() -> None:
     async with a_shared_world() as world:
         with pytest.raises(InvalidRequest, match="twice"):
             await world.node.reserve([world.gpu().id, world.share(0)], RESOURCE)
@@ -254,7 +255,7 @@ async def test_the_whole_of_a_device_and_a_share_of_it_are_no_request() -> None:
 
 
 @in_virtual_time
-async def test_a_restart_beside_others_joins_again_and_alone_afterwards_it_waits_for_the_scrub() -> None:
+async def test_restart_beside_other_pods_is_a_shared_start_and_a_later_restart_alone_waits_for_the_scrub() -> None:
     """Another pod's bytes are on the device: the exception for the same container would let it start among them."""
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
@@ -272,7 +273,7 @@ async def test_a_restart_beside_others_joins_again_and_alone_afterwards_it_waits
 
 
 @in_virtual_time
-async def test_whoever_had_a_shared_device_to_itself_restarts_by_the_policys_exception() -> None:
+async def test_pod_alone_on_a_shared_device_restarts_by_the_policys_exception() -> None:
     async with a_shared_world() as world:
         only = await world.start("acme", "train-0", world.share(0))
         await world.run(2.0)
@@ -282,7 +283,7 @@ async def test_whoever_had_a_shared_device_to_itself_restarts_by_the_policys_exc
 
 
 @in_virtual_time
-async def test_sharing_goes_on_across_a_restart_of_the_service() -> None:
+async def test_sharing_continues_across_a_service_restart() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         await world.start("acme", "train-1", world.share(1))
@@ -299,7 +300,7 @@ async def test_sharing_goes_on_across_a_restart_of_the_service() -> None:
 
 
 @in_virtual_time
-async def test_nobody_joins_once_a_pod_had_the_device_without_asking() -> None:
+async def test_shared_start_is_refused_after_a_pod_started_without_a_grant() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -311,7 +312,7 @@ async def test_nobody_joins_once_a_pod_had_the_device_without_asking() -> None:
         assert "before it was proved clean" in str(refusal)
         world.kubelet.delete(first)
         world.kubelet.delete(second)
-        await world.run(DEFAULT.limits.dying_grace)
+        await world.run(DEFAULT.limits.leftover_grace_period)
         (granted,) = await world.call(third)
         assert granted.basis is Basis.CERTIFICATE
 
@@ -320,8 +321,8 @@ async def test_nobody_joins_once_a_pod_had_the_device_without_asking() -> None:
 
 
 @in_virtual_time
-async def test_nobody_joins_beside_a_leftover() -> None:
-    async with a_shared_world(policy=replace(DEFAULT, limits=replace(Limits(), dying_grace=5.0))) as world:
+async def test_shared_start_beside_leftover_processes_is_refused() -> None:
+    async with a_shared_world(policy=replace(DEFAULT, limits=replace(Limits(), leftover_grace_period=5.0))) as world:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.start("acme", "train-1", world.share(1))
         world.kubelet.force_delete(first, lives_on=600.0)
@@ -336,7 +337,7 @@ async def test_nobody_joins_beside_a_leftover() -> None:
 
 
 @in_virtual_time
-async def test_nobody_joins_where_somebody_used_the_device_without_a_grant_before_it_was_scrubbed() -> None:
+async def test_shared_start_is_refused_after_unauthorized_use_until_the_device_was_scrubbed() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         proc = world.use(world.gpu())
@@ -352,7 +353,7 @@ async def test_nobody_joins_where_somebody_used_the_device_without_a_grant_befor
 
 
 @in_virtual_time
-async def test_unauthorized_use_that_only_the_checks_of_a_shared_start_see_is_recorded() -> None:
+async def test_unauthorized_use_found_only_by_the_checks_of_a_shared_start_is_recorded() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -360,14 +361,14 @@ async def test_unauthorized_use_that_only_the_checks_of_a_shared_start_see_is_re
         async def held() -> bool:
             return False
 
-        world.controller().occupancy.held = held  # type: ignore[method-assign]
+        world.controller().occupancy.is_held = held  # type: ignore[method-assign]
         world.use(world.gpu())
         assert "without a grant" in str(await world.refused(second))
-        assert world.record().tainted
+        assert world.record().contaminated
 
 
 @in_virtual_time
-async def test_a_tenants_process_that_ends_while_it_is_asked_about_is_no_stranger() -> None:
+async def test_tenant_process_that_ends_during_the_check_of_a_shared_start_is_no_unauthorized_user() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         assert world.service is not None
@@ -385,11 +386,11 @@ async def test_a_tenants_process_that_ends_while_it_is_asked_about_is_no_strange
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         (granted,) = await world.call(second)
         assert granted.basis is Basis.SHARED
-        assert not world.record().tainted
+        assert not world.record().contaminated
 
 
 @in_virtual_time
-async def test_settings_that_are_off_cannot_be_put_right_while_others_are_there() -> None:
+async def test_changed_settings_of_a_shared_device_are_restored_only_after_the_other_pods_are_gone() -> None:
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         world.gpu().settings["compute-mode"] = "exclusive-process"
@@ -403,7 +404,7 @@ async def test_settings_that_are_off_cannot_be_put_right_while_others_are_there(
 
 
 @in_virtual_time
-async def test_a_faulty_device_is_joined_by_nobody() -> None:
+async def test_shared_start_on_a_faulty_device_is_refused() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         world.gpu().xids[95] = 1
@@ -426,7 +427,7 @@ async def unheard(world: SharedWorld, tenant: Tenant) -> None:
 
 
 @in_virtual_time
-async def test_whoever_was_not_told_of_its_share_is_given_the_same_answer_and_nobody_else_is() -> None:
+async def test_undelivered_grant_of_a_share_is_returned_again_to_the_same_pod_only() -> None:
     async with a_shared_world() as world:
         first = await world.admit_shares("acme", "train-0", world.share(0), starts=False)
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -436,7 +437,7 @@ async def test_whoever_was_not_told_of_its_share_is_given_the_same_answer_and_no
         await unheard(world, second)
         (other,) = await world.call(second)
         assert (other.grant, other.basis) == (2, "shared")
-        assert world.record().grants == 2
+        assert world.record().grant_sequence == 2
 
 
 # -- assignments that we did not make ----------------------------------------------------------------------------------
@@ -450,19 +451,21 @@ async def elsewhere(world: SharedWorld) -> Tenant:
 
 
 @in_virtual_time
-async def test_a_device_that_another_plugin_gave_to_another_pod_is_handed_to_nobody() -> None:
+async def test_device_assigned_to_another_pod_by_another_plugin_is_not_granted() -> None:
     async with a_shared_world() as world:
         tenant = await elsewhere(world)
         refusal = await world.refused(tenant)
         assert refusal.code == "foreign-assignment"
         assert "umbrella/claims" in str(refusal)
-        assert "gpu.vendor.com" in refusal.public
+        assert "gpu.vendor.com" in refusal.public_message
         world.elsewhere = ()
         await world.call(tenant)
 
 
 @in_virtual_time
-async def test_an_assignment_that_we_did_not_make_is_a_finding() -> None:
+async def test_device_assigned_by_another_plugin_while_shared_is_logged_as_unauthorized_use_and_blocks_the_next_start() -> (
+    None
+):
     """Beside a rightful tenant, too: it is told, no exception outlives it, and it is in the way of the next start."""
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
@@ -471,13 +474,13 @@ async def test_an_assignment_that_we_did_not_make_is_a_finding() -> None:
         assert world.journal is not None
         found = [event for event in world.journal.events if event.fields.get("use") == "foreign-assignment"]
         assert [(event.name, event.device) for event in found] == [("use.ungranted", world.gpu().id)]
-        assert not world.record().watched
+        assert not world.record().exclusive_use
         assert first.running
         assert (await world.refused(later)).code == "foreign-assignment"
 
 
 @in_virtual_time
-async def test_a_plugin_of_ours_makes_no_foreign_assignments() -> None:
+async def test_assignment_through_an_announced_resource_is_not_one_of_another_plugin() -> None:
     async with a_shared_world() as world:
         await world.node.announce("gpu.vendor.com", {})
         assert world.node.own_resources == {"gpu.vendor.com"}
@@ -487,7 +490,7 @@ async def test_a_plugin_of_ours_makes_no_foreign_assignments() -> None:
 
 
 @in_virtual_time
-async def test_while_no_plugin_has_named_its_resource_nothing_is_foreign() -> None:
+async def test_no_assignment_counts_as_one_of_another_plugin_before_any_resource_is_announced() -> None:
     async with a_shared_world() as world:
         tenant = await elsewhere(world)
         world.kill()
@@ -499,7 +502,7 @@ async def test_while_no_plugin_has_named_its_resource_nothing_is_foreign() -> No
 
 
 @in_virtual_time
-async def test_after_a_restart_of_the_service_the_resources_of_open_grants_are_known_to_be_ours() -> None:
+async def test_resources_of_open_grants_are_known_as_own_after_a_service_restart() -> None:
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         world.kill()
@@ -511,7 +514,7 @@ async def test_after_a_restart_of_the_service_the_resources_of_open_grants_are_k
 
 
 @in_virtual_time
-async def test_ids_of_a_plugins_own_making_mean_what_it_announced() -> None:
+async def test_plugin_defined_ids_resolve_to_the_devices_that_the_plugin_announced() -> None:
     async with a_shared_world(devices=2) as world:
         first, second = world.gpu(0).id, world.gpu(1).id
         with pytest.raises(InvalidRequest, match="no device nvidia1"):
@@ -522,6 +525,6 @@ async def test_ids_of_a_plugins_own_making_mean_what_it_announced() -> None:
         assert world.service is not None
         (granted,) = await world.service.hand_over(HandOverCall(("nvidia1",), 5.0, frozenset(), "vendor.dev/gpu"))
         assert granted.device == second
-        meaning = world.node.meaning("vendor.dev/gpu", "nvidia0")
+        meaning = world.node.resolve_id("vendor.dev/gpu", "nvidia0")
         assert meaning is not None
         assert meaning.device == first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.states import Hygiene
 from tests.world.asking import admitted, answered, ask, started
 from tests.world.spans import Recorder, Told
 from tests.world.timeline import in_virtual_time
@@ -32,7 +32,7 @@ def only(found: list[Told]) -> Told:
 
 
 @in_virtual_time
-async def test_a_scrub_that_nobody_waits_for_is_a_tree_of_its_own() -> None:
+async def test_scrub_without_a_waiting_caller_has_a_trace_tree_of_its_own() -> None:
     async with told() as (world, recorder):
         scrub = only(recorder.find("scrub"))
         assert scrub in recorder.roots
@@ -50,7 +50,7 @@ async def test_a_scrub_that_nobody_waits_for_is_a_tree_of_its_own() -> None:
 
 
 @in_virtual_time
-async def test_a_hand_over_of_clean_devices_is_their_checks_and_one_grant() -> None:
+async def test_trace_of_a_hand_over_of_clean_devices_has_a_check_span_per_device_and_one_grant_span() -> None:
     async with told(devices=2) as (world, recorder):
         tenant = await admitted(world, "umbrella", "serve-0", 0, 1)
         await ask(world, tenant)
@@ -63,7 +63,7 @@ async def test_a_hand_over_of_clean_devices_is_their_checks_and_one_grant() -> N
 
 
 @in_virtual_time
-async def test_a_hand_over_that_has_to_wait_has_the_scrub_and_the_wait_for_it() -> None:
+async def test_trace_of_a_waiting_hand_over_has_a_wait_span_that_names_the_scrub() -> None:
     async with told() as (world, recorder):
         first = await started(world)
         scrubs = len(recorder.find("scrub"))
@@ -78,7 +78,7 @@ async def test_a_hand_over_that_has_to_wait_has_the_scrub_and_the_wait_for_it() 
 
 
 @in_virtual_time
-async def test_a_refusal_says_why_and_for_whom() -> None:
+async def test_trace_of_a_refused_hand_over_names_the_reason_and_the_tenant() -> None:
     async with told() as (world, recorder):
         await world.node.actions.quarantine("0", "spare", "uid:0")
         await answered(ask(world, world.kubelet.admit("umbrella", "serve-0", [world.gpu().id], starts=False)))
@@ -89,7 +89,7 @@ async def test_a_refusal_says_why_and_for_whom() -> None:
 
 
 @in_virtual_time
-async def test_a_step_that_fails_says_what_it_found() -> None:
+async def test_span_of_a_failed_scrub_step_names_the_findings() -> None:
     async with told() as (world, recorder):
         world.gpu().flaws.add("on-chip")
         first = await started(world)

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from scrubber.domain.device import Device
-from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import DeviceFault, Held, Stuck, Unreadable
-from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
+from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
+from scrubber.domain.errors import DeviceBusy, DeviceFault, DriverTimeout, Unreadable
+from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger, Severity, Step, StepResult, Verdict
 from scrubber.domain.policy import DiagnosticsRule, Limits
 from scrubber.domain.telemetry import Signal, Snapshot
 from scrubber.engine import scrub
+from scrubber.engine.steps.context import ScrubContext
 from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.memory import clear_memory
-from scrubber.engine.steps.on_chip import judge_on_chip
-from scrubber.engine.steps.work import Work
-from scrubber.ports.device import EraseReport, EraseRequest, OnChip, Progress, Telemetry
+from scrubber.engine.steps.on_chip import evaluate_on_chip
+from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnChipReport, Telemetry
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 
@@ -35,37 +35,41 @@ class Answering:
     answer: EraseReport | Exception
     seconds: float = 0.0
 
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
+    async def erase(
+        self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
+    ) -> EraseReport:
         await self.world.run(self.seconds)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         return None
 
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
+    async def terminate_orphan(self, device: Device, deadline: float) -> bool:
         return True
 
 
-def work(world: World, answer: EraseReport | Exception, *, seconds: float = 0.0, slow_path: float = 120.0) -> Work:
+def work(
+    world: World, answer: EraseReport | Exception, *, seconds: float = 0.0, slow_path: float = 120.0
+) -> ScrubContext:
     """The context of a slow path on the first device whose eraser answers ``answer``."""
     assert world.service is not None
     policy = replace(world.policy, limits=replace(Limits(), slow_path=slow_path))
     controller = world.controller()
-    return Work(
+    return ScrubContext(
         scrub="scrub-1",
         device=controller.state.device,
         record=controller.state.record,
-        plan=policy.plan(Path.SLOW, Occasion.START),
+        plan=policy.plan(PathKind.SLOW, ScrubTrigger.CONTAINER_START),
         policy=policy,
         dependencies=replace(world.service.dependencies, eraser=Answering(world, answer, seconds)),
         pods=controller.pods,
-        standings=controller.occupancy.standings,
+        pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
         eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
-        still=world.service.node.devices.still,
+        keep_out_of_use=world.service.node.devices.keep_out_of_use,
     )
 
 
@@ -80,7 +84,7 @@ def judged(answer: EraseReport | Exception) -> StepResult:
     return judge()
 
 
-def test_everything_cleared_and_read_back_is_proved() -> None:
+def test_memory_that_was_cleared_and_read_back_completely_passes() -> None:
     result = judged(WHOLE)
     assert (result.verdict, result.findings) == (Verdict.PASSED, ())
     assert result.measured["verified_bytes"] == 100
@@ -93,19 +97,21 @@ def test_everything_cleared_and_read_back_is_proved() -> None:
         ({"cleared_bytes": 99}, "not-all-cleared", Severity.FAULT),
         ({"verified_bytes": 99}, "not-all-cleared", Severity.FAULT),
         ({"total_bytes": 0, "cleared_bytes": 0, "verified_bytes": 0}, "not-all-cleared", Severity.FAULT),
-        ({"fence_broken": True, "cleared_bytes": 5, "verified_bytes": 0}, "fence-broken", Severity.DIRTY),
-        ({"fence_broken": True, "failed_bytes": 5}, "fence-broken", Severity.DIRTY),
-        ({"unsettled_bytes": 1}, "memory-not-back", Severity.FAULT),
+        ({"fence_broken": True, "cleared_bytes": 5, "verified_bytes": 0}, "fence-broken", Severity.BLOCKING),
+        ({"fence_broken": True, "failed_bytes": 5}, "fence-broken", Severity.BLOCKING),
+        ({"unreleased_bytes": 1}, "memory-not-back", Severity.FAULT),
         ({"cleared_bytes": 90, "verified_bytes": 90, "not_covered_bytes": 10}, "not-all-cleared", Severity.FAULT),
     ],
 )
-def test_anything_less_is_not(changes: dict[str, Any], code: str, severity: Severity) -> None:
+def test_memory_that_was_not_cleared_and_read_back_completely_fails(
+    changes: dict[str, Any], code: str, severity: Severity
+) -> None:
     result = judged(replace(WHOLE, **changes))
     assert result.verdict is Verdict.FAILED
     assert [(finding.code, finding.severity) for finding in result.findings] == [(code, severity)]
 
 
-def test_what_the_driver_reserves_is_out_of_reach_and_what_somebody_else_may_have_is_not() -> None:
+def test_memory_step_tolerates_bytes_reserved_by_the_driver_but_no_other_uncleared_bytes() -> None:
     gibibyte = 1 << 30
     whole = EraseReport(
         total_bytes=80 * gibibyte,
@@ -122,35 +128,35 @@ def test_what_the_driver_reserves_is_out_of_reach_and_what_somebody_else_may_hav
     assert judged(replace(less, not_covered_bytes=3 * gibibyte + 1)).findings[0].code == "not-all-cleared"
 
 
-ALL_SEEN = OnChip(
-    units=132, units_seen=132, shared_bytes=232448, register_bytes=262144, residue_bytes=0, failed_bytes=0
+ALL_SEEN = OnChipReport(
+    units=132, units_cleared=132, shared_bytes=232448, register_bytes=262144, residue_bytes=0, failed_bytes=0
 )
 
 
-def judged_on_chip(found: OnChip | None) -> StepResult:
+def judged_on_chip(found: OnChipReport | None) -> StepResult:
     @in_virtual_time
     async def judge() -> StepResult:
         async with a_world(devices=1) as world:
             context = work(world, replace(WHOLE, on_chip=found))
             await clear_memory(context)
-            return await judge_on_chip(context)
+            return await evaluate_on_chip(context)
 
     return judge()
 
 
-def test_on_chip_memory_is_proved_on_every_processor_or_not_claimed() -> None:
+def test_on_chip_memory_is_verified_on_every_processor_or_not_covered() -> None:
     assert judged_on_chip(ALL_SEEN).verdict is Verdict.PASSED
     assert judged_on_chip(None).verdict is Verdict.NOT_COVERED
 
 
-@pytest.mark.parametrize("changes", [{"units_seen": 131}, {"failed_bytes": 4}, {"units": 0, "units_seen": 0}])
-def test_a_processor_that_did_not_run_or_stays_dirty_is_the_devices_fault(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"units_cleared": 131}, {"failed_bytes": 4}, {"units": 0, "units_cleared": 0}])
+def test_processor_that_did_not_run_or_stays_dirty_is_a_fault_of_the_device(changes: dict[str, Any]) -> None:
     result = judged_on_chip(replace(ALL_SEEN, **changes))
     assert [(finding.code, finding.severity) for finding in result.findings] == [("on-chip-failed", Severity.FAULT)]
     assert result.verdict is Verdict.FAILED
 
 
-def test_residue_on_chip_is_worth_a_note() -> None:
+def test_on_chip_residue_is_recorded_as_a_note() -> None:
     result = judged_on_chip(replace(ALL_SEEN, residue_bytes=4))
     assert (result.verdict, [finding.code for finding in result.findings]) == (Verdict.PASSED, ["on-chip-residue"])
 
@@ -159,9 +165,9 @@ def test_residue_on_chip_is_worth_a_note() -> None:
 class Diagnosing:
     """:class:`scrubber.ports.Diagnostics` that answers as it was told."""
 
-    answer: tuple[Check, ...] | Exception
+    answer: tuple[DiagnosticCheck, ...] | Exception
 
-    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
+    async def diagnose(self, device: Device, level: DiagnosticLevel, deadline: float) -> tuple[DiagnosticCheck, ...]:
         assert deadline > level.seconds > 0
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -171,27 +177,31 @@ class Diagnosing:
 @pytest.mark.parametrize(
     ("answer", "codes", "severity"),
     [
-        ((Check("matrix-product", 0, {"operations_per_second": 9e9}),), [], None),
-        ((Check("matrix-product", 1, {"operations_per_second": 9e9}),), ["diagnostics-failed"], Severity.FAULT),
-        ((Check("matrix-product", 0, {"operations_per_second": 1e9}),), ["diagnostics-slow"], Severity.FAULT),
-        ((Check("matrix-product", 0),), ["diagnostics-slow"], Severity.FAULT),
+        ((DiagnosticCheck("matrix-product", 0, {"operations_per_second": 9e9}),), [], None),
+        (
+            (DiagnosticCheck("matrix-product", 1, {"operations_per_second": 9e9}),),
+            ["diagnostics-failed"],
+            Severity.FAULT,
+        ),
+        ((DiagnosticCheck("matrix-product", 0, {"operations_per_second": 1e9}),), ["diagnostics-slow"], Severity.FAULT),
+        ((DiagnosticCheck("matrix-product", 0),), ["diagnostics-slow"], Severity.FAULT),
         ((), ["diagnostics-failed"], Severity.FAULT),
         (Unreadable("the child died"), ["diagnostics-failed"], Severity.FAULT),
-        (Held("somebody has it"), ["held"], Severity.DIRTY),
+        (DeviceBusy("somebody has it"), ["held"], Severity.BLOCKING),
     ],
 )
-def test_diagnostics_are_judged_by_errors_and_floors(
-    answer: tuple[Check, ...] | Exception, codes: list[str], severity: Severity | None
+def test_diagnostics_are_judged_by_errors_and_minimum_rates(
+    answer: tuple[DiagnosticCheck, ...] | Exception, codes: list[str], severity: Severity | None
 ) -> None:
     @in_virtual_time
     async def run() -> StepResult:
         async with a_world(devices=1) as world:
             context = work(world, WHOLE)
-            rule = DiagnosticsRule(floors={"Labelled*": {"matrix-product": 5e9}})
+            rule = DiagnosticsRule(min_rates={"Labelled*": {"matrix-product": 5e9}})
             return await diagnose(
                 replace(
                     context,
-                    plan=replace(context.plan, diagnostics=Level.QUICK),
+                    plan=replace(context.plan, diagnostics=DiagnosticLevel.QUICK),
                     policy=replace(context.policy, diagnostics=rule),
                     dependencies=replace(context.dependencies, diagnostics=Diagnosing(answer)),
                 )
@@ -203,8 +213,8 @@ def test_diagnostics_are_judged_by_errors_and_floors(
     assert result.verdict is (Verdict.FAILED if codes else Verdict.PASSED)
 
 
-@pytest.mark.parametrize("changes", [{"residue_bytes": 7}, {"mended": "The size was put right."}])
-def test_residue_and_a_mended_size_are_worth_a_note(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"residue_bytes": 7}, {"size_restored": "The size was put right."}])
+def test_residue_and_a_corrected_memory_size_are_recorded_as_notes(changes: dict[str, Any]) -> None:
     result = judged(replace(WHOLE, **changes))
     assert result.verdict is Verdict.PASSED
     assert [finding.severity for finding in result.findings] == [Severity.NOTE]
@@ -213,31 +223,31 @@ def test_residue_and_a_mended_size_are_worth_a_note(changes: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("error", "code", "severity"),
     [
-        (Held("somebody has it"), "held", Severity.DIRTY),
-        (Stuck("killed"), "erase-timeout", Severity.FAULT),
+        (DeviceBusy("somebody has it"), "held", Severity.BLOCKING),
+        (DriverTimeout("killed"), "erase-timeout", Severity.FAULT),
     ],
 )
-def test_an_eraser_that_could_not_work_proves_nothing(error: Exception, code: str, severity: Severity) -> None:
+def test_failed_eraser_fails_the_memory_step(error: Exception, code: str, severity: Severity) -> None:
     result = judged(error)
     assert result.verdict is Verdict.FAILED
     assert [(finding.code, finding.severity) for finding in result.findings] == [(code, severity)]
 
 
 @in_virtual_time
-async def test_the_first_step_that_fails_ends_the_plan() -> None:
+async def test_first_failed_step_ends_the_scrub() -> None:
     async with a_world(devices=1) as world:
         began: list[Step] = []
-        result = await scrub.run(work(world, Held("somebody has it")), began.append)
-        assert result.outcome is Outcome.HELD_UP
+        result = await scrub.run_scrub(work(world, DeviceBusy("somebody has it")), began.append)
+        assert result.outcome is Outcome.BLOCKED
         assert began == [Step.HOLDERS, Step.MEMORY]
 
 
 @pytest.mark.parametrize("fault", [Unreadable("nonsense"), DeviceFault("odd", code="odd")])
-def test_a_fault_of_the_device_ends_the_plan_with_its_own_code(fault: DeviceFault) -> None:
+def test_device_fault_ends_the_scrub_with_its_own_code(fault: DeviceFault) -> None:
     @in_virtual_time
     async def fail() -> None:
         async with a_world(devices=1) as world:
-            result = await scrub.run(work(world, fault), lambda _: None)
+            result = await scrub.run_scrub(work(world, fault), lambda _: None)
             assert result.outcome is Outcome.FAILED
             assert result.findings[-1].code == fault.code
 
@@ -245,10 +255,10 @@ def test_a_fault_of_the_device_ends_the_plan_with_its_own_code(fault: DeviceFaul
 
 
 @in_virtual_time
-async def test_a_step_that_outlives_the_plan_fails_it() -> None:
+async def test_step_that_exceeds_the_time_limit_of_the_scrub_fails_the_scrub() -> None:
     async with a_world(devices=1) as world:
         world.gpu().stuck = True
-        result = await scrub.run(work(world, WHOLE, slow_path=0.5), lambda _: None)
+        result = await scrub.run_scrub(work(world, WHOLE, slow_path=0.5), lambda _: None)
         assert result.outcome is Outcome.FAILED
         assert [finding.code for finding in result.findings] == ["scrub-overdue"]
 
@@ -259,7 +269,7 @@ class Interrupted(Answering):
 
     standstill: float = 0.0
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         asyncio.get_running_loop().call_later(0.01, self.world.pause, self.standstill)
         await self.world.run(0.02)
         return None
@@ -282,32 +292,34 @@ class Slow:
 
 @pytest.mark.parametrize("standstill", [0.3, 0.46, 0.49, 0.5, 0.55, 3.0])
 @in_virtual_time
-async def test_a_service_that_stood_still_in_the_midst_of_a_step_blames_no_device(standstill: float) -> None:
+async def test_stall_of_the_service_during_a_step_is_not_blamed_on_the_device(standstill: float) -> None:
     async with a_world(devices=1) as world:
         context = work(world, WHOLE, slow_path=0.5)
         slow = Slow(world, context.dependencies.telemetry)
         dependencies = replace(
             context.dependencies, eraser=Interrupted(world, WHOLE, standstill=standstill), telemetry=slow
         )
-        result = await scrub.run(replace(context, dependencies=dependencies), lambda _: None)
+        result = await scrub.run_scrub(replace(context, dependencies=dependencies), lambda _: None)
         assert [finding.code for finding in result.findings] == []
         assert result.outcome is Outcome.PASSED
 
 
 @in_virtual_time
-async def test_clearing_has_a_deadline_of_its_own_beside_the_plans() -> None:
+async def test_clearing_has_a_time_limit_separate_from_that_of_the_scrub() -> None:
     async with a_world(devices=1) as world:
-        result = await scrub.run(work(world, WHOLE, seconds=20.0, slow_path=10.0), lambda _: None)
+        result = await scrub.run_scrub(work(world, WHOLE, seconds=20.0, slow_path=10.0), lambda _: None)
         assert result.outcome is Outcome.PASSED
 
 
 @in_virtual_time
-async def test_time_spent_waiting_for_a_slot_is_not_the_scrubs() -> None:
+async def test_wait_for_an_eraser_slot_does_not_count_towards_the_time_limit_of_the_scrub() -> None:
     async with a_world(devices=3) as world:
         assert world.service is not None
         slots = world.node.devices.eraser_pool
         async with slots.slot(lambda: True), slots.slot(lambda: True):
-            waiting = world.service.life.start(scrub.run(work(world, WHOLE, slow_path=10.0), lambda _: None), "scrub")
+            waiting = world.service.life.start(
+                scrub.run_scrub(work(world, WHOLE, slow_path=10.0), lambda _: None), "scrub"
+            )
             await world.run(60.0)
             assert not waiting.done()
         assert (await waiting).outcome is Outcome.PASSED
@@ -324,24 +336,24 @@ class Snapshots:
     held: bool
 
     async def snapshot(self, device: Device) -> Snapshot:
-        return replace(await self.telemetry.snapshot(device), held=self.held)
+        return replace(await self.telemetry.snapshot(device), is_held=self.held)
 
     def signals(self) -> AsyncIterator[Signal]:
         return self.telemetry.signals()
 
 
 @in_virtual_time
-async def test_who_holds_the_device_is_not_asked_again_when_it_was_told_with_its_health() -> None:
+async def test_holders_reported_with_the_health_snapshot_are_not_queried_again() -> None:
     async with a_world(devices=1) as world:
         world.unreadable.add(world.gpu().id)  # whoever asks who holds it gets no answer
-        with pytest.raises(Stuck):
-            await world.controller().occupancy.held()
-        for held, outcome in ((False, Outcome.PASSED), (True, Outcome.HELD_UP)):
+        with pytest.raises(DriverTimeout):
+            await world.controller().occupancy.is_held()
+        for held, outcome in ((False, Outcome.PASSED), (True, Outcome.BLOCKED)):
             context = work(world, WHOLE)
             telemetry = Snapshots(context.dependencies.telemetry, held)
             context = replace(
                 context,
-                plan=world.policy.plan(Path.FAST, Occasion.START),
+                plan=world.policy.plan(PathKind.FAST, ScrubTrigger.CONTAINER_START),
                 dependencies=replace(context.dependencies, telemetry=telemetry),
             )
-            assert (await scrub.run(context, lambda _: None)).outcome is outcome
+            assert (await scrub.run_scrub(context, lambda _: None)).outcome is outcome

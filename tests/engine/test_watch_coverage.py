@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.adapters.clock import SystemClock
-from scrubber.engine.device.occupancy import GAP, WatchCoverage
+from scrubber.engine.device.occupancy import MAX_WATCH_GAP, WatchCoverage
 
 
 class Now(SystemClock):
@@ -14,41 +14,41 @@ class Now(SystemClock):
         return self.seconds
 
 
-def test_a_device_is_free_from_the_first_look_that_showed_nobody_until_one_shows_somebody() -> None:
+def test_device_counts_as_free_from_the_first_check_without_a_holder_until_a_check_with_a_holder() -> None:
     now = Now()
     coverage = WatchCoverage(now)
     assert coverage.free_for == 0.0
-    coverage.saw(held=False)
+    coverage.record_check(held=False)
     now.seconds += 3.0
-    coverage.saw(held=False)
+    coverage.record_check(held=False)
     now.seconds += 2.0
     assert coverage.free_for == 5.0
-    coverage.saw(held=True)
+    coverage.record_check(held=True)
     now.seconds += 7.0
     assert coverage.free_for == 0.0
 
 
-def test_that_a_device_was_free_before_its_grant_says_nothing_about_who_was_granted_it() -> None:
+def test_free_time_before_a_grant_does_not_count_after_the_grant() -> None:
     now = Now()
     coverage = WatchCoverage(now)
-    coverage.saw(held=False)
+    coverage.record_check(held=False)
     now.seconds += 60.0
-    coverage.granted()
+    coverage.note_grant()
     now.seconds += 1.0
     assert coverage.free_for == 0.0
-    coverage.saw(held=False)
+    coverage.record_check(held=False)
     now.seconds += 1.0
     assert coverage.free_for == 1.0
 
 
-def test_a_gap_that_somebody_came_upon_stays_until_it_is_dealt_with() -> None:
+def test_watch_gap_found_by_a_check_persists_until_it_is_reset() -> None:
     now = Now()
     coverage = WatchCoverage(now)
     gaps = []
-    for seconds in (GAP, GAP + 1.0, 1.0):
+    for seconds in (MAX_WATCH_GAP, MAX_WATCH_GAP + 1.0, 1.0):
         now.seconds += seconds
-        coverage.look()
-        coverage.saw(held=False)
-        gaps.append(coverage.gap)
-    coverage.begin()
-    assert [*gaps, coverage.gap] == [False, True, True, False]
+        coverage.begin_check()
+        coverage.record_check(held=False)
+        gaps.append(coverage.has_gap)
+    coverage.reset()
+    assert [*gaps, coverage.has_gap] == [False, True, True, False]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scrubber import __version__
-from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.domain.errors import ScrubberError
 from tests.gpu.extent import FULL, QUICK
 from tests.gpu.nvidia_smi import Smi
@@ -114,7 +114,7 @@ def _options(arguments: Sequence[str] | None) -> tuple[Options, Path | None, Seq
         parser.error("--leave-settings and --allow-settings contradict each other")
     root = found.stand_ins or found.driver_root
     options = Options(
-        places=_stood_in(root) if found.stand_ins else Places.of(root),
+        places=_stood_in(root) if found.stand_ins else DriverPaths.below(root),
         extent=QUICK if found.quick else FULL,
         device=found.device,
         leave_settings=found.leave_settings,
@@ -126,8 +126,8 @@ def _options(arguments: Sequence[str] | None) -> tuple[Options, Path | None, Seq
     return options, found.out or (None if options.dry or found.quick or found.only else RESULTS), found.only
 
 
-def _stood_in(world: Path) -> Places:
-    return Places(world, world / "dev", world / "proc/driver/nvidia", world / "sys", world / "run")
+def _stood_in(world: Path) -> DriverPaths:
+    return DriverPaths(world, world / "dev", world / "proc/driver/nvidia", world / "sys", world / "run")
 
 
 def _say(line: str) -> None:

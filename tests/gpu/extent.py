@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.domain.diagnosis import Level
+from scrubber.domain.diagnostics import DiagnosticLevel
 
 __all__ = ["FULL", "QUICK", "Extent"]
 
@@ -29,7 +29,7 @@ class Extent:
     starts: int
     limit_bytes: int
     limit_repeats: int
-    diagnostics: tuple[Level, ...]
+    diagnostics: tuple[DiagnosticLevel, ...]
     part_seconds: float
     all_seconds: float
 
@@ -42,7 +42,7 @@ FULL = Extent(
     starts=5,
     limit_bytes=16 * _GIB,
     limit_repeats=7,
-    diagnostics=(Level.QUICK, Level.STANDARD),
+    diagnostics=(DiagnosticLevel.QUICK, DiagnosticLevel.STANDARD),
     part_seconds=180.0,
     all_seconds=570.0,
 )
@@ -54,7 +54,7 @@ QUICK = Extent(
     starts=2,
     limit_bytes=4 * _GIB,
     limit_repeats=3,
-    diagnostics=(Level.QUICK,),
+    diagnostics=(DiagnosticLevel.QUICK,),
     part_seconds=60.0,
     all_seconds=240.0,
 )

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 
-from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 
 __all__ = ["BYTES_PER_MIB", "NotAsked", "Smi"]
 
@@ -21,7 +21,7 @@ class NotAsked(Exception):
 class Smi:
     """``nvidia-smi``, asked and never told to change anything."""
 
-    def __init__(self, places: Places, environment: Mapping[str, str]) -> None:
+    def __init__(self, places: DriverPaths, environment: Mapping[str, str]) -> None:
         self._program = places.find_program("nvidia-smi")
         self._environment = {"PATH": os.defpath, "LANG": "C.UTF-8", **environment}
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from bench.gpu.targets import Judged, judge
+from bench.gpu.targets import GpuTargetResult, evaluate_targets
 
 __all__ = ["Figures", "Log", "Report", "Result", "Verdict", "dump", "file_name", "render"]
 
@@ -119,7 +119,7 @@ class Report:
     version: str
     software: Mapping[str, str]
     results: tuple[Result, ...]
-    targets: tuple[Judged, ...] = ()
+    targets: tuple[GpuTargetResult, ...] = ()
 
     @property
     def failed(self) -> tuple[Result, ...]:
@@ -139,7 +139,7 @@ def finished(log: Log, *, made: str, quick: bool, dry: bool, identity: Mapping[s
         version=version,
         software=software,
         results=tuple(log.results),
-        targets=() if dry else judge(log.figure),
+        targets=() if dry else evaluate_targets(log.figure),
     )
 
 

@@ -17,22 +17,21 @@ from pathlib import Path
 from bench.gpu.paths import Ports
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.cuda.diagnostics import CudaDiagnostics
 from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.fence import Gpu
-from scrubber.adapters.cuda.programs import DIAGNOSIS, Programs
-from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.cuda.fence import GpuControl
+from scrubber.adapters.cuda.gpu_jobs import GpuJobRunner
+from scrubber.adapters.cuda.programs import DIAGNOSIS_MODULE, ProgramLauncher
 from scrubber.adapters.nvidia.backend import nvidia_backend
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, device_request, driver_arguments, gpu_uuid
+from scrubber.adapters.nvidia.gpu_control import NvmlGpuControl
 from scrubber.adapters.nvidia.holders import NvidiaHolders
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of
-from scrubber.adapters.nvidia.work import NvidiaGpu
-from scrubber.adapters.walk import Nodes
-from scrubber.adapters.walker import WALKER_MODULE, read_walk
-from scrubber.adapters.walker import about as about_walk
+from scrubber.adapters.procwalk import DeviceNodeTarget
+from scrubber.adapters.walker import WALKER_MODULE, parse_walk_report, walk_request
 from scrubber.domain.device import AccessKind, Device, find_device
-from scrubber.domain.errors import Away, Held
+from scrubber.domain.errors import DeviceBusy, Unavailable
 from scrubber.domain.telemetry import HolderKind
 from scrubber.ports.device import DeviceBackend, Diagnostics, Eraser, InfrastructureLookup
 from tests.gpu.extent import Extent
@@ -50,7 +49,7 @@ _QUESTION_SECONDS = 30.0
 class Options:
     """What the command line says; see ``--help``. ``stand_ins`` is the world of a dry run."""
 
-    places: Places
+    places: DriverPaths
     extent: Extent
     device: str | None = None
     leave_settings: bool = False
@@ -65,35 +64,35 @@ class Options:
 
 
 class Unfenced:
-    """Another :class:`Gpu`, for a machine whose settings may not be touched: as if there were no compute mode."""
+    """Another :class:`GpuControl`, for a machine whose settings may not be touched: as if there were no compute mode."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuControl) -> None:
         self._gpu = gpu
 
     async def compute_mode(self, device: Device) -> str | None:
         return None
 
     async def fence(self, device: Device) -> None:
-        raise Held(f"Device {device.index} may not be fenced: its settings are left alone.")
+        raise DeviceBusy(f"Device {device.index} may not be fenced: its settings are left alone.")
 
     async def unfence(self, device: Device, compute_mode: str) -> None:
-        raise Held(f"Device {device.index} has no fence of ours: its settings are left alone.")
+        raise DeviceBusy(f"Device {device.index} has no fence of ours: its settings are left alone.")
 
     async def memory(self, device: Device) -> tuple[int, int, int]:
         return await self._gpu.memory(device)
 
-    async def settled(self, device: Device, deadline: float) -> int:
-        return await self._gpu.settled(device, deadline)
+    async def wait_until_idle(self, device: Device, deadline: float) -> int:
+        return await self._gpu.wait_until_idle(device, deadline)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told(Places):
+class _Told(DriverPaths):
     """Places of a node where Python's libraries may lie anywhere: children are told where."""
 
     python: str = ""
 
     def environment(self) -> Mapping[str, str]:
-        return {"PYTHONPATH": self.python, **library_path(Places.environment(self))}
+        return {"PYTHONPATH": self.python, **library_path(DriverPaths.environment(self))}
 
 
 class Stand:
@@ -102,14 +101,14 @@ class Stand:
     def __init__(
         self,
         options: Options,
-        places: Places,
+        places: DriverPaths,
         backend: DeviceBackend,
         scratch: Path,
         *,
         children: Children,
-        programs: Programs,
-        questions: QuestionPool,
-        walks: QuestionPool,
+        programs: ProgramLauncher,
+        questions: RequestPool,
+        walks: RequestPool,
         devices: tuple[Device, ...],
         device: Device,
     ) -> None:
@@ -125,7 +124,7 @@ class Stand:
         self._programs = programs
         self._questions = questions
         self._walks = walks
-        self.gpu: Gpu = NvidiaGpu(questions, _settling(backend))
+        self.gpu: GpuControl = NvmlGpuControl(questions, _settling(backend))
         self.eraser: Eraser = backend.eraser
         self.diagnostics: Diagnostics = backend.diagnostics
         self.wanted: Mapping[str, str] = {}
@@ -141,7 +140,7 @@ class Stand:
         """Clear and diagnose without a fence from now on."""
         locks = self._scratch / "locks"
         locks.mkdir(mode=0o700, exist_ok=True)
-        workplace = Workplace(self._programs, Unfenced(self.gpu), locks)
+        workplace = GpuJobRunner(self._programs, Unfenced(self.gpu), locks)
         self.eraser, self.diagnostics = CudaEraser(workplace), CudaDiagnostics(workplace)
 
     @classmethod
@@ -150,8 +149,8 @@ class Stand:
         """Everything started.
 
         Raises:
-            Away: there is no driver, or no device.
-            Held: somebody uses the device, whose memory would be overwritten.
+            Unavailable: there is no driver, or no device.
+            DeviceBusy: somebody uses the device, whose memory would be overwritten.
         """
         stand_in = options.stand_ins
         found = options.places
@@ -165,17 +164,17 @@ class Stand:
                     places,
                     scratch / "state",
                     node="gpu-check",
-                    question=_QUESTION_SECONDS,
+                    driver_call_timeout=_QUESTION_SECONDS,
                     infrastructure=_named(options.infrastructure),
                     children=children,
                     environment=environment,
                 )
             )
-            programs = Programs(
+            programs = ProgramLauncher(
                 children, scratch / "probe", libraries=places.library_directories(), environment=environment
             )
             stack.push_async_callback(programs.close)
-            questions = QuestionPool(
+            questions = RequestPool(
                 children,
                 DRIVER_MODULE,
                 arguments=driver_arguments(places),
@@ -183,11 +182,13 @@ class Stand:
                 environment=places.environment(),
             )
             stack.push_async_callback(questions.close)
-            walks = QuestionPool(children, WALKER_MODULE, deadline=_WALK_SECONDS, blames=Away)
+            walks = RequestPool(children, WALKER_MODULE, deadline=_WALK_SECONDS, error_type=Unavailable)
             stack.push_async_callback(walks.close)
             devices = await backend.inventory.devices()
             if not devices:
-                raise Away(f"No GPU can be checked: {'; '.join(backend.not_advertised().values()) or 'there is none'}.")
+                raise Unavailable(
+                    f"No GPU can be checked: {'; '.join(backend.not_advertised().values()) or 'there is none'}."
+                )
             device = devices[0] if options.device is None else find_device(devices, options.device)
             stand = cls(
                 options,
@@ -248,31 +249,31 @@ class Stand:
 
     async def walked(self) -> frozenset[int]:
         """PIDs of those who have the device's own node open or mapped, as a walk over ``/proc`` finds them."""
-        node = next(each for each in self.device.access if each.kind is AccessKind.NODE)
-        question = about_walk(Nodes(frozenset({os.stat(node.host_path).st_rdev})))
-        found = read_walk(await self._walks.ask(self.device.id, question)).holders
+        node = next(each for each in self.device.access if each.kind is AccessKind.DEVICE_NODE)
+        question = walk_request(DeviceNodeTarget(frozenset({os.stat(node.host_path).st_rdev})))
+        found = parse_walk_report(await self._walks.request(self.device.id, question)).holders
         return frozenset(each.pid for each in found)
 
     @asynccontextmanager
     async def not_asking(self) -> AsyncIterator[None]:
         """The check's own questions have nothing open meanwhile, as a reset demands; the backend sees to its own."""
-        async with self._questions.hold({gpu_of(self.device)}):
+        async with self._questions.suspend({gpu_uuid(self.device)}):
             yield
 
     async def warm(self) -> None:
         """A zygote with CuPy loaded; none before the first call."""
-        await self._programs.warm()
+        await self._programs.warm_up()
 
     async def fork_and_end(self) -> None:
         """A forked child that is ready, and its end."""
-        await (await self._programs.start(DIAGNOSIS, self.device)).kill()
+        await (await self._programs.start(DIAGNOSIS_MODULE, self.device)).kill()
 
     async def _used(self) -> Message:
-        return await self._questions.ask(gpu_of(self.device), about(self.device, "used"))
+        return await self._questions.request(gpu_uuid(self.device), device_request(self.device, "used"))
 
     async def _refuse_a_device_in_use(self) -> None:
         """Memory in use without anyone is no reason: what the idle level is, is for the check to find out."""
-        report = await self.backend.holders.holders(self.device)
+        report = await self.backend.holders.list_holders(self.device)
         users = [
             f"PID {each.pid} ({each.command})"
             for each in report.holders
@@ -282,7 +283,7 @@ class Stand:
             listed = sorted(await self.listed() - self.options.infrastructure)
             users = [f"PID {pid}, which is not in this PID namespace" for pid in listed]
         if users:
-            raise Held(
+            raise DeviceBusy(
                 f"Device {self.device.index} is in use by {', '.join(users)}, and its memory would be overwritten: end "
                 "them, choose another with --device, or name the node's own daemons with --infrastructure."
             )

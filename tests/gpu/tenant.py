@@ -24,7 +24,7 @@ import cupy
 import numpy
 from cupy.cuda import runtime
 
-from scrubber.adapters.children.child import die_with
+from scrubber.adapters.children.child import die_with_parent
 
 __all__: list[str] = []
 
@@ -184,7 +184,7 @@ def _never_end() -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> None:
-    die_with(os.getppid())
+    die_with_parent(os.getppid())
     what, *rest = arguments
     tenancy = Tenancy()
     if what == "hold":

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from scrubber.emulator.pods import Phase, Pod, PodSpec
-from scrubber.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
+from scrubber.emulator.playground import RESOURCE, Playground, gpu_pod_spec, tenant_argv
+from scrubber.emulator.pods import EmulatedPod, PodPhase, PodSpec
 from tests.integration import log_lines
 
 __all__ = [
@@ -40,81 +40,82 @@ QUICK = str(Path(__file__).with_name("quick.yaml"))
 
 
 @asynccontextmanager
-async def staged(**options: Any) -> AsyncIterator[Stage]:
+async def staged(**options: Any) -> AsyncIterator[Playground]:
     """A stage with both daemons running, on devices of 2 MiB that are all clean, and with ``quick.yaml``.
 
     In the end their logs hold nothing but what docs/logs.md has.
     """
-    async with Stage(**{"memory": "2MiB", "policy": QUICK, **options}) as stage:
+    async with Playground(**{"memory": "2MiB", "policy": QUICK, **options}) as stage:
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         yield stage
         log_lines.check(stage)
 
 
 def writer(name: str, namespace: str, *options: str, gpus: int = 1) -> PodSpec:
     """A pod that writes ``namespace/name`` all over its device and stays."""
-    return gpu_pod(name, namespace, tenant("--write", f"{namespace}/{name}", *FOREVER, *options), gpus=gpus)
+    return gpu_pod_spec(name, namespace, tenant_argv("--write", f"{namespace}/{name}", *FOREVER, *options), gpus=gpus)
 
 
 def reader(name: str, namespace: str) -> PodSpec:
     """A pod that says what it finds on its device, and ends."""
-    return gpu_pod(name, namespace, tenant("--read"))
+    return gpu_pod_spec(name, namespace, tenant_argv("--read"))
 
 
-async def running(stage: Stage, spec: PodSpec) -> Pod:
+async def running(stage: Playground, spec: PodSpec) -> EmulatedPod:
     """The pod once its tenant has done what it was told to do first, and lives."""
     pod = await stage.kubelet.run(spec)
     assert pod.admitted, pod.describe()
-    await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
+    await pod.wait(lambda _: "ready" in pod.read_log("main"), SOON)
     return pod
 
 
-async def seen_to_run(stage: Stage) -> None:
+async def seen_to_run(stage: Playground) -> None:
     """Wait until the service has looked twice, from beginning to end, at what runs now.
 
     Only what it has seen counts: a container that was over before anybody looked starts again by a scrub, and whose first
     process nobody knew leaves nothing that could be proved a leftover. Nobody else may ask the kubelet meanwhile.
     """
-    asked = stage.kubelet.questions  # a look begins with a question, and the next one is asked when it is over
+    # A look begins with a request, and the next request comes when it is over.
+    asked = stage.kubelet.pod_resources_requests
     async with asyncio.timeout(SOON):
         while True:
-            if stage.kubelet.questions >= asked + 3:
+            if stage.kubelet.pod_resources_requests >= asked + 3:
                 return
             await asyncio.sleep(0.01)
 
 
-def end_first_process(pod: Pod) -> None:
+def end_first_process(pod: EmulatedPod) -> None:
     """Have the tenant end in good order; what it left behind lives on."""
-    said = [json.loads(line) for line in pod.log("main").splitlines()]
+    said = [json.loads(line) for line in pod.read_log("main").splitlines()]
     (pid,) = [line["pid"] for line in said if "ready" in line]
     os.kill(pid, signal.SIGTERM)
 
 
-async def restarted(pod: Pod) -> None:
+async def restarted(pod: EmulatedPod) -> None:
     """Have the pod's container end; returns when it has started again and done what it was told to do."""
     times = pod.status.containers["main"].restarts
     end_first_process(pod)
-    await pod.wait(lambda status: status.containers["main"].restarts > times and "ready" in pod.log("main"), SOON)
+    await pod.wait(lambda status: status.containers["main"].restarts > times and "ready" in pod.read_log("main"), SOON)
 
 
-async def refusal(pod: Pod, container: str = "main") -> str:
+async def refusal(pod: EmulatedPod, container: str = "main") -> str:
     """What the pod's status says once the start of its container was refused."""
     status = await pod.wait(lambda each: each.containers[container].reason == "CreateContainerConfigError", SOON)
     return status.containers[container].message
 
 
-async def found_by(pod: Pod) -> str:
+async def found_by(pod: EmulatedPod) -> str:
     """What a reader found, once it has ended well; the empty text for nothing but zeros."""
-    await pod.wait(Phase.SUCCEEDED, SOON)
-    said = [json.loads(line) for line in pod.log("main").splitlines()]
+    await pod.wait(PodPhase.SUCCEEDED, SOON)
+    said = [json.loads(line) for line in pod.read_log("main").splitlines()]
     (read,) = [line for line in said if "residue_bytes" in line]
     return str(read["found"]) if read["residue_bytes"] else ""
 
 
-async def history(stage: Stage, name: str) -> list[dict[str, Any]]:
+async def history(stage: Playground, name: str) -> list[dict[str, Any]]:
     """The fields of every audit row of that name, oldest first, each with its ``device`` and its ``sequence``."""
-    entries = [each for each in (await stage.read.history(limit=1000)).entries if each.name == name]
+    entries = [each for each in (await stage.read_client.history(limit=1000)).entries if each.name == name]
     rows = [{**json.loads(each.fields_json), "device": each.device, "sequence": each.sequence} for each in entries]
     return rows[::-1]
 
@@ -122,7 +123,7 @@ async def history(stage: Stage, name: str) -> list[dict[str, Any]]:
 class Capacity:
     """Every count of devices that the kubelet had since the watch began, each once in a row."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Playground) -> None:
         self._stage = stage
         self.allocatable: list[int] = []
         self.capacity: list[int] = []
@@ -139,7 +140,7 @@ class Capacity:
                     seen.append(now)
             return False
 
-        await self._stage.kubelet.changed(look, 3600)
+        await self._stage.kubelet.wait_until(look, 3600)
 
 
 def sockets_below(*directories: Path) -> Sequence[Path]:

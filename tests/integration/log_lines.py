@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from scrubber.emulator.stage import Daemon, Stage
+from scrubber.emulator.playground import Daemon, Playground
 from tests.observability.test_log_events import FIELDS, LEVELS
 
 __all__ = ["check", "lines"]
@@ -21,7 +21,7 @@ def lines(daemon: Daemon) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole if not line.startswith(REFUSAL)]
 
 
-def check(stage: Stage) -> None:
+def check(stage: Playground) -> None:
     """Of both daemons, as far as they have written."""
     for daemon in (stage.service, stage.plugin):
         for line in lines(daemon):

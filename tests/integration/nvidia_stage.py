@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from scrubber.emulator.pods import ContainerSpec, Phase, Pod, PodSpec, RestartPolicy
-from scrubber.emulator.stage import Daemon, Stage
+from scrubber.emulator.playground import Daemon, Playground
+from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodPhase, PodSpec, RestartPolicy
 from tests.integration.acting import SOON
 from tests.nvidia.service import cuda_environment
 from tests.nvidia.world import Gpu, World
@@ -39,8 +39,8 @@ left.returncode = 0  # it is not waited for
 """
 
 
-class NvidiaStage(Stage):
-    """A node with GPUs, all of it in one short-lived place; see :class:`scrubber.emulator.stage.Stage`.
+class NvidiaStage(Playground):
+    """A node with GPUs, all of it in one short-lived place; see :class:`scrubber.emulator.playground.Playground`.
 
     Args:
         serve: more words for ``scrubber serve``.
@@ -86,7 +86,7 @@ class NvidiaStage(Stage):
 
     async def offers(self, count: int, resource: str = RESOURCE, *, timeout: float = SOON) -> None:
         """Wait until the kubelet counts ``count`` healthy devices, taken or not."""
-        await self.kubelet.changed(lambda kubelet: kubelet.allocatable(resource) == count, timeout)
+        await self.kubelet.wait_until(lambda kubelet: kubelet.allocatable(resource) == count, timeout)
 
     async def logged(self, event: str) -> Mapping[str, Any]:
         """Wait for the service to write ``event`` into its log; the first such line."""
@@ -101,15 +101,15 @@ class NvidiaStage(Stage):
 
     async def are(self, *states: str) -> None:
         """Wait until the devices, in the order of their indexes, are in these states."""
-        await self.devices_are(
+        await self.wait_for_devices(
             lambda devices: tuple(each.state for each in sorted(devices, key=lambda each: each.index)) == states, SOON
         )
 
     async def said(self, *arguments: str, status: int = 0) -> Any:
         """What the command answers as JSON, a list or one thing, once it has exited with ``status``."""
-        answer = await self.command(*arguments, "-o", "json")
-        assert answer.status == status, answer
-        told = json.loads(answer.out)
+        answer = await self.run_command(*arguments, "-o", "json")
+        assert answer.returncode == status, answer
+        told = json.loads(answer.stdout)
         return told.get("items", told)
 
     async def certificate(self, device: str) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class NvidiaStage(Stage):
         assert found["certificate"] is not None, found
         return dict(found["certificate"])
 
-    def gpu_of(self, pod: Pod) -> Gpu:
+    def gpu_of(self, pod: EmulatedPod) -> Gpu:
         """The GPU that the pod's one device is, or is cut from."""
         (device,) = pod.device_ids
         return self.world.find(device)[0]
@@ -147,15 +147,15 @@ class NvidiaStage(Stage):
         spec = self.tenant(name, namespace, "-c", _LEAVES_A_PROCESS)
         return PodSpec(spec.name, spec.namespace, spec.containers, leave_children=True)
 
-    async def settled(self, spec: PodSpec) -> Pod:
+    async def settled(self, spec: PodSpec) -> EmulatedPod:
         """The pod, once its tenant has said that it did what it was told to do, and stays."""
         pod = await self.kubelet.run(spec)
         assert pod.admitted, pod.describe()
-        await pod.wait(lambda status: status.phase.terminal or pod.log("main").endswith("\n"), SOON)
-        assert not pod.phase.terminal, f"{pod.describe()}: {pod.log('main')}"
+        await pod.wait(lambda status: status.phase.terminal or pod.read_log("main").endswith("\n"), SOON)
+        assert not pod.phase.terminal, f"{pod.describe()}: {pod.read_log('main')}"
         return pod
 
-    async def delete(self, pod: Pod) -> None:
+    async def delete(self, pod: EmulatedPod) -> None:
         """As ``kubectl delete --grace-period=0``."""
         await self.kubelet.delete(pod, grace=0)
 
@@ -166,14 +166,14 @@ async def staged(**options: Any) -> AsyncIterator[NvidiaStage]:
     async with NvidiaStage(**options) as stage:
         try:
             await stage.start_daemons()
-            await stage.all_clean(SOON)
+            await stage.wait_until_clean(SOON)
             yield stage
         except BaseException:
             print(stage.service.log.read_text())  # shown with a test that failed
             raise
 
 
-async def found_by(pod: Pod) -> int:
+async def found_by(pod: EmulatedPod) -> int:
     """How many bytes of the secret a looking pod found, once it has ended well."""
-    await pod.wait(Phase.SUCCEEDED, SOON)
-    return int(json.loads(pod.log("main"))["found_bytes"])
+    await pod.wait(PodPhase.SUCCEEDED, SOON)
+    return int(json.loads(pod.read_log("main"))["found_bytes"])

@@ -19,95 +19,99 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scrubber.adapters.ledger.offline import verify as verify_ledger
-from scrubber.adapters.signing.ed25519 import verify
+from scrubber.adapters.ledger.offline import verify_ledger
+from scrubber.adapters.signing.ed25519 import verify_signature
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.shape import merge, split
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient
-from scrubber.domain.errors import Held, InvalidRequest, Refused
-from scrubber.emulator.stage import RESOURCE, Stage
+from scrubber.domain.errors import DeviceBusy, InvalidRequest, Refused
+from scrubber.emulator.playground import RESOURCE, Playground
 from tests.integration import log_lines
 from tests.integration.acting import SOON, found_by, history, reader, running, writer
 
 POLICY = """\
 name: firmware
 limits:
-  question: 3s
-  memory-floor: 20s
+  driverCall: 3s
+  clearTimeoutBase: 20s
 health:
-  calm: 200ms
+  quietPeriod: 200ms
 recovery:
-  backoff-initial: 1h
-  backoff-max: 1h
-  probation-scrubs: 1
-  probation-interval: 100ms
+  initialBackoff: 1h
+  maxBackoff: 1h
+  probationScrubs: 1
+  probationInterval: 100ms
 diagnostics:
   recovery: none
 """
 """A recovery by itself comes in an hour: what happens before is a person's doing."""
-STRICT = POLICY.replace("  calm: 200ms\n", "  calm: 200ms\n  sustained:\n    baseline-changed: 200ms\n")
+STRICT = POLICY.replace(
+    "  quietPeriod: 200ms\n", "  quietPeriod: 200ms\n  quarantineAfter:\n    baseline-changed: 200ms\n"
+)
 ACTOR = f"uid:{os.geteuid()}"
 
 
 @asynccontextmanager
-async def a_stage(tmp_path: Path, policy: str = POLICY, *, devices: int = 1) -> AsyncIterator[Stage]:
+async def a_stage(tmp_path: Path, policy: str = POLICY, *, devices: int = 1) -> AsyncIterator[Playground]:
     """A stage whose devices are all clean, and whose service shows metrics on a port of the system's choice."""
     path = tmp_path / "policy.yaml"
     path.write_text(policy)
-    async with Stage(devices=devices, memory="2MiB", policy=str(path)) as stage:
+    async with Playground(devices=devices, memory="2MiB", policy=str(path)) as stage:
         arguments = list(stage.service.arguments)
         arguments[arguments.index("--metrics-address") + 1] = "127.0.0.1:0"
         stage.service.arguments = arguments
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         yield stage
 
 
-async def first_is(stage: Stage, wanted: Callable[[pb.Device], bool]) -> pb.Device:
+async def first_is(stage: Playground, wanted: Callable[[pb.Device], bool]) -> pb.Device:
     """Device 0, once ``wanted`` holds of it."""
-    devices = await stage.devices_are(lambda devices: any(each.index == "0" and wanted(each) for each in devices), SOON)
+    devices = await stage.wait_for_devices(
+        lambda devices: any(each.index == "0" and wanted(each) for each in devices), SOON
+    )
     return next(each for each in devices if each.index == "0")
 
 
-async def health_is(stage: Stage, health: str) -> pb.Device:
+async def health_is(stage: Playground, health: str) -> pb.Device:
     return await first_is(stage, lambda device: device.health == health)
 
 
-async def written(stage: Stage, firmware: str) -> None:
+async def written(stage: Playground, firmware: str) -> None:
     """Somebody writes the firmware of device 0; device 1 is cut and put together again, so that the inventory is read."""
-    done = await stage.command("sim", "fault", "--dir", str(stage.sim), "--device", "0", "--firmware", firmware)
-    assert done.status == 0, done.err
-    split(stage.sim, "1", 2)
+    done = await stage.run_command("sim", "fault", "--dir", str(stage.sim_dir), "--device", "0", "--firmware", firmware)
+    assert done.returncode == 0, done.stderr
+    split(stage.sim_dir, "1", 2)
     await first_is(stage, lambda device: device.traits["vbios"] == firmware)
-    merge(stage.sim, "1")
-    await stage.devices_are(lambda devices: [each.index for each in devices] == ["0", "1"], SOON)
+    merge(stage.sim_dir, "1")
+    await stage.wait_for_devices(lambda devices: [each.index for each in devices] == ["0", "1"], SOON)
 
 
-async def read_by_another_tenant(stage: Stage) -> str:
+async def read_by_another_tenant(stage: Playground) -> str:
     """What a pod of another tenant finds on the device, once the kubelet may give it."""
-    await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
+    await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
     return await found_by(await stage.kubelet.run(reader("b", "team-b")))
 
 
-async def accepted(stage: Stage, reason: str = "new VBIOS") -> pb.Device:
-    async with AdminClient(stage.sockets) as admin:
+async def accepted(stage: Playground, reason: str = "new VBIOS") -> pb.Device:
+    async with AdminClient(stage.socket_dir) as admin:
         return (await admin.accept_baseline("0", reason)).device
 
 
-async def reset(stage: Stage, reason: str = "hangs, ticket 4711") -> pb.ScrubResult:
+async def reset(stage: Playground, reason: str = "hangs, ticket 4711") -> pb.ScrubResult:
     """How the scrub with the reset ended."""
-    async with AdminClient(stage.sockets) as admin, asyncio.timeout(SOON):
+    async with AdminClient(stage.socket_dir) as admin, asyncio.timeout(SOON):
         *_, last = [each async for each in admin.reset("0", reason)]
     return last.result
 
 
-def logged(stage: Stage, name: str) -> list[dict[str, Any]]:
+def logged(stage: Playground, name: str) -> list[dict[str, Any]]:
     """The service's log lines of that name."""
     return [line for line in log_lines.lines(stage.service) if line["event"] == name]
 
 
-async def metrics(stage: Stage) -> dict[str, list[tuple[dict[str, str], float]]]:
+async def metrics(stage: Playground) -> dict[str, list[tuple[dict[str, str], float]]]:
     """What the service shows Prometheus in its present life: by name, each series with its value."""
     address = logged(stage, "metrics.serving")[-1]["address"]
 
@@ -126,7 +130,7 @@ async def metrics(stage: Stage) -> dict[str, list[tuple[dict[str, str], float]]]
 # -- the baseline ------------------------------------------------------------------------------------------------------
 
 
-async def test_firmware_that_somebody_wrote_is_told_and_a_person_accepts_it(tmp_path: Path) -> None:
+async def test_changed_firmware_is_reported_and_can_be_accepted_by_an_operator(tmp_path: Path) -> None:
     async with a_stage(tmp_path, devices=2) as stage:
         usual = {row["vbios"] for row in await history(stage, "baseline.taken")}.pop()
         await written(stage, "evil-2")
@@ -134,7 +138,7 @@ async def test_firmware_that_somebody_wrote_is_told_and_a_person_accepts_it(tmp_
         assert (suspect.cause.code, suspect.offered) == ("baseline-changed", True)
         facts = {each.name: (each.expected, each.found) for each in suspect.baseline.facts}
         assert facts["vbios"] == (usual, "evil-2")
-        async with AdminClient(stage.sockets) as admin:
+        async with AdminClient(stage.socket_dir) as admin:
             *_, last = [each async for each in admin.scrub("0", "slow")]
         assert any("warns of baseline-changed" in line for line in last.result.certificate.covered)
         told = await accepted(stage, "new VBIOS, ticket 4711")
@@ -146,11 +150,11 @@ async def test_firmware_that_somebody_wrote_is_told_and_a_person_accepts_it(tmp_
         assert (line["level"], line["actor"], line["device"]) == ("warning", ACTOR, told.id)
 
 
-async def test_what_should_be_outlives_kill_9_and_what_was_written_meanwhile_is_found(tmp_path: Path) -> None:
+async def test_baseline_survives_sigkill_and_firmware_changed_meanwhile_is_detected(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
-        before = (await stage.read.devices()).devices[0].baseline
+        before = (await stage.read_client.devices()).devices[0].baseline
         await stage.service.kill()
-        control.fault(stage.sim, "0", firmware="evil-2")
+        control.add_faults(stage.sim_dir, "0", firmware="evil-2")
         await stage.service.start()
         suspect = await health_is(stage, "suspect")
         assert suspect.baseline.at == before.at
@@ -158,7 +162,9 @@ async def test_what_should_be_outlives_kill_9_and_what_was_written_meanwhile_is_
         assert len(await history(stage, "baseline.taken")) == 1
 
 
-async def test_where_the_policy_is_strict_it_goes_out_and_both_words_of_a_person_bring_it_back(tmp_path: Path) -> None:
+async def test_strict_policy_quarantines_changed_firmware_until_acceptance_and_release_by_an_operator(
+    tmp_path: Path,
+) -> None:
     async with a_stage(tmp_path, STRICT, devices=2) as stage:
         await written(stage, "evil-2")
         out = await health_is(stage, "quarantined")
@@ -166,28 +172,28 @@ async def test_where_the_policy_is_strict_it_goes_out_and_both_words_of_a_person
         await stage.service.kill()
         await stage.service.start()
         await health_is(stage, "quarantined")
-        async with AdminClient(stage.sockets) as admin:
+        async with AdminClient(stage.socket_dir) as admin:
             await admin.unquarantine("0", "it looks all right")
         await first_is(stage, lambda device: len(device.strikes) == 2)  # it went out once more
         await accepted(stage)
-        async with AdminClient(stage.sockets) as admin:
+        async with AdminClient(stage.socket_dir) as admin:
             await admin.unquarantine("0", "and so it is")
         assert (await health_is(stage, "healthy")).offered
 
 
-async def test_a_narrow_slot_is_normal_once_a_person_says_so_and_a_narrower_one_is_not(tmp_path: Path) -> None:
+async def test_accepted_pcie_width_is_normal_and_a_narrower_one_makes_the_device_suspect(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", conditions={"pcie-width": "x8 of x16"})
+        control.add_faults(stage.sim_dir, "0", conditions={"pcie-width": "x8 of x16"})
         await health_is(stage, "suspect")
         told = await accepted(stage, "that slot has eight lanes")
         assert [(each.name, each.expected) for each in told.baseline.conditions] == [("pcie-width", "x8 of x16")]
         await health_is(stage, "healthy")
-        control.fault(stage.sim, "0", conditions={"pcie-width": "x4 of x16"})
+        control.add_faults(stage.sim_dir, "0", conditions={"pcie-width": "x4 of x16"})
         await health_is(stage, "suspect")
 
 
-async def test_nobody_accepts_without_a_reason_or_what_there_is_not(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as stage, AdminClient(stage.sockets) as admin:
+async def test_baseline_acceptance_without_a_reason_or_a_known_device_is_refused(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage, AdminClient(stage.socket_dir) as admin:
         for device, reason in (("0", " "), ("7", "why")):
             with pytest.raises(InvalidRequest):
                 await admin.accept_baseline(device, reason)
@@ -197,12 +203,14 @@ async def test_nobody_accepts_without_a_reason_or_what_there_is_not(tmp_path: Pa
 # -- a reset -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_person_resets_an_idle_device_and_everybody_can_see_who_and_why(tmp_path: Path) -> None:
+async def test_operator_reset_of_an_idle_device_is_audited_and_logged_with_actor_and_reason(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         result = await reset(stage)
         assert (result.scrub.outcome, result.scrub.occasion, result.scrub.actor) == ("passed", "on-demand", ACTOR)
         assert "reset: done" in result.certificate.covered
-        (entry,) = [each for each in (await stage.read.history(limit=1000)).entries if each.name == "operator.reset"]
+        (entry,) = [
+            each for each in (await stage.read_client.history(limit=1000)).entries if each.name == "operator.reset"
+        ]
         assert (entry.actor, entry.scrub_id, entry.device) == (ACTOR, result.scrub.id, result.device.id)
         assert json.loads(entry.fields_json) == {"reason": "hangs, ticket 4711"}
         (line,) = logged(stage, "operator.reset")
@@ -210,21 +218,21 @@ async def test_a_person_resets_an_idle_device_and_everybody_can_see_who_and_why(
         assert await read_by_another_tenant(stage) == ""
 
 
-async def test_a_pod_that_has_the_device_keeps_it_and_the_person_is_told_whose_it_is(tmp_path: Path) -> None:
+async def test_operator_reset_of_a_device_in_use_is_refused_and_names_the_pod(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         pod = await running(stage, writer("train", "team-a"))
-        with pytest.raises(Held, match="in use by team-a/train"):
+        with pytest.raises(DeviceBusy, match="in use by team-a/train"):
             await reset(stage)
-        assert stage.processes_of(pod)
+        assert stage.pod_processes(pod)
         assert await history(stage, "operator.reset") == []
         await stage.kubelet.delete(pod, grace=0)
         await first_is(stage, lambda device: device.state == "clean")
         assert (await reset(stage)).scrub.outcome == "passed"
 
 
-async def test_a_device_that_would_have_waited_an_hour_comes_back_by_a_persons_reset(tmp_path: Path) -> None:
+async def test_operator_reset_returns_a_device_that_would_have_waited_an_hour(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", xid=95)
+        control.add_faults(stage.sim_dir, "0", xid=95)
         out = await health_is(stage, "quarantined")
         assert out.must_reset
         result = await reset(stage)
@@ -233,31 +241,33 @@ async def test_a_device_that_would_have_waited_an_hour_comes_back_by_a_persons_r
         assert [(each.reset, each.ordered) for each in back.attempts] == [(True, True)]
 
 
-async def test_a_reset_that_fails_takes_the_device_out_and_the_person_sees_why(tmp_path: Path) -> None:
+async def test_failed_operator_reset_quarantines_the_device_and_returns_the_cause(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", reset="fail")
+        control.add_faults(stage.sim_dir, "0", reset="fail")
         result = await reset(stage)
         assert (result.scrub.outcome, result.device.health, result.device.cause.code) == (
             *("failed", "quarantined", "reset-failed"),
         )
 
 
-async def test_a_policy_that_never_resets_is_not_overruled(tmp_path: Path) -> None:
+async def test_operator_reset_is_refused_by_a_policy_without_resets(tmp_path: Path) -> None:
     async with a_stage(tmp_path, POLICY + "reset: never\n") as stage:
         with pytest.raises(Refused, match="never"):
             await reset(stage)
-        assert {each.health for each in (await stage.read.devices()).devices} == {"healthy"}
+        assert {each.health for each in (await stage.read_client.devices()).devices} == {"healthy"}
 
 
-async def test_kill_9_in_the_middle_leaves_a_device_that_nobody_gets_before_it_is_clean(tmp_path: Path) -> None:
+async def test_sigkill_during_an_operator_reset_leaves_a_device_that_is_clean_before_its_next_grant(
+    tmp_path: Path,
+) -> None:
     async with a_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", slow_clear=600.0)
-        async with AdminClient(stage.sockets) as admin:
+        control.add_faults(stage.sim_dir, "0", slow_clear=600.0)
+        async with AdminClient(stage.socket_dir) as admin:
             updates = admin.reset("0", "hangs")
             await anext(updates)
             await stage.service.kill()
             await updates.aclose()
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await stage.service.start()
         assert (await first_is(stage, lambda device: True)).state in ("dirty", "scrubbing", "clean")
         assert await read_by_another_tenant(stage) == ""
@@ -269,58 +279,58 @@ async def test_kill_9_in_the_middle_leaves_a_device_that_nobody_gets_before_it_i
 # -- the key and the audit's head --------------------------------------------------------------------------------------
 
 
-async def test_every_certificate_verifies_with_the_key_that_the_service_names(tmp_path: Path) -> None:
+async def test_every_certificate_verifies_with_the_key_that_the_service_reports(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         assert await read_by_another_tenant(stage) == ""
         await first_is(stage, lambda device: device.state == "clean")
-        info = await stage.read.info()
-        entries = (await stage.read.history(limit=1000)).entries
+        info = await stage.read_client.service_info()
+        entries = (await stage.read_client.history(limit=1000)).entries
         names = {each.certificate.id for each in entries if each.HasField("certificate")}
-        told = [await stage.read.certificate(name) for name in sorted(names)]
+        told = [await stage.read_client.certificate(name) for name in sorted(names)]
         assert {each.certificate.path for each in told} == {"slow", "fast"}
         assert {"used", "unused"} <= {each.standing for each in told}
         for each in told:
             assert each.certificate.key_id == info.key_id
-            assert verify(info.public_key, each.payload, each.certificate.signature)
+            assert verify_signature(info.public_key, each.payload, each.certificate.signature)
         assert (await metrics(stage))["scrubber_signing_key_info"] == [({"key_id": info.key_id}, 1.0)]
 
 
-async def test_the_key_is_the_nodes_own_and_another_one_shows_everywhere(tmp_path: Path) -> None:
+async def test_replaced_signing_key_is_reported_everywhere_and_verifies_new_certificates_only(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         key = stage.directory / "state" / "signing.key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
-        first = await stage.read.info()
-        old = (await stage.read.devices()).devices[0].certificate
+        first = await stage.read_client.service_info()
+        old = (await stage.read_client.devices()).devices[0].certificate
         assert [row["key_id"] for row in await history(stage, "key.created")] == [first.key_id]
 
         assert await stage.service.stop(SOON) == 0
         await stage.service.start()
-        await stage.all_clean(SOON)
-        assert (await stage.read.info()).key_id == first.key_id
+        await stage.wait_until_clean(SOON)
+        assert (await stage.read_client.service_info()).key_id == first.key_id
         assert len(await history(stage, "key.created")) == 1
 
         assert await stage.service.stop(SOON) == 0
         key.unlink()
         await stage.service.start()
-        await stage.all_clean(SOON)
-        second = await stage.read.info()
+        await stage.wait_until_clean(SOON)
+        second = await stage.read_client.service_info()
         assert second.key_id != first.key_id
         assert [row["key_id"] for row in await history(stage, "key.created")] == [first.key_id, second.key_id]
         starts = [row["key_id"] for row in await history(stage, "service.started")]
         assert starts == [first.key_id, first.key_id, second.key_id]
         assert [line["key_id"] for line in logged(stage, "key.loaded")] == starts
         assert {line["level"] for line in logged(stage, "key.created")} == {"warning"}
-        before = await stage.read.certificate(old.id)
-        assert verify(first.public_key, before.payload, before.certificate.signature)
-        assert not verify(second.public_key, before.payload, before.certificate.signature)
+        before = await stage.read_client.certificate(old.id)
+        assert verify_signature(first.public_key, before.payload, before.certificate.signature)
+        assert not verify_signature(second.public_key, before.payload, before.certificate.signature)
         assert before.standing == "void"
-        now = (await stage.read.devices()).devices[0].certificate
+        now = (await stage.read_client.devices()).devices[0].certificate
         assert now.key_id == second.key_id
         assert (await metrics(stage))["scrubber_signing_key_info"] == [({"key_id": second.key_id}, 1.0)]
 
 
 @pytest.mark.parametrize("spoilt", ["others may read it", "it is no key"])
-async def test_a_key_that_is_not_the_nodes_alone_keeps_the_service_from_starting_and_says_what_to_do(
+async def test_unsafe_or_invalid_signing_key_stops_the_service_at_the_start_with_the_remedy(
     tmp_path: Path, spoilt: str
 ) -> None:
     async with a_stage(tmp_path) as stage:
@@ -339,23 +349,25 @@ async def test_a_key_that_is_not_the_nodes_alone_keeps_the_service_from_starting
         assert "remove it" in said
 
 
-async def test_the_head_of_the_audit_is_the_same_in_the_metric_the_log_the_service_and_the_ledger(
+async def test_audit_head_is_the_same_in_metric_log_service_and_ledger(
     tmp_path: Path,
 ) -> None:
     async with a_stage(tmp_path) as stage:
         await reset(stage)
         async with asyncio.timeout(SOON):
             while True:
-                head = (await stage.read.info()).audit_head
+                head = (await stage.read_client.service_info()).audit_head
                 shown = await metrics(stage)
                 sequence = int(shown["scrubber_audit_head_sequence"][0][1])
-                if sequence == head.sequence == (await stage.read.info()).audit_head.sequence:
+                if sequence == head.sequence == (await stage.read_client.service_info()).audit_head.sequence:
                     break
                 await asyncio.sleep(0.05)
         parts = {labels["part"]: int(value) for labels, value in shown["scrubber_audit_head_hash"]}
         assert "".join(f"{parts[part]:08x}" for part in sorted(parts)) == head.hash
         told = [*logged(stage, "audit.head"), *logged(stage, "service.ready")]
-        pages = [page async for page in stage.read.audit()]  # after the log: each row that it names is in there
+        pages = [
+            page async for page in stage.read_client.audit_pages()
+        ]  # after the log: each row that it names is in there
         rows = {row.sequence: row.hash for page in pages for row in page.rows}
         assert rows[head.sequence] == head.hash
         for line in told:

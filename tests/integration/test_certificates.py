@@ -19,20 +19,20 @@ import pytest
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from scrubber.adapters.signing.ed25519 import EphemeralKey, Key
-from scrubber.adapters.signing.envelope import LONGEST, write_envelope
+from scrubber.adapters.signing.ed25519 import Ed25519Key, EphemeralKey
+from scrubber.adapters.signing.envelope import MAX_ENVELOPE_BYTES, write_envelope
 from scrubber.adapters.signing.node_key import FILE_NAME
-from scrubber.cli.certificate import app
-from scrubber.cli.certified import stated
+from scrubber.cli.commands.certificate import app
+from scrubber.cli.render.certificate import claim_json
 from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
-from scrubber.emulator.stage import Stage
+from scrubber.emulator.playground import Playground
 from tests.api.service import CERTIFICATE
 from tests.cli.test_certificate import offline
 from tests.integration.acting import SOON, history, running, staged, writer
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "verify_certificate.py"
 PRIVATE = Ed25519PrivateKey.generate()
-KEY = Key(PRIVATE)
+KEY = Ed25519Key(PRIVATE)
 PAYLOAD = statement(CERTIFICATE)
 GOOD = write_envelope(PAYLOAD, KEY.key_id, KEY.sign(PAYLOAD))
 
@@ -53,8 +53,8 @@ def by_command(envelope: Path, key: Path) -> int:
     return offline("verify", str(envelope), "--key", str(key)).code
 
 
-class TestTheScript:
-    def test_it_is_short_and_knows_nothing_of_this_project(self) -> None:
+class TestVerificationScript:
+    def test_verification_script_is_short_and_imports_nothing_of_this_project(self) -> None:
         source = SCRIPT.read_text()
         assert len(source.splitlines()) < 60
         imported = {
@@ -62,14 +62,14 @@ class TestTheScript:
         }
         assert imported == {"base64", "json", "sys", "cryptography"}
 
-    def test_it_prints_what_was_certified(self, tmp_path: Path) -> None:
+    def test_verification_script_prints_the_certificate(self, tmp_path: Path) -> None:
         (tmp_path / "c.json").write_text(GOOD)
         (tmp_path / "key.pem").write_text(KEY.public_key)
         code, out = by_script(tmp_path / "c.json", tmp_path / "key.pem")
         assert code == 0
-        assert json.loads(out) == stated(CERTIFICATE) | {"format": 1}
+        assert json.loads(out) == claim_json(CERTIFICATE) | {"format": 1}
 
-    def test_without_two_files_it_says_how_it_is_used(self) -> None:
+    def test_verification_script_without_two_files_prints_its_usage(self) -> None:
         ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert "ENVELOPE.json KEY.pem" in ended.stderr
@@ -99,7 +99,7 @@ class TestTheScript:
             (b"null", 2),
             (b"7" * 5000, 2),
             (b"[" * 200_000, 2),
-            (b" " * LONGEST + GOOD.encode(), 2),
+            (b" " * MAX_ENVELOPE_BYTES + GOOD.encode(), 2),
             (changed(payload="!"), 2),
             (changed(payload=7), 2),
             (changed(signatures=[7]), 2),
@@ -110,57 +110,57 @@ class TestTheScript:
         ],
         ids=lambda value: "" if isinstance(value, bytes) else str(value),
     )
-    def test_it_and_the_command_agree(self, tmp_path: Path, envelope: bytes, verdict: int) -> None:
+    def test_verification_script_and_command_agree(self, tmp_path: Path, envelope: bytes, verdict: int) -> None:
         (tmp_path / "c.json").write_bytes(envelope)
         (tmp_path / "key.pem").write_text(KEY.public_key)
         assert by_script(tmp_path / "c.json", tmp_path / "key.pem")[0] == verdict
         assert by_command(tmp_path / "c.json", tmp_path / "key.pem") == verdict
 
     @pytest.mark.parametrize("key", [b"", b"hello", GOOD.encode()], ids=["empty", "words", "an envelope"])
-    def test_a_key_that_is_none_is_no_verdict_of_either(self, tmp_path: Path, key: bytes) -> None:
+    def test_invalid_key_gives_no_verdict_from_script_or_command(self, tmp_path: Path, key: bytes) -> None:
         (tmp_path / "c.json").write_text(GOOD)
         (tmp_path / "key.pem").write_bytes(key)
         assert by_script(tmp_path / "c.json", tmp_path / "key.pem")[0] == 2
         assert by_command(tmp_path / "c.json", tmp_path / "key.pem") == 2
 
 
-class TestThePage:
+class TestCertificatePage:
     PAGE = (SCRIPT.parent / "certificates.md").read_text()
 
-    def test_it_names_every_key_of_the_payload(self) -> None:
+    def test_certificate_page_documents_every_key_of_the_payload(self) -> None:
         _, _, payload = self.PAGE.partition("## The payload")
         rows = re.findall(r"^\| (`.*?) \|", payload.partition("\n## ")[0], re.MULTILINE)
         assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(PAYLOAD))
 
-    def test_what_it_tells_people_to_type_is_there(self) -> None:
+    def test_certificate_page_names_existing_commands_only(self) -> None:
         typed = set(re.findall(r"scrubber certificate (\w+)", self.PAGE))
         assert typed == set(typer.main.get_group(app).commands)
         assert f"{PAYLOAD_TYPE}`" in self.PAGE
         assert f"`{FILE_NAME}`" in self.PAGE
 
 
-async def told(stage: Stage, *words: str) -> Any:
-    ended = await stage.command("certificate", *words, "-o", "json")
-    assert ended.status == 0, ended.err
-    return json.loads(ended.out)
+async def told(stage: Playground, *words: str) -> Any:
+    ended = await stage.run_command("certificate", *words, "-o", "json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
 
 
-async def exported(stage: Stage, id_: str) -> Path:
+async def exported(stage: Playground, id_: str) -> Path:
     """The envelope of the certificate as a file."""
-    ended = await stage.command("certificate", "export", id_)
-    assert (ended.status, ended.err) == (0, "")
-    (stage.directory / f"{id_}.json").write_text(ended.out)
+    ended = await stage.run_command("certificate", "export", id_)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    (stage.directory / f"{id_}.json").write_text(ended.stdout)
     return stage.directory / f"{id_}.json"
 
 
-async def key_of(stage: Stage) -> Path:
+async def key_of(stage: Playground) -> Path:
     """The node's public key as a file."""
-    ended = await stage.command("certificate", "key")
-    assert ended.status == 0
-    key_id = (await stage.read.info()).key_id
-    assert key_id in ended.err
+    ended = await stage.run_command("certificate", "key")
+    assert ended.returncode == 0
+    key_id = (await stage.read_client.service_info()).key_id
+    assert key_id in ended.stderr
     path = stage.directory / f"{key_id[7:]}.pem"
-    path.write_text(ended.out)
+    path.write_text(ended.stdout)
     return path
 
 
@@ -181,17 +181,17 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
             assert certified["covered"], "what was measured is in there"
             assert by_command(file, key) == 0
             assert (by_script(file, wrong)[0], by_command(file, wrong)) == (1, 1)
-            ended = await stage.command("certificate", "verify", str(file))
-            assert ended.status == 0
-            assert "the service on this node was asked for its own" in ended.err
+            ended = await stage.run_command("certificate", "verify", str(file))
+            assert ended.returncode == 0
+            assert "the service on this node was asked for its own" in ended.stderr
 
 
-async def test_a_grant_uses_a_certificate_up_and_its_signature_stays() -> None:
+async def test_grant_consumes_a_certificate_and_its_signature_stays_valid() -> None:
     async with staged(devices=1) as stage:
         (before,) = (await told(stage, "list"))["items"]
         first = (await exported(stage, before["id"])).read_bytes()
         await running(stage, writer("a", "team-a"))
-        (device,) = (await stage.read.devices()).devices
+        (device,) = (await stage.read_client.devices()).devices
         (tenancy,) = device.tenancies
         for id_ in {before["id"], tenancy.certificate}:
             after = await told(stage, "show", id_)
@@ -201,7 +201,7 @@ async def test_a_grant_uses_a_certificate_up_and_its_signature_stays() -> None:
         assert (await exported(stage, before["id"])).read_bytes() == first
 
 
-async def test_the_key_outlives_the_service_and_so_does_what_it_signed() -> None:
+async def test_signing_key_and_certificates_survive_a_service_restart() -> None:
     async with staged(devices=1) as stage:
         key, created = await key_of(stage), await history(stage, "key.created")
         (item,) = (await told(stage, "list"))["items"]
@@ -209,7 +209,7 @@ async def test_the_key_outlives_the_service_and_so_does_what_it_signed() -> None
         file = await exported(stage, item["id"])
         await stage.service.kill()
         await stage.service.start()
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         assert (await key_of(stage)).read_text() == key.read_text()
         assert await history(stage, "key.created") == created
         shown = await told(stage, "show", item["id"])
@@ -217,7 +217,7 @@ async def test_the_key_outlives_the_service_and_so_does_what_it_signed() -> None
         assert by_script(file, key)[0] == 0
 
 
-async def test_a_node_whose_key_is_deleted_gets_another_and_tells_of_it() -> None:
+async def test_deleted_signing_key_is_replaced_and_the_new_key_is_reported() -> None:
     async with staged(devices=1) as stage:
         old_key = await key_of(stage)
         (old,) = (await told(stage, "list"))["items"]
@@ -225,7 +225,7 @@ async def test_a_node_whose_key_is_deleted_gets_another_and_tells_of_it() -> Non
         await stage.service.stop()
         (stage.directory / "state" / FILE_NAME).unlink()
         await stage.service.start()
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         new_key = await key_of(stage)
         assert new_key != old_key
         assert len(await history(stage, "key.created")) == 2
@@ -233,11 +233,11 @@ async def test_a_node_whose_key_is_deleted_gets_another_and_tells_of_it() -> Non
         new_file = await exported(stage, new["id"])
         verdicts = [[by_script(file, key)[0] for file in (old_file, new_file)] for key in (old_key, new_key)]
         assert verdicts == [[0, 1], [1, 0]], "each key vouches for its own time"
-        shown = await stage.command("certificate", "show", old["id"], "-o", "json")
-        assert (shown.status, json.loads(shown.out)["signature_verdict"]) == (1, "other-key")
+        shown = await stage.run_command("certificate", "show", old["id"], "-o", "json")
+        assert (shown.returncode, json.loads(shown.stdout)["signature_verdict"]) == (1, "other-key")
 
 
-async def test_a_certificate_that_was_changed_in_the_ledger_is_noticed() -> None:
+async def test_certificate_changed_in_the_ledger_has_an_invalid_signature() -> None:
     async with staged(devices=1) as stage:
         (item,) = (await told(stage, "list"))["items"]
         key = await key_of(stage)
@@ -249,14 +249,14 @@ async def test_a_certificate_that_was_changed_in_the_ledger_is_noticed() -> None
             ledger.execute("UPDATE certificates SET document = ? WHERE id = ?", (forged, item["id"]))
         ledger.close()
         await stage.service.start()
-        await stage.all_clean(SOON)
-        shown = await stage.command("certificate", "show", item["id"], "-o", "json")
-        assert (shown.status, json.loads(shown.out)["signature_verdict"]) == (1, "invalid")
+        await stage.wait_until_clean(SOON)
+        shown = await stage.run_command("certificate", "show", item["id"], "-o", "json")
+        assert (shown.returncode, json.loads(shown.stdout)["signature_verdict"]) == (1, "invalid")
         file = await exported(stage, item["id"])
         assert (by_script(file, key)[0], by_command(file, key)) == (1, 1)
 
 
-async def test_a_key_that_others_can_read_stops_the_start_until_somebody_looked() -> None:
+async def test_signing_key_readable_by_others_stops_the_service_until_its_mode_is_fixed() -> None:
     async with staged(devices=1) as stage:
         key = await key_of(stage)
         await stage.service.stop()
@@ -268,5 +268,5 @@ async def test_a_key_that_others_can_read_stops_the_start_until_somebody_looked(
         assert f"chmod 600 {file}" in stage.service.log.read_text().splitlines()[-1]
         file.chmod(0o600)
         await stage.service.start()
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         assert (await key_of(stage)).read_text() == key.read_text()

@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.domain.errors import SecondInstance
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.domain.errors import AlreadyRunning
+from scrubber.emulator.playground import RESOURCE, Daemon, Playground
 from scrubber.emulator.pods import ContainerState
-from scrubber.emulator.stage import RESOURCE, Daemon, Stage
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, Capacity, found_by, reader, running, sockets_below, staged, writer
 
@@ -30,7 +30,7 @@ async def ended(daemon: Daemon) -> tuple[int, str]:
     return status, daemon.log.read_text().splitlines()[-1]
 
 
-def another(daemon: Daemon, stage: Stage, **changed: str) -> Daemon:
+def another(daemon: Daemon, stage: Playground, **changed: str) -> Daemon:
     """The same daemon once more, with a log of its own and some flags changed."""
     arguments = list(daemon.arguments)
     for flag, value in changed.items():
@@ -38,22 +38,22 @@ def another(daemon: Daemon, stage: Stage, **changed: str) -> Daemon:
     return Daemon(arguments, stage.directory / f"another-{len(list(stage.directory.iterdir()))}.log")
 
 
-async def test_sigterm_ends_both_with_0_and_leaves_no_process_and_no_socket() -> None:
+async def test_sigterm_ends_both_daemons_with_0_and_leaves_no_process_and_no_socket() -> None:
     async with staged() as stage:
         await running(stage, writer("a", "team-a"))
-        children = stage.children_of(stage.service)
+        children = stage.child_processes(stage.service)
         assert children
         assert await stage.plugin.stop(SOON) == 0
-        await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, SOON)
+        await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, SOON)
         assert await stage.service.stop(SOON) == 0
-        assert stage.alive(children) == []
-        ours = sockets_below(stage.sockets, stage.kubelet.plugins_registry, stage.kubelet.device_plugins)
+        assert stage.running_processes(children) == []
+        ours = sockets_below(stage.socket_dir, stage.kubelet.plugins_registry, stage.kubelet.device_plugins)
         assert ours == [stage.kubelet.kubelet_socket]
-        assert verify(stage.directory / "state").intact
+        assert verify_ledger(stage.directory / "state").intact
 
 
-async def test_the_service_tells_its_supervisor_that_it_is_ready_and_then_that_it_runs() -> None:
-    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+async def test_service_notifies_systemd_when_ready_and_while_running() -> None:
+    async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as supervisor:
             supervisor.bind(str(stage.directory / "notify"))
             stage.service.environment = {"NOTIFY_SOCKET": str(stage.directory / "notify")}
@@ -65,22 +65,22 @@ async def test_the_service_tells_its_supervisor_that_it_is_ready_and_then_that_i
         assert b"WATCHDOG=1" in states[2].splitlines()
 
 
-async def test_sigterm_in_mid_scrub_leaves_the_device_dirty_and_the_next_life_scrubs_it() -> None:
+async def test_sigterm_during_a_scrub_leaves_the_device_dirty_and_the_next_service_scrubs_it() -> None:
     async with staged(devices=1) as stage:
         pod = await running(stage, writer("a", "team-a"))
-        await stage.command("sim", "fault", "--dir", str(stage.sim), "--device", "0", "--slow-clear", "20")
+        await stage.run_command("sim", "fault", "--dir", str(stage.sim_dir), "--device", "0", "--slow-clear", "20")
         await stage.kubelet.delete(pod, grace=0)
-        await stage.devices_are(lambda devices: devices[0].state == "scrubbing", SOON)
-        children = stage.children_of(stage.service)
+        await stage.wait_for_devices(lambda devices: devices[0].state == "scrubbing", SOON)
+        children = stage.child_processes(stage.service)
         assert await stage.service.stop(SOON) == 0
-        assert stage.alive(children) == []
-        await stage.command("sim", "clear", "--dir", str(stage.sim), "--device", "0")
+        assert stage.running_processes(children) == []
+        await stage.run_command("sim", "clear", "--dir", str(stage.sim_dir), "--device", "0")
         await stage.service.start()
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
         _lines_say_whom_they_are_about(stage)
 
 
-def _lines_say_whom_they_are_about(stage: Stage) -> None:
+def _lines_say_whom_they_are_about(stage: Playground) -> None:
     """Team-a had the one device, then team-b."""
     service, plugin = log_lines.lines(stage.service), log_lines.lines(stage.plugin)
     (device,) = {line["device"] for line in service if line["event"].startswith(("scrub.", "handover.granted"))}
@@ -103,7 +103,7 @@ def _lines_say_whom_they_are_about(stage: Stage) -> None:
     ]
 
 
-async def test_a_second_service_is_refused_and_the_first_notices_nothing() -> None:
+async def test_second_service_is_refused_and_the_first_keeps_running() -> None:
     async with staged(devices=1) as stage:
         status, said = await ended(another(stage.service, stage))
         assert status == 3
@@ -112,13 +112,13 @@ async def test_a_second_service_is_refused_and_the_first_notices_nothing() -> No
         status, said = await ended(another(stage.service, stage, state_dir=elsewhere))
         assert status == 3
         assert str(stage.service.pid) in said, said
-        with pytest.raises(SecondInstance, match="has the ledger in"):
-            verify(stage.directory / "state")
+        with pytest.raises(AlreadyRunning, match="has the ledger in"):
+            verify_ledger(stage.directory / "state")
         await running(stage, writer("a", "team-a"))
 
 
 @pytest.mark.parametrize("way", ["auto", "classic", "watcher"])
-async def test_the_next_plugin_is_there_before_the_last_one_goes_and_no_device_is_forgotten(way: str) -> None:
+async def test_standby_plugin_takes_over_without_a_change_of_the_nodes_capacity(way: str) -> None:
     async with staged(devices=2, registration=way) as stage:
         pod = await running(stage, writer("a", "team-a"))
         kubelet = stage.kubelet
@@ -135,8 +135,8 @@ async def test_the_next_plugin_is_there_before_the_last_one_goes_and_no_device_i
             await _logged(next_one.log, '"plugin.standing-by"')
             assert "GetDevicePluginOptions" not in since()
             assert await stage.plugin.stop(SOON) == 0
-            await kubelet.changed(lambda _: "ListAndWatch" in since()[_first("StreamEnded", since()) :], SOON)
-            await kubelet.changed(lambda _: kubelet.allocatable(RESOURCE) == 2, SOON)
+            await kubelet.wait_until(lambda _: "ListAndWatch" in since()[_first("StreamEnded", since()) :], SOON)
+            await kubelet.wait_until(lambda _: kubelet.allocatable(RESOURCE) == 2, SOON)
             assert since().count("GetDevicePluginOptions") == since().count("StreamEnded") == 1
             assert set(seen.capacity) == {2}
             await running(stage, writer("b", "team-b"))
@@ -159,9 +159,9 @@ def _first(name: str, names: list[str]) -> int:
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-async def test_garbage_on_a_socket_ends_that_connection_and_nothing_else(purpose: Purpose) -> None:
+async def test_garbage_on_a_socket_ends_only_that_connection(purpose: Purpose) -> None:
     async with staged(devices=1) as stage:
-        path = Sockets(stage.sockets).path(purpose)
+        path = Sockets(stage.socket_dir).path(purpose)
         for garbage in (b"\0" * 4096, os.urandom(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096):
             come, go = await asyncio.open_unix_connection(path)
             go.write(garbage)
@@ -173,22 +173,22 @@ async def test_garbage_on_a_socket_ends_that_connection_and_nothing_else(purpose
         await running(stage, writer("a", "team-a"))
 
 
-async def test_a_question_on_the_wrong_socket_is_not_answered_there() -> None:
+async def test_rpc_on_the_wrong_socket_is_unimplemented() -> None:
     async with staged(devices=1) as stage:
-        (device,) = (await stage.read.devices()).devices
+        (device,) = (await stage.read_client.devices()).devices
         request = pb.QuarantineRequest(device=device.id, reason="by the wrong door")
         for purpose in (Purpose.PLUGIN, Purpose.READ):
-            async with grpc.aio.insecure_channel(target(Sockets(stage.sockets).path(purpose))) as channel:
+            async with grpc.aio.insecure_channel(grpc_target(Sockets(stage.socket_dir).path(purpose))) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await scrubber_pb2_grpc.AdminStub(channel).Quarantine(request, timeout=SOON)
                 assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert [each.health for each in (await stage.read.devices()).devices] == ["healthy"]
+        assert [each.health for each in (await stage.read_client.devices()).devices] == ["healthy"]
 
 
-async def test_requests_that_make_no_sense_are_refused_and_change_nothing() -> None:
+async def test_malformed_requests_are_refused_and_change_nothing() -> None:
     async with staged(devices=1) as stage:
-        (device,) = (await stage.read.devices()).devices
-        async with grpc.aio.insecure_channel(target(Sockets(stage.sockets).path(Purpose.PLUGIN))) as channel:
+        (device,) = (await stage.read_client.devices()).devices
+        async with grpc.aio.insecure_channel(grpc_target(Sockets(stage.socket_dir).path(Purpose.PLUGIN))) as channel:
             ask = scrubber_pb2_grpc.PluginStub(channel)
             for devices in ([], [""], ["SIM-GPU-of-somebody-else"], [device.id, device.id]):
                 for call, request in (
@@ -198,25 +198,25 @@ async def test_requests_that_make_no_sense_are_refused_and_change_nothing() -> N
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await call(request, timeout=SOON)
                     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert [each.state for each in (await stage.read.devices()).devices] == ["clean"]
+        assert [each.state for each in (await stage.read_client.devices()).devices] == ["clean"]
 
 
 @pytest.mark.parametrize("which", ["service", "plugin"])
-async def test_a_metrics_port_that_is_taken_ends_a_daemon_before_it_has_made_anything(which: str) -> None:
+async def test_metrics_port_in_use_ends_a_daemon_before_it_creates_files(which: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        async with Stage(devices=1, memory="2MiB") as stage:
+        async with Playground(devices=1, memory="2MiB") as stage:
             status, said = await ended(another(getattr(stage, which), stage, metrics_address=address))
             assert status == 2, said
             assert f"Metrics cannot be served on {address}" in said
             assert not (stage.directory / "state").exists()
-            assert not stage.sockets.exists()
+            assert not stage.socket_dir.exists()
             assert list(stage.kubelet.device_plugins.glob("scrubber-*")) == []
 
 
 @pytest.mark.parametrize("flag", ["socket", "state_dir"])
-async def test_a_file_where_a_directory_should_be_is_refused_with_a_sentence(tmp_path: Path, flag: str) -> None:
-    async with Stage(devices=1, memory="2MiB") as stage:
+async def test_file_in_place_of_a_directory_is_refused_with_an_error_message(tmp_path: Path, flag: str) -> None:
+    async with Playground(devices=1, memory="2MiB") as stage:
         file = stage.directory / "file"
         file.write_text("not yours")
         status, said = await ended(another(stage.service, stage, **{flag: str(file)}))
@@ -225,8 +225,8 @@ async def test_a_file_where_a_directory_should_be_is_refused_with_a_sentence(tmp
         assert file.read_text() == "not yours"
 
 
-async def test_a_socket_directory_that_is_too_long_is_refused_with_a_sentence() -> None:
-    async with Stage(devices=1, memory="2MiB") as stage:
+async def test_socket_directory_with_too_long_a_path_is_refused_with_an_error_message() -> None:
+    async with Playground(devices=1, memory="2MiB") as stage:
         status, said = await ended(another(stage.service, stage, socket=str(stage.directory / ("long" * 25))))
         assert status == 2
         assert "107" in said or "too long" in said, said

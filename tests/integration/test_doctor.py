@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.emulator.stage import Stage
+from scrubber.emulator.playground import Playground
 from tests.doctor.stage import Ended, as_stranger, believed, run
 from tests.integration.acting import QUICK, SOON, running, staged, writer
 
@@ -23,8 +23,8 @@ OF_THE_MACHINE = {"ledger-disk", "cgroups"}
 """A stage has no disk of its own, and the machine may mount cgroup v2 without ``nsdelegate``."""
 
 
-async def examined(stage: Stage, *words: str) -> Ended:
-    return await run("--socket", stage.sockets, "-o", "json", *words)
+async def examined(stage: Playground, *words: str) -> Ended:
+    return await run("--socket", stage.socket_dir, "-o", "json", *words)
 
 
 def wrong(ended: Ended) -> dict[str, str]:
@@ -32,21 +32,21 @@ def wrong(ended: Ended) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def with_operators(**flags: str) -> AsyncIterator[Stage]:
+async def with_operators(**flags: str) -> AsyncIterator[Playground]:
     """A stage whose service lets a group look and act; strangers may pass through its directory."""
-    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+    async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         stage.directory.chmod(0o755)
         for flag, value in flags.items():
             stage.service.arguments = [*stage.service.arguments, f"--{flag.replace('_', '-')}", value]
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         yield stage
 
 
-async def test_a_node_that_works_is_found_well_without_a_word_about_where_it_is() -> None:
+async def test_doctor_finds_a_working_node_healthy_without_options() -> None:
     async with staged(devices=1) as stage:
         await running(stage, writer("a", "team-a"))
-        await believed(stage.read)
+        await believed(stage.read_client)
         ended = await examined(stage)
         assert set(wrong(ended)) <= OF_THE_MACHINE, ended.out
         assert (ended.code, ended.err) == (5, "")
@@ -55,22 +55,22 @@ async def test_a_node_that_works_is_found_well_without_a_word_about_where_it_is(
         assert ended.check("policy")["sentence"].startswith(f"{QUICK} is in force")
         assert str(stage.kubelet.root) in ended.check("kubelet")["sentence"]
         assert "1 container has devices of ours" in ended.check("pod-resources")["sentence"]
-        info = await stage.read.info()
+        info = await stage.read_client.service_info()
         assert info.key_id in ended.check("key")["sentence"]
 
 
-async def test_it_changes_nothing() -> None:
-    def state(stage: Stage) -> dict[str, tuple[int, int, int]]:
+async def test_doctor_changes_neither_state_directory_nor_audit_log() -> None:
+    def state(stage: Playground) -> dict[str, tuple[int, int, int]]:
         found = (path for path in (stage.directory / "state").rglob("*") if "-wal" not in path.name)
         return {path.name: (path.stat().st_mode, path.stat().st_ino, path.stat().st_size) for path in found}
 
     async with staged(devices=1) as stage:
-        before, head = state(stage), (await stage.read.info()).audit_head
+        before, head = state(stage), (await stage.read_client.service_info()).audit_head
         assert (await examined(stage)).code == 5
-        assert (state(stage), (await stage.read.info()).audit_head) == (before, head)
+        assert (state(stage), (await stage.read_client.service_info()).audit_head) == (before, head)
 
 
-async def test_a_policy_that_is_broken_under_the_service_is_told_before_the_next_start(tmp_path: Path) -> None:
+async def test_doctor_reports_a_policy_file_broken_under_the_running_service(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     shutil.copy(QUICK, policy)
     async with staged(devices=1, policy=str(policy)) as stage:
@@ -80,18 +80,20 @@ async def test_a_policy_that_is_broken_under_the_service_is_told_before_the_next
         assert f"{policy}:2" in ended.check("policy")["sentence"]
 
 
-async def test_a_glass_and_a_quarantine_are_told() -> None:
+async def test_doctor_reports_a_break_glass_override_and_a_quarantine() -> None:
     async with staged(devices=2) as stage:
         for words in (("break-glass", "0", "--for", "5m"), ("quarantine", "1")):
-            done = await stage.command(*words, "--reason", "a test", *(["--yes"] if words[0] == "break-glass" else []))
-            assert done.status == 0, done.err
+            done = await stage.run_command(
+                *words, "--reason", "a test", *(["--yes"] if words[0] == "break-glass" else [])
+            )
+            assert done.returncode == 0, done.stderr
         ended = await examined(stage)
         assert {"break-glass": "warning", "devices": "warning"}.items() <= wrong(ended).items()
         assert "a test" in ended.check("break-glass")["sentence"]
         assert ended.check("devices")["sentence"].startswith("1 of 2 devices are out of service (quarantined)")
 
 
-async def test_after_the_service_was_killed_its_files_are_still_looked_at() -> None:
+async def test_doctor_checks_the_state_directory_after_the_service_was_killed() -> None:
     async with staged(devices=1) as stage:
         await stage.service.kill()
         ended = await examined(stage, "--state-dir", str(stage.directory / "state"))
@@ -102,9 +104,9 @@ async def test_after_the_service_was_killed_its_files_are_still_looked_at() -> N
         assert "capabilities" not in ended.levels
 
 
-async def test_an_operator_in_the_group_looks_and_acts_without_being_root() -> None:
+async def test_operator_in_the_admin_group_may_use_doctor_without_root() -> None:
     async with with_operators(admin_group=OPERATORS.gr_name) as stage:
-        ended = await as_stranger("--socket", stage.sockets, "-o", "json", gids=[OPERATORS.gr_gid])
+        ended = await as_stranger("--socket", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
         assert ended.levels["service"] == "ok"
         assert ended.check("permissions")["sentence"].endswith("and may look and act.")
         if ROOT:
@@ -113,9 +115,9 @@ async def test_an_operator_in_the_group_looks_and_acts_without_being_root() -> N
             assert {"state-dir": "ok", "signing-key": "warning"}.items() <= ended.levels.items()
 
 
-async def test_whoever_may_only_look_is_told_what_it_takes_to_act() -> None:
+async def test_doctor_advises_an_operator_with_read_access_how_to_get_admin_access() -> None:
     async with with_operators(read_group=OPERATORS.gr_name) as stage:
-        ended = await as_stranger("--socket", stage.sockets, "-o", "json", gids=[OPERATORS.gr_gid])
+        ended = await as_stranger("--socket", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
         assert ended.levels["service"] == "ok"
         if ROOT:
             check = ended.check("permissions")
@@ -124,9 +126,11 @@ async def test_whoever_may_only_look_is_told_what_it_takes_to_act() -> None:
 
 
 @pytest.mark.parametrize("groups", [{}, {"admin_group": OPERATORS.gr_name}])
-async def test_a_stranger_is_told_what_lets_him_in_and_still_sees_the_rest(groups: dict[str, str]) -> None:
+async def test_doctor_advises_an_unprivileged_user_how_to_get_access_and_shows_the_other_checks(
+    groups: dict[str, str],
+) -> None:
     async with with_operators(**groups) as stage:
-        ended = await as_stranger("--socket", stage.sockets, "-o", "json")
+        ended = await as_stranger("--socket", stage.socket_dir, "-o", "json")
         if ROOT:
             assert ended.code == 1
             assert "may neither look nor act" in ended.check("permissions")["sentence"]
@@ -134,8 +138,8 @@ async def test_a_stranger_is_told_what_lets_him_in_and_still_sees_the_rest(group
         assert ended.levels["libraries"] == "ok"
 
 
-async def test_several_at_once_disturb_nobody() -> None:
+async def test_several_doctor_runs_at_once_do_not_disturb_each_other() -> None:
     async with staged(devices=1) as stage:
-        await believed(stage.read)
+        await believed(stage.read_client)
         several = await asyncio.gather(*(examined(stage) for _ in range(4)))
         assert [set(wrong(each)) <= OF_THE_MACHINE for each in several] == [True] * 4, [each.out for each in several]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.emulator.playground import Playground, gpu_pod_spec, tenant_argv
 from scrubber.emulator.pods import RestartPolicy
-from scrubber.emulator.stage import Stage, gpu_pod, tenant
 from tests.integration.acting import QUICK, SOON, history, restarted, running, seen_to_run, writer
 from tests.integration.listing_witness import environment, listings
 from tests.pods import CGROUP2
@@ -22,20 +22,20 @@ if not IDENTITIES:
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
-async def test_restarts_and_certified_starts_list_no_proc(tmp_path: Path, identity: str) -> None:
-    async with Stage(devices=2, memory="2MiB", policy=QUICK) as stage:
+async def test_restarts_and_certified_starts_do_not_list_proc(tmp_path: Path, identity: str) -> None:
+    async with Playground(devices=2, memory="2MiB", policy=QUICK) as stage:
         stage.service.environment = environment(tmp_path)
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
 
-        argv = tenant("--write", "a", "--hold", "forever")
-        pod = await running(stage, gpu_pod("restarts", "team-a", argv, restart=RestartPolicy.ALWAYS))
+        argv = tenant_argv("--write", "a", "--hold", "forever")
+        pod = await running(stage, gpu_pod_spec("restarts", "team-a", argv, restart=RestartPolicy.ALWAYS))
         for number in range(3):
             await seen_to_run(stage)
             await restarted(pod)
             next_one = await running(stage, writer(f"p{number}", "team-b"))
             await stage.kubelet.delete(next_one, grace=0)
-            await stage.all_clean(SOON)
+            await stage.wait_until_clean(SOON)
 
         granted = await history(stage, "handover.granted")
         assert [row["exception"] for row in granted if row["pod"] == "restarts"] == [None, *["same-container"] * 3]
@@ -43,7 +43,9 @@ async def test_restarts_and_certified_starts_list_no_proc(tmp_path: Path, identi
         assert certified == [None] * 3
         watched, walks = listings(tmp_path)
         assert stage.service.pid in watched
-        assert watched & set(stage.children_of(stage.service))  # one that has just been started may not have told yet
+        assert watched & set(
+            stage.child_processes(stage.service)
+        )  # one that has just been started may not have told yet
         started = [each for each in stage.kubelet.events if (each.name, each.outcome) == ("PreStartContainer", "OK")]
         _, *again = [each for each in started if each.pod == "team-a/restarts"]
         for starts in (again, [each for each in started if each.pod != "team-a/restarts"]):
@@ -53,15 +55,15 @@ async def test_restarts_and_certified_starts_list_no_proc(tmp_path: Path, identi
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
-async def test_the_walk_is_seen_where_there_is_one(tmp_path: Path, identity: str) -> None:
+async def test_proc_listing_hook_detects_the_walk_of_a_slow_scrub(tmp_path: Path, identity: str) -> None:
     """The test above would be worth nothing if the hook were deaf."""
-    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+    async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         stage.service.environment = environment(tmp_path)
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
-        with (stage.sim / "devices" / "0" / "memory").open("rb"):
-            scrub = await stage.command("scrub", "0", "--path", "slow", "--wait", "-o", "json")
-        assert scrub.status != 0
+        await stage.wait_until_clean(SOON)
+        with (stage.sim_dir / "devices" / "0" / "memory").open("rb"):
+            scrub = await stage.run_command("scrub", "0", "--path", "slow", "--wait", "-o", "json")
+        assert scrub.returncode != 0
         watched, walks = listings(tmp_path)
         walkers = {pid for pid, _ in walks}
         assert walkers

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.api.client import AdminClient
-from scrubber.emulator.stage import Stage
+from scrubber.emulator.playground import Playground
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, refusal, running, writer
 
 SIZE = "8m"
@@ -53,37 +53,37 @@ def stage_directory(short_tmp: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_hand_overs_are_refused_while_the_disk_is_full_and_go_on_once_there_is_room(
+async def test_hand_overs_are_refused_while_the_disk_is_full_and_continue_once_there_is_room(
     stage_directory: Path, size: str
 ) -> None:
     state = stage_directory / "state"
-    async with Stage(directory=stage_directory, devices=2, memory="2MiB", policy=QUICK) as stage:
+    async with Playground(directory=stage_directory, devices=2, memory="2MiB", policy=QUICK) as stage:
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         before = await running(stage, writer("before", "team-a"))
         ballast = state / "ballast"
         _fill(ballast)
         waiting = await stage.kubelet.run(reader("waiting", "team-b"))
         said = await refusal(waiting)
         assert "cannot keep its record" in said, said
-        assert "No space left" in (await stage.read.info()).ledger
+        assert "No space left" in (await stage.read_client.service_info()).ledger
         assert stage.service.process is not None
         assert stage.service.process.returncode is None
-        async with AdminClient(stage.sockets) as operator:
+        async with AdminClient(stage.socket_dir) as operator:
             await operator.quarantine("0", "the disk is full")
             await operator.unquarantine("0", "only a test")
         told = [await history(stage, name) for name in ("operator.quarantined", "operator.released")]
         assert [len(rows) for rows in told] == [1, 1], "what people do is recorded on a full disk too"
-        assert "No space left" in (await stage.read.info()).ledger
+        assert "No space left" in (await stage.read_client.service_info()).ledger
         ballast.unlink()
         assert await found_by(waiting) == ""
-        assert (await stage.read.info()).ledger == "ok"
+        assert (await stage.read_client.service_info()).ledger == "ok"
         await stage.kubelet.delete(before, grace=0)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         granted = [row["pod"] for row in await history(stage, "handover.granted")]
         assert granted == ["before", "waiting"]
         assert await stage.service.stop(SOON) == 0
-        assert verify(state).intact
+        assert verify_ledger(state).intact
 
 
 def _fill(path: Path) -> None:

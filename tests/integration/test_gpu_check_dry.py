@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.paths import SlowPath, rates
-from bench.gpu.targets import TARGETS, judge
+from bench.gpu.targets import TARGETS, evaluate_targets
 from scrubber.ports.device import EraseReport
 from tests.adapters.sim_rig import Tenant
 from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
@@ -69,7 +69,7 @@ def check(world: World, *arguments: str) -> Ran:
 # --- whole runs
 
 
-def test_every_part_runs_and_reports_and_no_figure_is_kept_as_a_gpus(world: World) -> None:
+def test_gpu_check_on_stand_ins_runs_every_part_and_stores_no_figures(world: World) -> None:
     before = {path: path.read_bytes() for path in RESULTS.iterdir()}
     ran = check(world)
     assert ran.status == 0, ran.told
@@ -97,7 +97,7 @@ def test_every_part_runs_and_reports_and_no_figure_is_kept_as_a_gpus(world: Worl
     assert world.gpus[0].resets() == 0
 
 
-def test_an_instance_is_attacked_and_scrubbed_by_itself(tmp_path: Path) -> None:
+def test_gpu_check_attacks_and_scrubs_a_mig_instance_separately(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as world:
         attacked, beside = world.gpus[0].split("1g.18gb", "1g.18gb")
         beside.fill("somebody else's")
@@ -109,7 +109,7 @@ def test_an_instance_is_attacked_and_scrubbed_by_itself(tmp_path: Path) -> None:
         assert beside.content().startswith(b"somebody else's")
 
 
-def test_memory_that_will_not_clear_fails_the_check_and_its_other_parts_go_on(world: World) -> None:
+def test_memory_that_does_not_clear_fails_the_gpu_check_and_the_other_parts_continue(world: World) -> None:
     world.gpus[0].set("wont_clear", "")
     ran = check(world, "--only", "coverage", "diagnostics", "bench.starting")
     assert ran.status == 1
@@ -118,7 +118,7 @@ def test_memory_that_will_not_clear_fails_the_check_and_its_other_parts_go_on(wo
     assert "FAILED coverage" in ran.told
 
 
-def test_memory_that_nobody_has_and_that_stays_in_use_fails_the_check(tmp_path: Path) -> None:
+def test_unassigned_memory_that_stays_in_use_fails_the_gpu_check(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as world:
         world.gpus[0].set("used", 80 * MIB)
         ran = check(world, "--only", "coverage")
@@ -126,13 +126,13 @@ def test_memory_that_nobody_has_and_that_stays_in_use_fails_the_check(tmp_path: 
     assert f"{16 * MIB} are in use although nobody has the device" in ran.told
 
 
-def test_a_processor_that_never_runs_fails_the_check(world: World) -> None:
+def test_streaming_multiprocessor_that_never_runs_fails_the_gpu_check(world: World) -> None:
     world.gpus[0].set("sm_dead", 2)
     ran = check(world, "--only", "coverage")
     assert (ran.status, ran.failed) == (1, {"coverage.on-chip"})
 
 
-def test_a_compute_mode_that_may_not_be_changed_leaves_the_scrub_unfenced_and_says_so(world: World) -> None:
+def test_compute_mode_that_cannot_be_changed_is_reported_as_a_missing_fence(world: World) -> None:
     world.gpus[0].fail("nvmlDeviceSetComputeMode", 4)
     ran = check(world, "--only", "settings", "coverage")
     assert ran.status == 0, ran.told
@@ -140,7 +140,7 @@ def test_a_compute_mode_that_may_not_be_changed_leaves_the_scrub_unfenced_and_sa
     assert any(str(each).startswith("fence:") for each in ran.figure("coverage", "not_covered"))  # type: ignore[attr-defined]
 
 
-def test_settings_are_left_alone_when_asked_for(world: World) -> None:
+def test_gpu_check_with_leave_settings_changes_no_settings(world: World) -> None:
     world.gpus[0].set("gpu_locked_clocks", "1000 1000")
     world.gpus[0].set("compute_mode", 2)
     ran = check(world, "--leave-settings", "--only", "settings", "bench.starting")
@@ -148,13 +148,13 @@ def test_settings_are_left_alone_when_asked_for(world: World) -> None:
     assert (world.gpus[0].text("gpu_locked_clocks"), world.gpus[0].text("compute_mode")) == ("1000 1000", "2")
 
 
-def test_a_reset_is_made_only_when_asked_for(world: World) -> None:
+def test_gpu_check_makes_a_reset_only_with_allow_reset(world: World) -> None:
     ran = check(world, "--allow-reset", "--only", "reset")
     assert ran.status == 0, ran.told
     assert world.gpus[0].resets() == 1
 
 
-def test_a_device_in_use_is_not_touched(world: World) -> None:
+def test_gpu_check_does_not_touch_a_device_in_use(world: World) -> None:
     gpu = world.gpus[0]
     gpu.fill("secret")
     holder = "import os, signal, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('{\"ready\": 1}', flush=True); signal.pause()"
@@ -169,14 +169,14 @@ def test_a_device_in_use_is_not_touched(world: World) -> None:
     assert ran.report == {}
 
 
-def test_without_a_driver_nothing_is_checked_and_the_reason_is_said(world: World) -> None:
+def test_gpu_check_without_a_driver_checks_nothing_and_reports_the_reason(world: World) -> None:
     world.remove_driver()
     ran = check(world)
     assert ran.status == 2
     assert "driver" in ran.told
 
 
-def test_what_the_check_imports_is_on_a_machine_that_only_has_a_gpu() -> None:
+def test_gpu_check_imports_only_the_standard_library_and_the_adapters() -> None:
     """The adapters and the standard library; CuPy and NVML's bindings are its children's."""
     foreign = "{'cupy', 'google', 'grpc', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'structlog', 'tenacity', 'typer', 'yaml'}"
     code = f"import sys, tests.gpu.__main__; print(*{foreign} & set(sys.modules))"
@@ -184,7 +184,7 @@ def test_what_the_check_imports_is_on_a_machine_that_only_has_a_gpu() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_the_flag_that_a_missing_driver_is_answered_with_is_one_of_the_checks_own(world: World) -> None:
+def test_flag_suggested_for_a_missing_driver_is_accepted_by_the_gpu_check(world: World) -> None:
     (world.library_directory / LIBRARY).write_bytes(b"")
     ran = check(world)
     assert "--nvidia-driver-root" in ran.told
@@ -192,7 +192,7 @@ def test_the_flag_that_a_missing_driver_is_answered_with_is_one_of_the_checks_ow
     assert (again.status, again.told) == (2, ran.told)
 
 
-def test_a_reader_that_hardly_looked_proves_nothing() -> None:
+def test_secret_search_that_read_too_little_does_not_pass() -> None:
     assert nothing_found(0, looked=90, left=100)
     assert not nothing_found(0, looked=89, left=100)
     assert not nothing_found(0, looked=0, left=0)
@@ -211,7 +211,7 @@ def report(found: Log, *, dry: bool = False) -> Report:
     return finished(found, made="2026-01-02T03:04Z", quick=False, dry=dry, identity=identity, version="0")
 
 
-async def test_a_part_that_breaks_has_failed_and_says_where() -> None:
+async def test_part_of_the_gpu_check_that_raises_has_failed_with_a_traceback() -> None:
     found = log()
 
     async def broken() -> None:
@@ -223,7 +223,7 @@ async def test_a_part_that_breaks_has_failed_and_says_where() -> None:
     assert "in broken" in str(result.figures["traceback"])
 
 
-async def test_a_part_that_does_not_end_has_failed() -> None:
+async def test_part_of_the_gpu_check_that_does_not_end_has_failed() -> None:
     found = log()
 
     async def endless() -> None:
@@ -237,7 +237,7 @@ def test_targets_are_met_missed_or_unmeasured_and_never_estimated() -> None:
     found = log()
     found.passed("coverage", "", share=0.9951)
     found.passed("bench.slow-path", "", seconds=1.2)
-    by_figure = {each.target.figure: each.met for each in judge(found.figure)}
+    by_figure = {each.target.figure: each.met for each in evaluate_targets(found.figure)}
     assert by_figure["coverage:share"] is True
     assert by_figure["bench.slow-path:seconds"] is False
     assert by_figure["attack.registers.after:found_bytes"] is None
@@ -246,7 +246,7 @@ def test_targets_are_met_missed_or_unmeasured_and_never_estimated() -> None:
     assert "unmeasured secret found in registers" in told
 
 
-def test_a_pass_is_measured_against_what_the_same_run_reads_or_writes_at_best() -> None:
+def test_pass_rates_are_compared_with_the_best_rates_of_the_same_run() -> None:
     erased = EraseReport(total_bytes=100, cleared_bytes=90, verified_bytes=90, residue_bytes=0, failed_bytes=0)
     path = SlowPath(1.0, {}, {"audit": 2.0, "clear": 3.0}, erased)
     assert rates(path, {"read": 50.0, "write": 40.0}) == {
@@ -257,12 +257,12 @@ def test_a_pass_is_measured_against_what_the_same_run_reads_or_writes_at_best() 
     }
 
 
-def test_a_report_names_model_and_driver_in_its_file_and_a_dry_one_cannot_be_mistaken_for_it() -> None:
+def test_report_file_names_model_and_driver_and_a_dry_run_is_marked() -> None:
     assert file_name(report(log())) == "gpu-h200-nvl-580.65.06.json"
     assert file_name(report(log(), dry=True)) == "dry-run-h200-nvl-580.65.06.json"
 
 
-def test_a_report_holds_every_figure_and_target() -> None:
+def test_report_contains_every_figure_and_target() -> None:
     found = log()
     found.unavailable("attack.mig-instance.after", "none here")
     found.failed("coverage", "short", share=0.5, passes={"audit": 1.5})

@@ -13,51 +13,51 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.offline import verify_ledger
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.reboot import reboot
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient
+from scrubber.emulator.playground import RESOURCE, Playground
 from scrubber.emulator.pods import ContainerState
-from scrubber.emulator.stage import RESOURCE, Stage
 from tests.integration.acting import SOON, Capacity, found_by, history, reader, running, staged, writer
 
 POLICY = """\
 name: health
 limits:
-  question: 3s
-  memory-floor: 20s
+  driverCall: 3s
+  clearTimeoutBase: 20s
 health:
-  sustained:
+  quarantineAfter:
     power-brake: 300ms
     too-hot: 1h
-  calm: 200ms
-  blame: 1
+  quietPeriod: 200ms
+  tenantQuarantineThreshold: 1
 recovery:
-  backoff-initial: 100ms
-  backoff-max: 400ms
-  attempts: 3
-  probation-scrubs: 2
-  probation-interval: 100ms
+  initialBackoff: 100ms
+  maxBackoff: 400ms
+  maxAttempts: 3
+  probationScrubs: 2
+  probationInterval: 100ms
 diagnostics:
   recovery: none
 breaker:
-  resets: 100
-  soft-percent: 100
+  maxResets: 100
+  maxSoftPercent: 100
 """
 
 
 @asynccontextmanager
-async def health_stage(tmp_path: Path, *, devices: int = 2, policy: str = POLICY) -> AsyncIterator[Stage]:
+async def health_stage(tmp_path: Path, *, devices: int = 2, policy: str = POLICY) -> AsyncIterator[Playground]:
     path = tmp_path / "health.yaml"
     path.write_text(policy)
     async with staged(devices=devices, policy=str(path)) as stage:
         yield stage
 
 
-async def first_is(stage: Stage, *healths: str) -> pb.Device:
+async def first_is(stage: Playground, *healths: str) -> pb.Device:
     """Device 0, once its health is one of ``healths``."""
-    devices = await stage.devices_are(
+    devices = await stage.wait_for_devices(
         lambda devices: any(each.index == "0" and each.health in healths for each in devices), SOON
     )
     return _first(devices)
@@ -67,21 +67,21 @@ def _first(devices: Sequence[pb.Device]) -> pb.Device:
     return next(each for each in devices if each.index == "0")
 
 
-async def advertised(stage: Stage, wanted: int) -> None:
+async def advertised(stage: Playground, wanted: int) -> None:
     """Wait until the kubelet counts ``wanted`` healthy devices."""
-    await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == wanted, SOON)
+    await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == wanted, SOON)
 
 
-async def the_other_goes_and_comes(stage: Stage, *, left: int = 0) -> None:
+async def the_other_goes_and_comes(stage: Playground, *, left: int = 0) -> None:
     """Time passes: device 1 is reset and comes back, while ``left`` devices beside it are healthy."""
-    control.fault(stage.sim, "1", xid=95)
+    control.add_faults(stage.sim_dir, "1", xid=95)
     await advertised(stage, left)
     await advertised(stage, left + 1)
 
 
-async def life(stage: Stage, device: str) -> list[str]:
+async def life(stage: Playground, device: str) -> list[str]:
     """The states of health that ``device`` went through, by the audit trail."""
-    names = [each.name for each in (await stage.read.history(device=device, limit=1000)).entries[::-1]]
+    names = [each.name for each in (await stage.read_client.history(device=device, limit=1000)).entries[::-1]]
     return [name.removeprefix("health.") for name in names if name.startswith("health.") and name != "health.signal"]
 
 
@@ -91,73 +91,75 @@ BACK = ["quarantined", "recovering", "probation", "healthy"]
 # --- what passes by itself
 
 
-async def test_a_condition_that_lasts_makes_suspect_then_quarantines_and_its_end_brings_the_device_back(
+async def test_lasting_condition_makes_a_device_suspect_then_quarantined_and_its_end_returns_the_device(
     tmp_path: Path,
 ) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", conditions={"power-brake": "reasons 0x80"})
+        control.add_faults(stage.sim_dir, "0", conditions={"power-brake": "reasons 0x80"})
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
         assert (out.cause.code, out.cause.way_back) == ("power-brake", "wait")
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
-        control.clear(stage.sim, "0", ["power-brake"])
+        control.clear_faults(stage.sim_dir, "0", ["power-brake"])
         await advertised(stage, 2)
         assert await life(stage, out.id) == ["suspect", *BACK]
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
 
 
-async def test_a_condition_that_ends_in_time_makes_suspect_and_the_kubelet_never_hears_of_it(tmp_path: Path) -> None:
+async def test_short_condition_makes_a_device_suspect_and_the_kubelet_sees_no_change(tmp_path: Path) -> None:
     async with health_stage(tmp_path) as stage:
         seen = Capacity(stage)
         watching = asyncio.create_task(seen.watch())
-        control.fault(stage.sim, "0", temperature=99)
+        control.add_faults(stage.sim_dir, "0", temperature=99)
         suspect = await first_is(stage, "suspect")
         assert suspect.cause.code == "too-hot"
         assert suspect.offered
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
-        control.clear(stage.sim, "0", ["temperature"])
+        control.clear_faults(stage.sim_dir, "0", ["temperature"])
         await first_is(stage, "healthy")
         watching.cancel()
         assert seen.allocatable == [2]
         assert await life(stage, suspect.id) == ["suspect", "healthy"]
 
 
-async def test_an_application_s_own_error_is_told_of_and_takes_nobody_out(tmp_path: Path) -> None:
+async def test_application_error_is_logged_and_takes_no_device_out_of_service(tmp_path: Path) -> None:
     async with health_stage(tmp_path) as stage:
         pod = await running(stage, writer("a", "team-a"))
         (device,) = pod.device_ids
-        control.fault(stage.sim, device, xid=31)
+        control.add_faults(stage.sim_dir, device, xid=31)
         told = await _rows(stage, "health.signal")
         assert (told[0]["code"], told[0]["class"], told[0]["tenant_namespace"]) == ("xid-31", "application", "team-a")
         assert await life(stage, device) == []
-        assert {each.health for each in (await stage.read.devices()).devices} == {"healthy"}
+        assert {each.health for each in (await stage.read_client.devices()).devices} == {"healthy"}
 
 
 # --- the ways back
 
 
-async def test_wait_a_driver_that_answers_again(tmp_path: Path) -> None:
+async def test_device_with_a_hung_driver_returns_once_the_driver_answers_again(tmp_path: Path) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", stuck=True)
+        control.add_faults(stage.sim_dir, "0", stuck=True)
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
         assert (out.cause.code, out.cause.way_back) == ("driver-stuck", "wait")
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await advertised(stage, 2)
         assert await life(stage, out.id) == BACK
 
 
-async def test_scrub_memory_that_can_be_cleared_in_time_again(tmp_path: Path) -> None:
-    policy = POLICY.replace("memory-floor: 20s", "memory-floor: 1s").replace("attempts: 3", "attempts: 100")
+async def test_device_quarantined_for_a_clear_timeout_returns_by_a_scrub(tmp_path: Path) -> None:
+    policy = POLICY.replace("clearTimeoutBase: 20s", "clearTimeoutBase: 1s").replace(
+        "maxAttempts: 3", "maxAttempts: 100"
+    )
     async with health_stage(tmp_path, devices=1, policy=policy) as stage:
         pod = await running(stage, writer("a", "team-a"))
-        control.fault(stage.sim, "0", slow_clear=600.0)
+        control.add_faults(stage.sim_dir, "0", slow_clear=600.0)
         await stage.kubelet.delete(pod, grace=0)
         await advertised(stage, 0)
         out = await first_is(stage, "quarantined", "recovering")
         assert (out.cause.code, out.cause.way_back) == ("erase-timeout", "scrub")
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await advertised(stage, 1)
         assert (await life(stage, out.id))[-3:] == ["recovering", "probation", "healthy"]
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
@@ -172,11 +174,11 @@ async def test_scrub_memory_that_can_be_cleared_in_time_again(tmp_path: Path) ->
         pytest.param({"ecc": 1}, "ecc-uncorrected", id="ECC"),
     ],
 )
-async def test_reset_what_a_reset_lifts_comes_back_by_itself(
+async def test_device_with_a_resettable_fault_returns_by_a_reset(
     tmp_path: Path, fault: dict[str, object], code: str
 ) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", **fault)  # type: ignore[arg-type]
+        control.add_faults(stage.sim_dir, "0", **fault)  # type: ignore[arg-type]
         await advertised(stage, 1)
         await advertised(stage, 2)
         back = await first_is(stage, "healthy")
@@ -185,49 +187,49 @@ async def test_reset_what_a_reset_lifts_comes_back_by_itself(
         assert (out["cause"], out["way_back"]) == (code, "reset")
 
 
-async def test_reboot_another_boot_of_the_node(tmp_path: Path) -> None:
+async def test_device_that_needs_a_reboot_returns_after_a_reboot_only(tmp_path: Path) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", xid=79)
+        control.add_faults(stage.sim_dir, "0", xid=79)
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
         assert out.cause.way_back == "reboot"
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
         assert await stage.service.stop(SOON) == 0
-        reboot(stage.sim)
+        reboot(stage.sim_dir)
         await stage.service.start()
         await first_is(stage, "healthy")
         await advertised(stage, 2)
         assert (await life(stage, out.id))[-3:] == ["recovering", "probation", "healthy"]
 
 
-async def test_person_hardware_that_somebody_looked_at(tmp_path: Path) -> None:
+async def test_device_with_a_hardware_fault_returns_after_its_release_by_an_operator(tmp_path: Path) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", conditions={"row-remap-failure": "a row could not be remapped"})
+        control.add_faults(stage.sim_dir, "0", conditions={"row-remap-failure": "a row could not be remapped"})
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
         assert out.cause.way_back == "person"
-        control.clear(stage.sim, "0")
+        control.clear_faults(stage.sim_dir, "0")
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
-        done = await stage.command("unquarantine", "0", "--yes", "--reason", "its memory was changed")
-        assert done.status == 0, done.err
+        done = await stage.run_command("unquarantine", "0", "--yes", "--reason", "its memory was changed")
+        assert done.returncode == 0, done.stderr
         await advertised(stage, 2)
         (released,) = await history(stage, "operator.released")
         assert released["reason"] == "its memory was changed"
         assert await life(stage, out.id) == ["quarantined", "healthy"]  # its probation is told by operator.released
 
 
-async def test_a_device_that_no_reset_mends_is_condemned_with_a_sentence_and_a_person_brings_it_back(
+async def test_device_that_no_reset_repairs_is_condemned_and_returns_by_an_operator(
     tmp_path: Path,
 ) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", xid=95, reset="fail")
+        control.add_faults(stage.sim_dir, "0", xid=95, reset="fail")
         out = await first_is(stage, "condemned")
         assert "3 attempts to recover it failed" in out.cause.sentence
         assert out.cause.way_back == "person"
-        control.clear(stage.sim, "0")
-        async with AdminClient(stage.sockets) as admin:
+        control.clear_faults(stage.sim_dir, "0")
+        async with AdminClient(stage.socket_dir) as admin:
             await admin.unquarantine("0", "seated anew")
         await advertised(stage, 2)
 
@@ -245,11 +247,11 @@ CAUSES = [
 
 
 @pytest.mark.parametrize(("fault", "health"), CAUSES)
-async def test_kill_9_of_the_service_changes_nobody_s_health(
+async def test_sigkill_of_the_service_changes_the_health_of_no_device(
     tmp_path: Path, fault: dict[str, object], health: str
 ) -> None:
     async with health_stage(tmp_path) as stage:
-        control.fault(stage.sim, "0", **fault)  # type: ignore[arg-type]
+        control.add_faults(stage.sim_dir, "0", **fault)  # type: ignore[arg-type]
         before = await first_is(stage, health)
         for _ in range(2):
             await stage.service.kill()
@@ -259,31 +261,31 @@ async def test_kill_9_of_the_service_changes_nobody_s_health(
         assert (after.cause.code, after.cause.since) == (before.cause.code, before.cause.since)
         await advertised(stage, 2 if health == "suspect" else 1)
         assert await stage.service.stop(SOON) == 0
-        assert verify(stage.directory / "state").intact
+        assert verify_ledger(stage.directory / "state").intact
 
 
-async def test_what_went_wrong_while_the_service_was_down_is_found_by_comparing(tmp_path: Path) -> None:
+async def test_faults_that_occurred_while_the_service_was_down_are_detected_at_the_start(tmp_path: Path) -> None:
     async with health_stage(tmp_path, devices=3) as stage:
         await stage.service.kill()
-        control.fault(stage.sim, "0", xid=95, reset="fail")
-        control.fault(stage.sim, "1", temperature=99)
+        control.add_faults(stage.sim_dir, "0", xid=95, reset="fail")
+        control.add_faults(stage.sim_dir, "1", temperature=99)
         await stage.service.start()
-        await stage.devices_are(
+        await stage.wait_for_devices(
             lambda devices: [each.health for each in devices] == ["condemned", "suspect", "healthy"], SOON
         )
         await advertised(stage, 2)
 
 
-async def test_probation_that_was_cut_off_is_begun_where_it_was_and_never_left_out(tmp_path: Path) -> None:
-    policy = POLICY.replace("probation-scrubs: 2", "probation-scrubs: 8")
+async def test_interrupted_probation_continues_and_is_never_skipped(tmp_path: Path) -> None:
+    policy = POLICY.replace("probationScrubs: 2", "probationScrubs: 8")
     async with health_stage(tmp_path, policy=policy) as stage:
-        control.fault(stage.sim, "0", xid=95, slow_clear=1.0)  # each scrub takes so long
+        control.add_faults(stage.sim_dir, "0", xid=95, slow_clear=1.0)  # each scrub takes so long
         before = await first_is(stage, "probation")
         await stage.service.kill()
         await stage.service.start()
 
         def over(devices: Sequence[pb.Device]) -> bool:
-            control.clear(stage.sim, "0", ["slow-clear"])  # its health has been seen once
+            control.clear_faults(stage.sim_dir, "0", ["slow-clear"])  # its health has been seen once
             return _first(devices).health == "healthy"
 
         assert await _healths(stage, over) == ["probation", "healthy"]
@@ -294,16 +296,16 @@ async def test_probation_that_was_cut_off_is_begun_where_it_was_and_never_left_o
 # --- what one device does to the others, and to whoever has it
 
 
-async def test_the_breaker_keeps_a_device_waiting_for_its_reset_and_everything_else_goes_on(tmp_path: Path) -> None:
-    async with health_stage(tmp_path, devices=3, policy=POLICY.replace("resets: 100", "resets: 1")) as stage:
-        control.fault(stage.sim, "0", xid=95)
+async def test_open_breaker_delays_the_reset_of_one_device_and_nothing_else(tmp_path: Path) -> None:
+    async with health_stage(tmp_path, devices=3, policy=POLICY.replace("maxResets: 100", "maxResets: 1")) as stage:
+        control.add_faults(stage.sim_dir, "0", xid=95)
         await advertised(stage, 2)
         await advertised(stage, 3)
-        control.fault(stage.sim, "0", xid=95)
+        control.add_faults(stage.sim_dir, "0", xid=95)
         await advertised(stage, 2)
         (opened, *_) = await _rows(stage, "breaker.opened")
         assert (opened["what"], bool(opened["sentence"])) == ("resets", True)
-        assert (await stage.read.info()).breaker.resets
+        assert (await stage.read_client.service_info()).breaker.resets
         for name in ("b", "c"):
             assert await found_by(await stage.kubelet.run(reader(name, "team-b"))) == ""
         out = await first_is(stage, "quarantined", "recovering", "probation", "healthy")
@@ -311,11 +313,13 @@ async def test_the_breaker_keeps_a_device_waiting_for_its_reset_and_everything_e
         assert stage.kubelet.allocatable(RESOURCE) == 2
 
 
-async def test_a_device_that_fails_under_a_pod_goes_out_stays_with_it_and_the_tenant_is_counted(tmp_path: Path) -> None:
+async def test_device_that_faults_in_use_is_withdrawn_stays_with_its_pod_and_counts_against_the_tenant(
+    tmp_path: Path,
+) -> None:
     async with health_stage(tmp_path) as stage:
         pod = await running(stage, writer("a", "team-a"))
         (device,) = pod.device_ids
-        control.fault(stage.sim, device, xid=95)
+        control.add_faults(stage.sim_dir, device, xid=95)
         await advertised(stage, 1)
         (out,) = await _rows(stage, "health.quarantined")
         assert (out["device"], out["tenant_namespace"]) == (device, "team-a")
@@ -332,7 +336,7 @@ def _other_is_clean(devices: Sequence[pb.Device]) -> bool:
     return any(each.index == "1" and each.state == "clean" for each in devices)
 
 
-async def _rows(stage: Stage, name: str) -> list[dict[str, object]]:
+async def _rows(stage: Playground, name: str) -> list[dict[str, object]]:
     """The audit rows of that name, once there are some."""
     async with asyncio.timeout(SOON):
         while True:
@@ -342,7 +346,7 @@ async def _rows(stage: Stage, name: str) -> list[dict[str, object]]:
             await asyncio.sleep(0.05)
 
 
-async def _healths(stage: Stage, until: Callable[[Sequence[pb.Device]], bool]) -> list[str]:
+async def _healths(stage: Playground, until: Callable[[Sequence[pb.Device]], bool]) -> list[str]:
     """Every health of device 0 that a service which has just been started tells of, from its first word on, each once in
     a row.
     """
@@ -354,5 +358,5 @@ async def _healths(stage: Stage, until: Callable[[Sequence[pb.Device]], bool]) -
             seen.extend(found)
         return bool(found) and until(devices)
 
-    await stage.devices_are(look, SOON)
+    await stage.wait_for_devices(look, SOON)
     return seen

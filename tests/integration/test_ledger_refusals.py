@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.emulator.stage import Stage
+from scrubber.emulator.playground import Playground
 from tests.integration.acting import SOON, running, staged, writer
 
 
@@ -46,7 +46,7 @@ def lose(ledger: Path) -> None:
         (lose, "missing"),
     ],
 )
-async def test_the_service_does_not_start_on_a_ledger_that_it_cannot_believe(
+async def test_service_does_not_start_on_an_untrusted_ledger_and_leaves_it_unchanged(
     damage: Callable[[Path], None], words: str
 ) -> None:
     async with staged(devices=1) as stage:
@@ -62,7 +62,7 @@ async def test_the_service_does_not_start_on_a_ledger_that_it_cannot_believe(
         assert (ledger.read_bytes() if ledger.exists() else None) == found
 
 
-async def _exit_status(stage: Stage) -> int:
+async def _exit_status(stage: Playground) -> int:
     await stage.service.start()
     assert stage.service.process is not None
     async with asyncio.timeout(SOON):

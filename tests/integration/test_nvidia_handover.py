@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from scrubber.api.client import AdminClient
-from scrubber.emulator.pods import ContainerState, Phase, Pod
+from scrubber.emulator.pods import ContainerState, EmulatedPod, PodPhase
 from tests.integration.acting import SOON, history, refusal, seen_to_run
 from tests.integration.nvidia_stage import NvidiaStage, found_by, staged
 from tests.nvidia import holder
@@ -47,10 +47,12 @@ def with_a_context(gpu: Gpu) -> tuple[str, ...]:
     return (sys.executable, str(holder.__file__), str(gpu.directory), str(gpu.node), ".", str(MIB))
 
 
-async def found_by_the_scrub_after(stage: NvidiaStage, pod: Pod) -> dict[str, int]:
+async def found_by_the_scrub_after(stage: NvidiaStage, pod: EmulatedPod) -> dict[str, int]:
     """What the scrub after the pod's end found on its device: bytes by finding."""
     await stage.are("clean")
-    scrubs = [each.scrub for each in (await stage.read.history(limit=1000)).entries if each.name == "scrub.finished"]
+    scrubs = [
+        each.scrub for each in (await stage.read_client.history(limit=1000)).entries if each.name == "scrub.finished"
+    ]
     newest = max(scrubs, key=lambda each: each.ended)
     findings = [each for step in newest.steps for each in step.findings]
     return {each.code: json.loads(each.evidence_json)["residue_bytes"] for each in findings if "residue" in each.code}
@@ -59,17 +61,17 @@ async def found_by_the_scrub_after(stage: NvidiaStage, pod: Pod) -> dict[str, in
 @pytest.mark.parametrize(
     ("place", "finding"), [("global", "residue"), ("shared", "on-chip-residue"), ("registers", "on-chip-residue")]
 )
-async def test_the_next_tenant_finds_nothing_of_the_last(place: str, finding: str) -> None:
+async def test_next_tenant_reads_nothing_of_the_last_tenant(place: str, finding: str) -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving(place, "a", "team-a"))
-        left = json.loads(pod.log("main"))["filled_bytes"]
+        left = json.loads(pod.read_log("main"))["filled_bytes"]
         assert left > 0
         await stage.delete(pod)
         assert (await found_by_the_scrub_after(stage, pod))[finding] >= left
         assert await found_by(await stage.kubelet.run(stage.looking(place, "b", "team-b"))) == 0
 
 
-async def test_the_certificate_says_what_was_proved_and_what_was_not() -> None:
+async def test_certificate_lists_covered_and_not_covered_claims() -> None:
     async with staged(gpus=1) as stage:
         gpu = stage.world.gpus[0]
         gpu.set("persistence_mode", 1)
@@ -94,7 +96,7 @@ async def test_the_certificate_says_what_was_proved_and_what_was_not() -> None:
         assert (certificate["driver"], certificate["device"]) == ("580.65.06", device["id"])
 
 
-async def test_settings_that_a_tenant_changed_are_back_for_the_next_one() -> None:
+async def test_settings_changed_by_a_tenant_are_restored_for_the_next_tenant() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         gpu = stage.gpu_of(pod)
@@ -112,28 +114,28 @@ async def test_settings_that_a_tenant_changed_are_back_for_the_next_one() -> Non
         assert gpu.number("accounting_mode") == 0
 
 
-async def test_what_a_pod_left_on_a_gpu_is_ended_and_named_in_the_audit() -> None:
+async def test_leftover_process_on_a_gpu_is_killed_and_audited() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.kubelet.run(stage.littering("a", "team-a"))
         await pod.wait(lambda status: status.phase.terminal, SOON)
-        left = stage.processes_of(pod)
+        left = stage.pod_processes(pod)
         assert len(left) == 1
         await stage.delete(pod)
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
         assert [row["pid"] for row in await history(stage, "leftover.ended")] == left
-        assert stage.processes_of(pod) == []
+        assert stage.pod_processes(pod) == []
 
 
 @pytest.mark.parametrize("has_a_context", [True, False])
-async def test_nobody_gets_a_gpu_that_a_process_of_the_node_has(has_a_context: bool) -> None:
+async def test_gpu_held_by_a_process_of_the_node_is_granted_to_no_pod(has_a_context: bool) -> None:
     async with staged(gpus=1) as stage:
         gpu = stage.world.gpus[0]
         command = with_a_context(gpu) if has_a_context else (sys.executable, "-c", OPEN, str(gpu.node))
         async with stranger(*command) as pid:
-            refused = await stage.command("scrub", "0")
-            assert refused.status == 3, refused
-            assert f"PID {pid}" in refused.out
-            assert "holds the device without a grant" in refused.out
+            refused = await stage.run_command("scrub", "0")
+            assert refused.returncode == 3, refused
+            assert f"PID {pid}" in refused.stdout
+            assert "holds the device without a grant" in refused.stdout
             await stage.are("dirty")
             pod = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
             said = await refusal(pod)
@@ -144,21 +146,21 @@ async def test_nobody_gets_a_gpu_that_a_process_of_the_node_has(has_a_context: b
         assert await found_by(pod) == 0
 
 
-async def test_a_pod_that_is_dying_keeps_its_gpu_to_itself() -> None:
+async def test_next_pod_gets_the_gpu_of_a_terminating_pod_only_after_its_end() -> None:
     async with staged(gpus=1) as stage:
         first = await stage.settled(stage.leaving("global", "a", "team-a"))
-        await stage.kubelet.delete(first, force=True, dying_for=1.0)
+        await stage.kubelet.delete(first, force=True, linger=1.0)
         second = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
         await second.wait(lambda status: status.containers["main"].state is not ContainerState.WAITING, SOON)
-        assert stage.processes_of(first) == []
+        assert stage.pod_processes(first) == []
         assert await found_by(second) == 0
 
 
-async def test_the_same_container_starts_again_on_checks() -> None:
+async def test_same_container_restarts_on_checks() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a", restart=True))
         await seen_to_run(stage)
-        (pid,) = stage.processes_of(pod)
+        (pid,) = stage.pod_processes(pod)
         os.kill(pid, signal.SIGKILL)
         await pod.wait(lambda status: status.containers["main"].restarts == 1, SOON)
         rows = await history(stage, "handover.granted")
@@ -168,15 +170,15 @@ async def test_the_same_container_starts_again_on_checks() -> None:
 async def test_gpus_are_granted_together_or_not_at_all() -> None:
     async with staged(gpus=2) as stage:
         dying = await stage.settled(stage.leaving("global", "dying", "team-a"))
-        await stage.kubelet.delete(dying, force=True, dying_for=2.0)
+        await stage.kubelet.delete(dying, force=True, linger=2.0)
         both = await stage.kubelet.run(stage.tenant("both", "team-b", "-c", "print('done')", gpus=2))
-        await both.wait(Phase.SUCCEEDED, SOON)
+        await both.wait(PodPhase.SUCCEEDED, SOON)
         first, *together = await history(stage, "handover.granted")
         assert first["pod"] == "dying"
         assert together[1]["sequence"] - together[0]["sequence"] == 1, "one transaction"
 
 
-async def test_a_gpu_that_hangs_costs_the_other_ones_nothing() -> None:
+async def test_gpu_that_hangs_does_not_affect_other_gpus() -> None:
     async with staged(gpus=2) as stage:
         stage.world.gpus[0].hang()
         await stage.offers(1)
@@ -189,7 +191,7 @@ async def test_a_gpu_that_hangs_costs_the_other_ones_nothing() -> None:
         await stage.offers(2)
 
 
-async def test_killed_while_it_clears_the_next_service_takes_the_fence_down_and_begins_anew() -> None:
+async def test_service_killed_while_clearing_is_followed_by_one_that_removes_the_fence_and_scrubs_again() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         gpu = stage.gpu_of(pod)
@@ -207,7 +209,7 @@ async def test_killed_while_it_clears_the_next_service_takes_the_fence_down_and_
         assert not list((stage.directory / "state").rglob("fences/*"))
 
 
-async def test_a_service_that_is_stopped_while_it_clears_leaves_no_fence_and_no_process() -> None:
+async def test_service_stopped_while_clearing_leaves_no_fence_and_no_process() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         gpu = stage.gpu_of(pod)
@@ -215,16 +217,16 @@ async def test_a_service_that_is_stopped_while_it_clears_leaves_no_fence_and_no_
         await stage.delete(pod)
         await stage.are("scrubbing")
         await clearing(stage)
-        children = stage.children_of(stage.service)
+        children = stage.child_processes(stage.service)
         assert await stage.service.stop(SOON) == 0
-        assert stage.alive(children) == []
+        assert stage.running_processes(children) == []
         assert gpu.number("compute_mode") == 0
         gpu.unset("slow_clear")
         await stage.service.start()
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
 
 
-async def test_whoever_has_a_gpu_keeps_it_and_all_that_is_on_it_while_the_service_is_killed_and_comes_back() -> None:
+async def test_tenant_keeps_its_gpu_and_its_data_while_the_service_is_killed_and_restarted() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         theirs = stage.gpu_of(pod).content()
@@ -232,12 +234,12 @@ async def test_whoever_has_a_gpu_keeps_it_and_all_that_is_on_it_while_the_servic
         await stage.service.start()
         await stage.are("in-use")
         assert stage.gpu_of(pod).content() == theirs
-        assert stage.processes_of(pod) != []
+        assert stage.pod_processes(pod) != []
         await stage.delete(pod)
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
 
 
-async def test_killed_after_it_cleared_the_next_service_trusts_no_certificate() -> None:
+async def test_certificate_from_before_a_sigkill_is_not_used_by_the_next_service() -> None:
     async with staged(gpus=1) as stage:
         before = await stage.certificate("0")
         await stage.service.kill()
@@ -251,7 +253,7 @@ async def test_killed_after_it_cleared_the_next_service_trusts_no_certificate() 
 
 async def clearing(stage: NvidiaStage) -> None:
     """Wait until the scrub of the first device is in the pass that clears its memory; it goes on."""
-    async with asyncio.timeout(SOON), AdminClient(stage.sockets) as admin:
+    async with asyncio.timeout(SOON), AdminClient(stage.socket_dir) as admin:
         async for update in admin.scrub("0", "slow"):
             if update.progress.phase == "clear":
                 return
@@ -261,7 +263,7 @@ async def clearing(stage: NvidiaStage) -> None:
 # --- MIG
 
 
-async def test_a_gpu_that_is_cut_into_instances_and_made_whole_again_is_followed() -> None:
+async def test_gpu_partitioned_into_mig_instances_and_merged_again_is_followed() -> None:
     async with staged(mebibytes=98, plugin=("--mig-strategy", "mixed")) as stage:
         gpu = stage.world.gpus[0]
         gpu.split("1g.18gb", "1g.18gb")
@@ -278,7 +280,7 @@ async def test_a_gpu_that_is_cut_into_instances_and_made_whole_again_is_followed
         await stage.are("clean", "clean")
 
 
-async def test_instances_go_to_tenants_of_their_own_and_are_cleared_apart() -> None:
+async def test_mig_instances_are_granted_and_cleared_separately() -> None:
     async with NvidiaStage(gpus=1, mebibytes=98, plugin=("--mig-strategy", "mixed")) as stage:
         small, large = stage.world.gpus[0].split("1g.18gb", "3g.71gb")
         await stage.service.start()

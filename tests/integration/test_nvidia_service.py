@@ -36,9 +36,9 @@ def with_settings(directory: Path, **settings: str) -> str:
 # --- the start
 
 
-async def test_the_gpus_are_cleared_certified_and_offered_as_nvidias() -> None:
+async def test_gpus_are_cleared_certified_and_advertised_as_nvidia_com_gpu() -> None:
     async with staged() as stage:
-        devices = (await stage.read.devices()).devices
+        devices = (await stage.read_client.devices()).devices
         assert [each.id for each in devices] == [gpu.uuid for gpu in stage.world.gpus]
         assert {each.model for each in devices} == {"NVIDIA H200"}
         for device in devices:
@@ -47,7 +47,7 @@ async def test_the_gpus_are_cleared_certified_and_offered_as_nvidias() -> None:
         assert stage.kubelet.allocatable(RESOURCE) == stage.kubelet.capacity(RESOURCE) == 2
 
 
-async def test_what_was_left_before_the_service_began_is_cleared() -> None:
+async def test_memory_left_before_the_service_started_is_cleared() -> None:
     async with NvidiaStage(gpus=1) as stage:
         stage.world.gpus[0].fill("left by whoever was here before")
         await stage.start_daemons()
@@ -57,7 +57,7 @@ async def test_what_was_left_before_the_service_began_is_cleared() -> None:
         assert scrub["residue_bytes"] > 0
 
 
-async def test_a_node_without_a_driver_ends_the_service_with_a_sentence() -> None:
+async def test_missing_driver_ends_the_service_with_an_error_message() -> None:
     async with NvidiaStage() as stage:
         stage.world.remove_driver()
         status, said = await ended(stage)
@@ -67,7 +67,7 @@ async def test_a_node_without_a_driver_ends_the_service_with_a_sentence() -> Non
         assert "--no-fail-on-init-error" in sentence
 
 
-async def test_a_node_without_the_bindings_of_nvml_ends_the_service_even_if_it_was_told_to_wait(
+async def test_missing_nvml_bindings_end_the_service_even_with_no_fail_on_init_error(
     short_tmp: Path,
 ) -> None:
     code = "import sys; sys.modules['pynvml'] = None; from scrubber.cli.main import main; main(sys.argv[1:])"
@@ -87,7 +87,7 @@ async def test_a_node_without_the_bindings_of_nvml_ends_the_service_even_if_it_w
     assert said.decode().startswith("Error: nvidia-ml-py is not installed")
 
 
-async def test_or_it_waits_for_the_driver_and_offers_the_gpus_once_it_is_there() -> None:
+async def test_service_without_fail_on_init_error_waits_for_the_driver_and_then_advertises_the_gpus() -> None:
     async with NvidiaStage(serve=("--no-fail-on-init-error",)) as stage:
         stage.world.remove_driver()
         await stage.service.start()
@@ -97,18 +97,20 @@ async def test_or_it_waits_for_the_driver_and_offers_the_gpus_once_it_is_there()
         assert stage.kubelet.capacity(RESOURCE) == 0
         stage.world.bring_driver_back()
         await stage.offers(2)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("compute_mode", "fast"), ("power_limit_watts", "lots")])
-async def test_a_policy_that_no_gpu_can_meet_is_refused_at_the_start(short_tmp: Path, setting: str, value: str) -> None:
+async def test_policy_setting_that_no_gpu_supports_is_refused_at_the_start(
+    short_tmp: Path, setting: str, value: str
+) -> None:
     async with NvidiaStage(policy=with_settings(short_tmp, **{setting: value})) as stage:
         status, said = await ended(stage)
         assert status == 2
         assert f'settings: {setting} cannot be "{value}"; write' in said
 
 
-async def test_what_the_policy_wants_wins_over_the_drivers_default(short_tmp: Path) -> None:
+async def test_setting_of_the_policy_overrides_the_drivers_default(short_tmp: Path) -> None:
     async with staged(gpus=1, policy=with_settings(short_tmp, power_limit_watts="300")) as stage:
         assert stage.world.gpus[0].number("power_limit") == 300_000
         assert "brought back" in "".join((await stage.certificate("0"))["covered"])
@@ -117,7 +119,7 @@ async def test_what_the_policy_wants_wins_over_the_drivers_default(short_tmp: Pa
 # --- out of service, and back
 
 
-async def test_a_gpu_that_asks_for_a_reset_is_out_at_once_and_comes_back_after_it() -> None:
+async def test_gpu_with_an_xid_that_requires_a_reset_is_withdrawn_at_once_and_returns_after_the_reset() -> None:
     async with staged() as stage:
         stage.world.gpus[0].raise_xid(RESET)
         await stage.offers(1)
@@ -130,7 +132,7 @@ async def test_a_gpu_that_asks_for_a_reset_is_out_at_once_and_comes_back_after_i
         assert len(await history(stage, "health.probation")) == len(await history(stage, "health.healthy")) == 1
 
 
-async def test_a_gpu_that_asks_for_a_reboot_stays_out_and_says_so() -> None:
+async def test_gpu_with_an_xid_that_requires_a_reboot_is_quarantined_with_that_recovery_method() -> None:
     async with staged() as stage:
         stage.world.gpus[0].raise_xid(REBOOT)
         await stage.offers(1)
@@ -140,21 +142,23 @@ async def test_a_gpu_that_asks_for_a_reboot_stays_out_and_says_so() -> None:
         assert stage.world.gpus[0].resets() == 0
 
 
-async def test_a_fault_of_the_application_is_the_applications() -> None:
+async def test_application_xid_is_noted_and_does_not_quarantine_the_gpu() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         stage.world.gpus[0].raise_xid(APPLICATION)
         await stage.delete(pod)
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
         scrubs = [
-            each.scrub for each in (await stage.read.history(limit=1000)).entries if each.name == "scrub.finished"
+            each.scrub
+            for each in (await stage.read_client.history(limit=1000)).entries
+            if each.name == "scrub.finished"
         ]
         noted = {each.code for scrub in scrubs for step in scrub.steps for each in step.findings}
         assert f"xid-{APPLICATION}" in noted
         assert await history(stage, "health.quarantined") == []
 
 
-async def test_a_gpu_that_fell_off_the_bus_is_out_and_the_other_one_serves() -> None:
+async def test_gpu_that_fell_off_the_bus_is_withdrawn_and_the_other_gpu_serves() -> None:
     async with staged() as stage:
         lost, other = stage.world.gpus
         lost.lose()
@@ -166,7 +170,7 @@ async def test_a_gpu_that_fell_off_the_bus_is_out_and_the_other_one_serves() -> 
         await stage.offers(2)
 
 
-async def test_errors_of_the_memory_take_a_gpu_out_until_a_reset() -> None:
+async def test_ecc_errors_take_a_gpu_out_until_a_reset() -> None:
     async with staged(gpus=1) as stage:
         stage.world.gpus[0].add_ecc_errors(1)
         await stage.offers(0)
@@ -174,7 +178,7 @@ async def test_errors_of_the_memory_take_a_gpu_out_until_a_reset() -> None:
         assert stage.world.gpus[0].resets() == 1
 
 
-async def test_xids_that_the_administrator_turned_off_count_for_nothing() -> None:
+async def test_disabled_xids_are_ignored() -> None:
     async with staged(gpus=1, environment={"DP_DISABLE_HEALTHCHECKS": f"{REBOOT}"}) as stage:
         stage.world.gpus[0].raise_xid(REBOOT)
         stage.world.gpus[0].raise_xid(RESET)  # told after the other one
@@ -183,19 +187,19 @@ async def test_xids_that_the_administrator_turned_off_count_for_nothing() -> Non
         assert "policy.xids-disabled" in stage.service.log.read_text()
 
 
-async def test_a_pod_whose_gpu_fell_ill_is_told_what_it_waits_for() -> None:
+async def test_refusal_for_a_pod_on_a_faulted_gpu_names_state_and_recovery_method() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a", restart=True))
         stage.world.gpus[0].raise_xid(REBOOT)
         await stage.offers(0)
-        (pid,) = stage.processes_of(pod)
+        (pid,) = stage.pod_processes(pod)
         os.kill(pid, signal.SIGKILL)
         said = await refusal(pod)
         assert "quarantined" in said
         assert "reboot" in said
 
 
-async def test_the_driver_may_go_and_come_back() -> None:
+async def test_gpus_are_withdrawn_and_return_with_the_driver() -> None:
     async with staged() as stage:
         stage.world.remove_driver()
         await stage.offers(0)
@@ -206,7 +210,7 @@ async def test_the_driver_may_go_and_come_back() -> None:
 # --- the command line
 
 
-async def test_a_service_does_not_outlive_the_driver_that_it_proved_things_under() -> None:
+async def test_service_ends_when_the_driver_version_changes() -> None:
     async with staged(gpus=1) as stage:
         process = stage.service.process
         assert process is not None
@@ -217,7 +221,7 @@ async def test_a_service_does_not_outlive_the_driver_that_it_proved_things_under
         assert "to 590.44.01" in sentence
 
 
-async def test_the_commands_answer_about_gpus() -> None:
+async def test_cli_commands_work_on_gpus() -> None:
     async with staged() as stage:
         first, second = await stage.said("devices")
         assert [first["index"], second["index"]] == ["0", "1"]
@@ -227,7 +231,7 @@ async def test_the_commands_answer_about_gpus() -> None:
         assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
 
 
-async def test_the_doctor_sees_the_node_that_the_service_sees() -> None:
+async def test_doctor_reads_the_same_node_as_the_service() -> None:
     async with staged() as stage:
         root = stage.world.root
         (root / "proc/self").mkdir()
@@ -240,8 +244,8 @@ async def test_the_doctor_sees_the_node_that_the_service_sees() -> None:
             for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")
         ]
         (root / "proc/self/mountinfo").write_bytes(b"\n".join(mounts))
-        await believed(stage.read)
-        ended = await run("--socket", stage.sockets, "--node-root", root, "-o", "json")
+        await believed(stage.read_client)
+        ended = await run("--socket", stage.socket_dir, "--node-root", root, "-o", "json")
         assert ended.code == 5, ended.out
         # Nobody installed a library of the driver's or its daemon in this world, and no test has a disk of its own.
         wrong = {name for name, level in ended.levels.items() if level != "ok"}
@@ -250,14 +254,14 @@ async def test_the_doctor_sees_the_node_that_the_service_sees() -> None:
         assert f"(PID {stage.service.pid})" in ended.check("capabilities")["sentence"]
 
 
-async def test_the_plan_of_a_reset_says_whether_there_can_be_one() -> None:
+async def test_reset_plan_lists_blockers_and_whether_a_reset_is_possible() -> None:
     async with staged() as stage:
         gpu = stage.world.gpus[0]
         assert (await stage.said("reset-plan", "0"))["possible"] is True
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         used = str(stage.gpu_of(pod).index)
         blocked = await stage.said("reset-plan", used, status=3)
-        (pid,) = stage.processes_of(pod)
+        (pid,) = stage.pod_processes(pod)
         assert any(f"(PID {pid}) holds device {used}" in each for each in blocked["blockers"])
         stage.world.nvidia_smi.unlink()
         never = await stage.said("reset-plan", "1", status=1)

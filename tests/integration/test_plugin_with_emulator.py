@@ -22,7 +22,7 @@ from scrubber.emulator import (
     ContainerSpec,
     ContainerState,
     Kubelet,
-    Phase,
+    PodPhase,
     PodSpec,
     PodStatus,
     RestartPolicy,
@@ -74,7 +74,7 @@ class Node:
                 assert line, "the plugin ended"
 
     async def offers(self, count: int) -> None:
-        await self.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == count, SOON)
+        await self.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == count, SOON)
 
     def calls(self, name: str) -> int:
         return sum(event.name == name for event in self.kubelet.events)
@@ -109,21 +109,21 @@ def waits_for(words: str) -> object:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_pod_gets_its_device_after_the_service_was_told_and_asked(short_tmp: Path, way: str) -> None:
+async def test_pod_gets_its_device_after_reserve_and_hand_over_at_the_service(short_tmp: Path, way: str) -> None:
     async with node(short_tmp, way) as here, here.plugin():
         await here.offers(2)
         tenant = await here.kubelet.run(
             pod("tenant", "sh", "-c", "echo $SCRUBBER_VISIBLE_DEVICES; readlink dev/simgpu*")
         )
-        await tenant.wait(Phase.SUCCEEDED, SOON)
+        await tenant.wait(PodPhase.SUCCEEDED, SOON)
         (id_,) = tenant.device_ids
         number = id_.removeprefix("sim-")
-        assert tenant.log("main").split() == [id_, str(here.sim / number / "memory")]
+        assert tenant.read_log("main").split() == [id_, str(here.sim / number / "memory")]
         assert here.service.reserved == [[id_]]
         assert [list(asked.device_ids) for asked in here.service.asked] == [[id_]]
 
 
-async def test_the_service_is_asked_before_every_start_of_a_container(short_tmp: Path) -> None:
+async def test_service_is_called_before_every_container_start(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
         await here.kubelet.run(pod("crashing", "false", restart=RestartPolicy.ALWAYS))
@@ -132,9 +132,9 @@ async def test_the_service_is_asked_before_every_start_of_a_container(short_tmp:
         assert len({tuple(asked.device_ids) for asked in here.service.asked}) == 1
 
 
-async def test_a_refused_start_is_shown_in_the_pods_status_and_tried_again_until_it_is_granted(short_tmp: Path) -> None:
+async def test_refused_start_is_shown_in_the_pod_status_and_retried_until_granted(short_tmp: Path) -> None:
     async def scrubbing(request: object) -> None:
-        raise NotReady("s7", public="The device is being scrubbed (scrub s7).")
+        raise NotReady("s7", public_message="The device is being scrubbed (scrub s7).")
 
     async def granted(request: object) -> None:
         return
@@ -145,10 +145,10 @@ async def test_a_refused_start_is_shown_in_the_pods_status_and_tried_again_until
         tenant = await here.kubelet.run(pod("tenant"))
         await tenant.wait(waits_for("being scrubbed (scrub s7)"), SOON)  # type: ignore[arg-type]
         here.service.on_hand_over = granted
-        await tenant.wait(Phase.RUNNING, SOON)
+        await tenant.wait(PodPhase.RUNNING, SOON)
 
 
-async def test_a_start_without_a_service_waits_and_goes_on_when_it_is_back(short_tmp: Path) -> None:
+async def test_start_without_a_service_waits_and_continues_when_the_service_is_back(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
         await here.service.stop()
@@ -156,12 +156,12 @@ async def test_a_start_without_a_service_waits_and_goes_on_when_it_is_back(short
         assert tenant.admitted
         await tenant.wait(waits_for("does not answer; the start is tried again"), SOON)  # type: ignore[arg-type]
         await here.service.start()
-        await tenant.wait(Phase.RUNNING, SOON)
+        await tenant.wait(PodPhase.RUNNING, SOON)
         assert list(here.service.asked[-1].reserved_unseen) == list(tenant.device_ids)
         assert here.kubelet.allocatable(RESOURCE) == 2
 
 
-async def test_a_quarantined_device_leaves_the_node_and_the_next_pods_land_elsewhere(short_tmp: Path) -> None:
+async def test_quarantined_device_is_withdrawn_and_the_next_pod_gets_another(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
         here.service.show(snapshot(here.device(0, advertised=False), here.device(1), version=2))
@@ -173,32 +173,32 @@ async def test_a_quarantined_device_leaves_the_node_and_the_next_pods_land_elsew
         await here.offers(2)
 
 
-async def test_clean_devices_are_given_out_first(short_tmp: Path) -> None:
+async def test_clean_devices_are_allocated_first(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
         # The third one, which is out of service, says that the kubelet has a list of what is known of the others now.
         devices = here.device(0), here.device(1, certified=True, numa_node=0), here.device(2, advertised=False)
         here.service.show(snapshot(*devices, version=2))
-        await here.kubelet.changed(lambda kubelet: kubelet.capacity(RESOURCE) == 3, SOON)
+        await here.kubelet.wait_until(lambda kubelet: kubelet.capacity(RESOURCE) == 3, SOON)
         first, second = [await here.kubelet.run(pod(name)) for name in ("first", "second")]
         assert (first.device_ids, second.device_ids) == (("sim-1",), ("sim-0",))
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_after_a_kubelet_restart_starts_are_asked_for_again(short_tmp: Path, way: str) -> None:
+async def test_container_starts_pass_the_gate_again_after_a_kubelet_restart(short_tmp: Path, way: str) -> None:
     async with node(short_tmp, way) as here, here.plugin():
         await here.offers(2)
         for lives in range(3):
             await here.kubelet.restart()
             await here.offers(2)
             tenant = await here.kubelet.run(pod(f"tenant-{lives}"))
-            await tenant.wait(Phase.RUNNING, SOON)
+            await tenant.wait(PodPhase.RUNNING, SOON)
             assert len(here.service.asked) == lives + 1
             await here.kubelet.delete(tenant)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_next_instance_takes_over_from_the_last(short_tmp: Path, way: str) -> None:
+async def test_next_plugin_instance_takes_over_from_the_last_one(short_tmp: Path, way: str) -> None:
     async with node(short_tmp, way) as here, here.plugin() as old:
         await here.offers(2)
         before = here.calls("GetDevicePluginOptions")
@@ -207,28 +207,28 @@ async def test_the_next_instance_takes_over_from_the_last(short_tmp: Path, way: 
             assert here.calls("GetDevicePluginOptions") == before
             old.send_signal(signal.SIGTERM)
             assert await old.wait() == 0
-            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
+            await here.kubelet.wait_until(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
             await here.offers(2)
             tenant = await here.kubelet.run(pod("tenant"))
-            await tenant.wait(Phase.RUNNING, SOON)
+            await tenant.wait(PodPhase.RUNNING, SOON)
             assert len(here.service.asked) == 1
             assert here.calls("GetDevicePluginOptions") == before + 1
 
 
-async def test_an_instance_that_stands_by_takes_over_from_one_that_was_killed(short_tmp: Path) -> None:
+async def test_standby_plugin_takes_over_from_a_killed_one(short_tmp: Path) -> None:
     async with node(short_tmp, "classic") as here, here.plugin() as killed:
         await here.offers(2)
         before = here.calls("GetDevicePluginOptions")
         async with here.plugin() as new:
             await here.stands_by(new)
             killed.kill()
-            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
+            await here.kubelet.wait_until(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
             await here.offers(2)
             tenant = await here.kubelet.run(pod("tenant"))
-            await tenant.wait(Phase.RUNNING, SOON)
+            await tenant.wait(PodPhase.RUNNING, SOON)
 
 
-async def test_a_plugin_that_was_killed_is_replaced_by_the_next_one(short_tmp: Path) -> None:
+async def test_killed_plugin_is_replaced_by_the_next_one(short_tmp: Path) -> None:
     async with node(short_tmp, "classic") as here:
         async with here.plugin() as killed:
             await here.offers(2)
@@ -237,4 +237,4 @@ async def test_a_plugin_that_was_killed_is_replaced_by_the_next_one(short_tmp: P
         async with here.plugin():
             await here.offers(2)
             tenant = await here.kubelet.run(pod("tenant"))
-            await tenant.wait(Phase.RUNNING, SOON)
+            await tenant.wait(PodPhase.RUNNING, SOON)

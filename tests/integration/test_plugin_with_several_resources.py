@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from plugin.devices import AdvertisedDevice
+from plugin.kubelet.devices import AdvertisedDevice
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
-from scrubber.emulator import ContainerSpec, Kubelet, Phase, Pod, PodSpec, RestartPolicy
+from scrubber.emulator import ContainerSpec, EmulatedPod, Kubelet, PodPhase, PodSpec, RestartPolicy
 from tests.emulation import timings
 from tests.gpus import gpu, instance, seen
 from tests.plugin_collaborators import PATIENCE, FakeService, snapshot
@@ -74,13 +74,13 @@ class Node:
     async def counts(self, **counts: int) -> None:
         """Wait until so many devices of each resource are allocatable; of those that are not named, as many as ever."""
         wanted = COUNTS | {{"whole": WHOLE, "small": SMALL, "large": LARGE}[name]: n for name, n in counts.items()}
-        await self.kubelet.changed(
+        await self.kubelet.wait_until(
             lambda kubelet: {each: kubelet.allocatable(each) for each in RESOURCES} == wanted, PATIENCE
         )
 
-    async def running(self, name: str, *resources: str) -> Pod:
+    async def running(self, name: str, *resources: str) -> EmulatedPod:
         pod = await self.kubelet.run(pod_of(name, *resources))
-        await pod.wait(Phase.RUNNING, PATIENCE)
+        await pod.wait(PodPhase.RUNNING, PATIENCE)
         return pod
 
     def sockets(self, resource: str) -> list[Path]:
@@ -111,22 +111,20 @@ def pod_of(name: str, *resources: str, then: str = STAY) -> PodSpec:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_pod_of_each_resource_starts_on_a_device_of_it_and_on_no_other(short_tmp: Path, way: str) -> None:
+async def test_pod_of_each_resource_starts_on_a_device_of_that_resource(short_tmp: Path, way: str) -> None:
     async with node(short_tmp, way) as here, here.plugin():
         await here.counts()
         for number, resource in enumerate(RESOURCES):
             pod = await here.kubelet.run(pod_of(f"pod-{number}", resource, then="true"))
-            await pod.wait(Phase.SUCCEEDED, PATIENCE)
+            await pod.wait(PodPhase.SUCCEEDED, PATIENCE)
             (id_,) = pod.device_ids
             assert id_ in {each.id for each in DEVICES[resource]}
-            assert pod.log("main") == f"{id_}\n"
+            assert pod.read_log("main") == f"{id_}\n"
             assert (here.service.reserved[-1], list(here.service.asked[-1].device_ids)) == ([id_], [id_])
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_after_a_kubelet_restart_every_resource_is_back_and_no_start_goes_unasked(
-    short_tmp: Path, way: str
-) -> None:
+async def test_every_resource_is_registered_and_gated_again_after_a_kubelet_restart(short_tmp: Path, way: str) -> None:
     async with node(short_tmp, way) as here, here.plugin():
         await here.counts()
         for life in range(2):
@@ -138,7 +136,7 @@ async def test_after_a_kubelet_restart_every_resource_is_back_and_no_start_goes_
                 await here.kubelet.delete(pod, grace=0)
 
 
-async def test_a_container_may_have_devices_of_two_resources_and_both_are_asked_for(short_tmp: Path) -> None:
+async def test_container_with_devices_of_two_resources_passes_the_gate_for_both(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin("--device-list-strategy", "volume-mounts"):
         await here.counts()
         pod = await here.running("both", WHOLE, SMALL)
@@ -147,19 +145,19 @@ async def test_a_container_may_have_devices_of_two_resources_and_both_are_asked_
         assert sorted(each.name for each in given.iterdir()) == list(pod.device_ids)
 
 
-async def test_one_resource_that_must_register_again_leaves_the_others_alone(short_tmp: Path) -> None:
+async def test_resource_that_registers_again_does_not_affect_the_others(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.counts()
         before = {resource: here.opened(resource) for resource in RESOURCES}
         (socket,) = here.sockets(SMALL)
         socket.unlink()
-        await here.kubelet.changed(lambda _: here.opened(SMALL) > before[SMALL], PATIENCE)
+        await here.kubelet.wait_until(lambda _: here.opened(SMALL) > before[SMALL], PATIENCE)
         await here.counts()
         assert [here.opened(each) for each in (WHOLE, LARGE)] == [before[each] for each in (WHOLE, LARGE)]
         await here.running("pod", SMALL)
 
 
-async def test_a_gpu_that_is_cut_anew_moves_from_one_resource_to_another_beside_running_pods(short_tmp: Path) -> None:
+async def test_repartitioned_gpu_moves_between_resources_beside_running_pods(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.counts()
         pod = await here.running("pod", LARGE)
@@ -174,10 +172,10 @@ async def test_a_gpu_that_is_cut_anew_moves_from_one_resource_to_another_beside_
         assert (await here.running("whole", WHOLE)).device_ids == (gpu(0).id,)
         here.service.show(said(*EVERYTHING, version=3))
         await here.counts()
-        assert (here.opened(LARGE), pod.phase) == (opened, Phase.RUNNING)
+        assert (here.opened(LARGE), pod.phase) == (opened, PodPhase.RUNNING)
 
 
-async def test_an_instance_that_comes_back_under_its_old_id_as_another_kind_is_given_out_as_that_only(
+async def test_mig_instance_that_returns_under_its_old_id_with_another_profile_is_allocated_as_that_profile_only(
     short_tmp: Path,
 ) -> None:
     async with node(short_tmp) as here, here.plugin():
@@ -192,14 +190,14 @@ async def test_an_instance_that_comes_back_under_its_old_id_as_another_kind_is_g
         assert not refused.admitted
 
 
-async def test_without_a_service_nothing_is_advertised_and_with_one_that_is_not_ready_nothing_is_healthy(
+async def test_no_resource_is_advertised_without_a_service_and_none_is_healthy_with_an_unready_service(
     short_tmp: Path,
 ) -> None:
     async with node(short_tmp) as here:
         await here.service.stop()
         async with here.plugin():
             await here.service.start(said(*EVERYTHING, ready=False))
-            await here.kubelet.changed(
+            await here.kubelet.wait_until(
                 lambda kubelet: {each: kubelet.capacity(each) for each in RESOURCES} == COUNTS, PATIENCE
             )
             assert {here.kubelet.allocatable(each) for each in RESOURCES} == {0}
@@ -209,10 +207,10 @@ async def test_without_a_service_nothing_is_advertised_and_with_one_that_is_not_
                 await here.running(f"pod-{number}", resource)
 
 
-async def test_a_start_that_waits_on_one_resource_keeps_none_of_another_from_starting(short_tmp: Path) -> None:
+async def test_start_that_waits_on_one_resource_does_not_block_starts_of_another(short_tmp: Path) -> None:
     async def busy(request: pb.HandOverRequest) -> None:
         if not {each.id for each in DEVICES[SMALL]}.isdisjoint(request.device_ids):
-            raise NotReady("s7", public="The device is being scrubbed (scrub s7).")
+            raise NotReady("s7", public_message="The device is being scrubbed (scrub s7).")
 
     async with node(short_tmp) as here, here.plugin():
         await here.counts()
@@ -223,7 +221,7 @@ async def test_a_start_that_waits_on_one_resource_keeps_none_of_another_from_sta
         await here.running("large", LARGE)
 
 
-async def test_a_policy_that_refuses_the_variable_takes_every_resource_back_and_no_running_pod(short_tmp: Path) -> None:
+async def test_policy_that_forbids_envvar_withdraws_every_resource_and_stops_no_running_pod(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.counts()
         pods = [await here.running(f"pod-{number}", resource) for number, resource in enumerate(RESOURCES)]
@@ -232,18 +230,18 @@ async def test_a_policy_that_refuses_the_variable_takes_every_resource_back_and_
         assert {here.kubelet.capacity(each) for each in RESOURCES} == set(COUNTS.values())
         here.service.show(said(*EVERYTHING, version=3))
         await here.counts()
-        assert {pod.phase for pod in pods} == {Phase.RUNNING}
+        assert {pod.phase for pod in pods} == {PodPhase.RUNNING}
         assert len(here.service.asked) == len(pods)
 
 
-async def test_a_container_that_restarts_after_the_plugin_was_given_other_flags_keeps_its_answer_and_is_asked_for(
+async def test_container_restart_after_a_change_of_the_plugins_flags_keeps_its_allocation_and_passes_the_gate(
     short_tmp: Path,
 ) -> None:
     async with node(short_tmp) as here:
         async with here.plugin() as first:
             await here.counts()
             pod = await here.kubelet.run(pod_of("again", SMALL, then=f"test -e enough || {STAY}"))
-            await pod.wait(Phase.RUNNING, PATIENCE)
+            await pod.wait(PodPhase.RUNNING, PATIENCE)
             first.terminate()
             await first.wait()
         async with here.plugin("--device-list-strategy", "volume-mounts", "--device-id-strategy", "index"):
@@ -252,7 +250,7 @@ async def test_a_container_that_restarts_after_the_plugin_was_given_other_flags_
             assert pid is not None
             (pod.container_root("main") / "enough").touch()
             os.kill(pid, signal.SIGKILL)
-            await pod.wait(Phase.SUCCEEDED, PATIENCE)
-            assert pod.log("main").split() == [*pod.device_ids]
+            await pod.wait(PodPhase.SUCCEEDED, PATIENCE)
+            assert pod.read_log("main").split() == [*pod.device_ids]
             assert list(here.service.asked[1].device_ids) == list(pod.device_ids)
             assert here.service.reserved == [list(pod.device_ids)]

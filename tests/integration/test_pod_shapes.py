@@ -11,8 +11,8 @@ import signal
 
 import pytest
 
-from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec, RestartPolicy
-from scrubber.emulator.stage import RESOURCE, Stage, tenant
+from scrubber.emulator.playground import RESOURCE, Playground, tenant_argv
+from scrubber.emulator.pods import ContainerSpec, ContainerState, EmulatedPod, PodPhase, PodSpec, RestartPolicy
 from tests.integration.acting import FOREVER, SOON, found_by, reader, seen_to_run, staged
 from tests.world.shapes.shape import Box, Kind, Script
 
@@ -38,9 +38,9 @@ def spec(script: Script) -> PodSpec:
     def container(number: int, box: Box) -> ContainerSpec:
         name, wants = f"c{number}", {} if box.device == "-" else {RESOURCE: 1}
         if box.kind is Kind.INIT:
-            argv = tenant("--write", f"team-a/{name}") if wants else ("true",)
+            argv = tenant_argv("--write", f"team-a/{name}") if wants else ("true",)
             return ContainerSpec(name, argv, wants)
-        argv = tenant("--write", f"team-a/{name}", *FOREVER) if wants else IDLE
+        argv = tenant_argv("--write", f"team-a/{name}", *FOREVER) if wants else IDLE
         return ContainerSpec(name, argv, wants, restart=RestartPolicy.ALWAYS if box.kind is Kind.SIDECAR else restart)
 
     made = [container(number, box) for number, box in enumerate(script.shape)]
@@ -48,38 +48,38 @@ def spec(script: Script) -> PodSpec:
     return PodSpec("train-0", "team-a", mains, [each for each in made if each not in mains])
 
 
-async def all_run(pod: Pod, script: Script) -> None:
+async def all_run(pod: EmulatedPod, script: Script) -> None:
     """Every container runs and, with a device, has filled it; ordinary init containers have ended."""
 
     def ready(name: str, box: Box) -> bool:
         status = pod.status.containers[name]
         if box.kind is Kind.INIT:
             return status.exit_code == 0
-        return status.state is ContainerState.RUNNING and (box.device == "-" or "ready" in pod.log(name))
+        return status.state is ContainerState.RUNNING and (box.device == "-" or "ready" in pod.read_log(name))
 
     names = [f"c{number}" for number in range(len(script.shape))]
     await pod.wait(lambda _: all(map(ready, names, script.shape)), PATIENT)
 
 
-async def ended(pod: Pod, name: str) -> None:
+async def ended(pod: EmulatedPod, name: str) -> None:
     """Have the first process of a container end; returns when the container has started again."""
     before = pod.status.containers[name]
-    said = [json.loads(line) for line in pod.log(name).splitlines()]
+    said = [json.loads(line) for line in pod.read_log(name).splitlines()]
     (pid,) = [line["pid"] for line in said if "ready" in line]
     os.kill(pid, signal.SIGTERM)
     await pod.wait(lambda status: status.containers[name].restarts > before.restarts, PATIENT)
 
 
-async def restart_service(stage: Stage) -> None:
+async def restart_service(stage: Playground) -> None:
     """Kill it, and wait until the next one has looked at everything."""
     await stage.service.kill()
     await stage.service.start()
-    await stage.all_clean(SOON)
+    await stage.wait_until_clean(SOON)
     await seen_to_run(stage)
 
 
 @pytest.mark.parametrize("line", LINES)
-async def test_a_pod_of_several_containers_starts_and_starts_again_and_leaves_nothing(line: str) -> None:
+async def test_pod_with_several_containers_starts_restarts_and_leaves_no_data(line: str) -> None:
     script = Script.read(line)
     devices = sum(box.device != "-" and box.kind is not Kind.INIT for box in script.shape)
     async with staged(devices=devices) as stage:
@@ -102,9 +102,9 @@ async def test_a_pod_of_several_containers_starts_and_starts_again_and_leaves_no
                 await all_run(pod, script)
                 await seen_to_run(stage)
         if script.life.ending == "forced":
-            await stage.kubelet.delete(pod, force=True, dying_for=1.0)
+            await stage.kubelet.delete(pod, force=True, linger=1.0)
         else:
             await stage.kubelet.delete(pod, grace=0.0)
         others = [await stage.kubelet.run(reader(f"other-{number}", "team-b")) for number in range(devices)]
         assert [await found_by(each) for each in others] == [""] * devices
-        assert all(each.status.phase is Phase.SUCCEEDED for each in others)
+        assert all(each.status.phase is PodPhase.SUCCEEDED for each in others)

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from scrubber.emulator.stage import Stage
+from scrubber.emulator.playground import Playground
 from tests.integration.acting import SOON, found_by, history, reader, staged
 
 
@@ -18,7 +18,7 @@ def replace(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-async def told(stage: Stage, name: str) -> dict[str, object]:
+async def told(stage: Playground, name: str) -> dict[str, object]:
     """The newest audit row of that name, once there is one."""
     async with asyncio.timeout(SOON):
         while True:
@@ -28,7 +28,7 @@ async def told(stage: Stage, name: str) -> dict[str, object]:
             await asyncio.sleep(0.05)
 
 
-async def test_a_replaced_policy_is_in_force_and_a_bad_one_is_not(tmp_path: Path) -> None:
+async def test_replaced_policy_file_takes_effect_and_an_invalid_one_does_not(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\n")
     async with staged(devices=1, policy=str(file)) as stage:
@@ -37,9 +37,9 @@ async def test_a_replaced_policy_is_in_force_and_a_bad_one_is_not(tmp_path: Path
         sentence = str((await told(stage, "policy.rejected"))["sentence"])
         assert f'{file}:2: sharing: "sometime" is not known' in sentence
         assert sentence.endswith("The policy mine stays in force.")
-        before = (await stage.read.info()).policy_digest
+        before = (await stage.read_client.service_info()).policy_digest
         replace(file, "name: mine\nsharing: never\n")
         assert (await told(stage, "policy.accepted"))["changed"] is True
-        assert (await stage.read.info()).policy_digest != before
-        await stage.all_clean(SOON)
+        assert (await stage.read_client.service_info()).policy_digest != before
+        await stage.wait_until_clean(SOON)
         assert await found_by(await stage.kubelet.run(reader("a", "team-a"))) == ""

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from scrubber.emulator.pods import Phase, Pod
-from scrubber.emulator.stage import RESOURCE, Stage, gpu_pod, quick_kubelet, tenant
+from scrubber.emulator.playground import RESOURCE, Playground, fast_kubelet_timings, gpu_pod_spec, tenant_argv
+from scrubber.emulator.pods import EmulatedPod, PodPhase
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, running, writer
 
 SHARES = 3
@@ -28,27 +28,29 @@ sharing:
 
 
 @asynccontextmanager
-async def shared(directory: Path, policy: str = QUICK) -> AsyncIterator[Stage]:
+async def shared(directory: Path, policy: str = QUICK) -> AsyncIterator[Playground]:
     """One clean device, that the kubelet has as three."""
     config = directory / "config.yaml"
     config.write_text(FILE)
-    timings = replace(quick_kubelet(0.05), pre_start_deadline=1.0)  # a start that has to wait is refused after it
-    async with Stage(directory=directory, devices=1, memory="2MiB", policy=policy, timings=timings) as stage:
+    timings = replace(
+        fast_kubelet_timings(0.05), pre_start_deadline=1.0
+    )  # a start that has to wait is refused after it
+    async with Playground(directory=directory, devices=1, memory="2MiB", policy=policy, timings=timings) as stage:
         stage.plugin.arguments = [*stage.plugin.arguments, "--config-file", str(config)]
         await stage.service.start()
         await stage.plugin.start()
-        await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == SHARES, SOON)
-        await stage.all_clean(SOON)
+        await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == SHARES, SOON)
+        await stage.wait_until_clean(SOON)
         yield stage
 
 
-def bytes_of(stage: Stage) -> bytes:
+def bytes_of(stage: Playground) -> bytes:
     """What is in the device's memory, read past everybody."""
-    (memory,) = (stage.sim / "devices").glob("*/memory")
+    (memory,) = (stage.sim_dir / "devices").glob("*/memory")
     return memory.read_bytes()
 
 
-async def refused_beside(pod: Pod) -> str:
+async def refused_beside(pod: EmulatedPod) -> str:
     """What the pod's status says once its start was refused because of whoever has the device.
 
     Where everything is slow, a start may run into the kubelet's deadline before the service's word on it is there.
@@ -57,34 +59,34 @@ async def refused_beside(pod: Pod) -> str:
     return status.containers["main"].message
 
 
-async def refused_again(stage: Stage) -> None:
+async def refused_again(stage: Playground) -> None:
     """Wait until a start is refused that began after now."""
 
     def refused() -> int:
         return sum(each.name == "PreStartContainer" and each.outcome != "OK" for each in stage.kubelet.events)
 
     seen = refused()
-    await stage.kubelet.changed(lambda _: refused() >= seen + 2, SOON)
+    await stage.kubelet.wait_until(lambda _: refused() >= seen + 2, SOON)
 
 
-async def scrubs(stage: Stage) -> int:
+async def scrubs(stage: Playground) -> int:
     return len(await history(stage, "scrub.finished"))
 
 
-def of_device(*pods: Pod) -> set[str]:
+def of_device(*pods: EmulatedPod) -> set[str]:
     return {id_.partition("::")[0] for pod in pods for id_ in pod.device_ids}
 
 
-async def test_pods_of_one_tenant_share_a_device_that_is_cleared_when_the_last_of_them_has_left(
+async def test_pods_of_one_tenant_share_a_device_that_is_cleared_after_the_last_pod(
     short_tmp: Path,
 ) -> None:
     async with shared(short_tmp) as stage:
         first = await running(stage, writer("first", "team-a"))
         before, left = await scrubs(stage), bytes_of(stage)
-        second = await running(stage, gpu_pod("second", "team-a", tenant("--read", "--hold", "forever")))
+        second = await running(stage, gpu_pod_spec("second", "team-a", tenant_argv("--read", "--hold", "forever")))
         assert len(of_device(first, second)) == 1
         assert set(first.device_ids).isdisjoint(second.device_ids)
-        assert "team-a/first" in second.log("main"), "they share its memory too"
+        assert "team-a/first" in second.read_log("main"), "they share its memory too"
 
         stranger = await stage.kubelet.run(reader("stranger", "team-b"))
         assert stranger.admitted
@@ -92,7 +94,7 @@ async def test_pods_of_one_tenant_share_a_device_that_is_cleared_when_the_last_o
 
         await stage.kubelet.delete(first, grace=0)
         await refused_again(stage)
-        assert stage.processes_of(second) != []
+        assert stage.pod_processes(second) != []
         assert (await scrubs(stage), bytes_of(stage)) == (before, left), "somebody is still on it"
 
         await stage.kubelet.delete(second, grace=0)
@@ -101,13 +103,13 @@ async def test_pods_of_one_tenant_share_a_device_that_is_cleared_when_the_last_o
         assert residue == [2 * 2**20]
 
 
-async def test_where_sharing_is_never_a_pod_waits_for_the_end_of_another_of_its_own_tenant(short_tmp: Path) -> None:
+async def test_policy_without_sharing_makes_a_pod_wait_for_another_pod_of_its_tenant(short_tmp: Path) -> None:
     policy = short_tmp / "never.yaml"
     policy.write_text(Path(QUICK).read_text() + "sharing: never\n")
     async with shared(short_tmp, str(policy)) as stage:
         first = await running(stage, writer("first", "team-a"))
         second = await stage.kubelet.run(reader("second", "team-a"))
         await refused_beside(second)
-        assert first.phase is Phase.RUNNING
+        assert first.phase is PodPhase.RUNNING
         await stage.kubelet.delete(first, grace=0)
         assert await found_by(second) == ""

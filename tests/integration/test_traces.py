@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Written
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from scrubber import __version__
-from scrubber.emulator.stage import Daemon, Stage, gpu_pod, tenant
+from scrubber.emulator.playground import Daemon, Playground, gpu_pod_spec, tenant_argv
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, found_by, reader, running, writer
 
@@ -87,25 +87,25 @@ async def collecting() -> AsyncIterator[Collector]:
 
 
 @asynccontextmanager
-async def traced(endpoint: str) -> AsyncIterator[Stage]:
+async def traced(endpoint: str) -> AsyncIterator[Playground]:
     """A stage whose two daemons send traces to ``endpoint``, often."""
-    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+    async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         for daemon in (stage.service, stage.plugin):
             daemon.arguments = [*daemon.arguments, "--traces", "otlp", "--node-name", "node-7"]
             daemon.environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
         await stage.start_daemons(SOON)
-        await stage.all_clean(SOON)
+        await stage.wait_until_clean(SOON)
         yield stage
         log_lines.check(stage)
 
 
-async def test_a_pods_start_is_one_trace_through_both_daemons_down_to_the_steps() -> None:
+async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scrub_steps() -> None:
     async with collecting() as collector, traced(collector.endpoint) as stage:
         first = await running(stage, writer("secret-of-a", "team-a"))
         await stage.kubelet.delete(first, grace=0)
         # It stays, so that nothing is scrubbed and certified after it.
-        second = await running(stage, gpu_pod("secret-of-b", "team-b", tenant("--read", "--hold", "forever")))
-        assert '"residue_bytes": 0' in second.log("main")
+        second = await running(stage, gpu_pod_spec("secret-of-b", "team-b", tenant_argv("--read", "--hold", "forever")))
+        assert '"residue_bytes": 0' in second.read_log("main")
         await collector.until(lambda: len(_granted(collector)) >= 2)
         allocate = collector.named("Allocate")[-1]
         start, over = _granted(collector)[-1]
@@ -153,7 +153,7 @@ def _granted(collector: Collector) -> list[tuple[Span, Span]]:
     return [(start, over[-1]) for start, over in overs if over]
 
 
-async def test_a_collector_that_never_answers_holds_up_no_start_and_no_stop() -> None:
+async def test_collector_that_never_answers_delays_no_start_and_no_stop() -> None:
     connected, both = [], asyncio.Event()
 
     async def silent(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
@@ -170,10 +170,10 @@ async def test_a_collector_that_never_answers_holds_up_no_start_and_no_stop() ->
                 await both.wait()
             await stage.kubelet.delete(first, grace=0)
             assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
-            children = stage.children_of(stage.service)
+            children = stage.child_processes(stage.service)
             assert await stage.plugin.stop(SOON) == 0
             assert await stage.service.stop(SOON) == 0
-            assert stage.alive(children) == []
+            assert stage.running_processes(children) == []
     finally:
         for each in connected:
             each.close()
@@ -181,10 +181,10 @@ async def test_a_collector_that_never_answers_holds_up_no_start_and_no_stop() ->
 
 
 @pytest.mark.parametrize("daemon", ["service", "plugin"])
-async def test_traces_that_cannot_be_sent_are_refused_at_the_start(daemon: str) -> None:
-    async with Stage(devices=1, memory="2MiB") as stage:
+async def test_missing_trace_endpoint_is_refused_at_the_start(daemon: str) -> None:
+    async with Playground(devices=1, memory="2MiB") as stage:
         arguments = {"service": stage.service, "plugin": stage.plugin}[daemon].arguments
-        ended = await stage.command(*arguments, "--traces", "otlp")
-        assert ended.status == 2, ended.err
-        assert "OTEL_EXPORTER_OTLP_ENDPOINT" in ended.err
+        ended = await stage.run_command(*arguments, "--traces", "otlp")
+        assert ended.returncode == 2, ended.stderr
+        assert "OTEL_EXPORTER_OTLP_ENDPOINT" in ended.stderr
         assert not (stage.directory / "state").exists()

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from scrubber.adapters.sim import control
-from scrubber.emulator.stage import RESOURCE as SIMULATED
-from scrubber.emulator.stage import Daemon
+from scrubber.emulator.playground import RESOURCE as SIMULATED
+from scrubber.emulator.playground import Daemon
 from tests.integration.acting import SOON, found_by, reader, running, writer
 from tests.integration.nvidia_stage import RESOURCE as GPUS
 from tests.integration.nvidia_stage import NvidiaStage
@@ -23,12 +23,14 @@ class Both(NvidiaStage):
         super().__init__()
         words = list(self.service.arguments)
         words[words.index("nvidia")] = "both"
-        program = ("tests.integration.two_backends", str(self.world.root), str(self.sim))
+        program = ("tests.integration.two_backends", str(self.world.root), str(self.sim_dir))
         self.service = Daemon(words, self.service.log, program=program)
 
     async def __aenter__(self) -> Self:
-        created = await self.command("sim", "create", "--dir", str(self.sim), "--devices", "2", "--memory", "2MiB")
-        assert created.status == 0, created
+        created = await self.run_command(
+            "sim", "create", "--dir", str(self.sim_dir), "--devices", "2", "--memory", "2MiB"
+        )
+        assert created.returncode == 0, created
         return await super().__aenter__()
 
     async def start_daemons(self, timeout: float = SOON) -> None:
@@ -37,7 +39,7 @@ class Both(NvidiaStage):
 
     async def all_are(self, **wanted: str) -> None:
         """Wait until the devices whose ids begin so are all in that state."""
-        await self.devices_are(
+        await self.wait_for_devices(
             lambda devices: all(
                 {each.state for each in devices if each.id.startswith(f"{prefix}-")} == {state}
                 for prefix, state in wanted.items()
@@ -59,7 +61,7 @@ async def staged() -> AsyncIterator[Both]:
         yield stage
 
 
-async def test_each_backend_has_its_resource_and_its_driver() -> None:
+async def test_each_backend_has_its_own_resource_and_driver() -> None:
     async with staged() as stage:
         assert {each: stage.kubelet.allocatable(each) for each in (GPUS, SIMULATED)} == {GPUS: 2, SIMULATED: 2}
         devices = await stage.said("devices")
@@ -67,7 +69,7 @@ async def test_each_backend_has_its_resource_and_its_driver() -> None:
         assert drivers == {"GPU": "580.65.06", "SIM": "sim-1"}
 
 
-async def test_gpus_whose_driver_is_gone_leave_the_simulated_devices_in_service() -> None:
+async def test_gpus_without_a_driver_leave_the_simulated_devices_in_service() -> None:
     async with staged() as stage:
         before = await stage.certificates(SIMULATED)
         stage.world.remove_driver()
@@ -82,15 +84,15 @@ async def test_gpus_whose_driver_is_gone_leave_the_simulated_devices_in_service(
         await stage.all_are(GPU="clean", SIM="clean")
 
 
-async def test_simulated_devices_whose_driver_is_gone_leave_the_gpus_in_service() -> None:
+async def test_simulated_devices_without_a_driver_leave_the_gpus_in_service() -> None:
     async with staged() as stage:
         before = await stage.certificates(GPUS)
-        control.fault(stage.sim, driver_absent=True)
+        control.add_faults(stage.sim_dir, driver_absent=True)
         await stage.all_are(GPU="clean", SIM="quarantined")
         await stage.offers(0, SIMULATED)
         assert await stage.certificates(GPUS) == before
         gpu = min(before)
         result = await stage.said("scrub", gpu)
         assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
-        control.clear(stage.sim)
+        control.clear_faults(stage.sim_dir)
         await stage.all_are(GPU="clean", SIM="clean")

@@ -13,8 +13,8 @@ from scrubber import backends
 from scrubber.adapters.nvidia.backend import nvidia_backend
 from scrubber.adapters.sim.backend import sim_backend
 from scrubber.backends import BACKENDS, Backend, BackendContext
+from scrubber.composite_backend import composite_backend
 from scrubber.ports.device import DeviceBackend
-from scrubber.side_by_side import side_by_side
 from tests.nvidia.service import cuda_environment
 from tests.nvidia.world import World
 
@@ -29,17 +29,19 @@ def run(world: Path, simulated: Path, arguments: list[str]) -> None:
             World(world).places,
             context.settings.state_dir,
             node=context.settings.node_name,
-            question=context.question,
+            driver_call_timeout=context.driver_call_timeout,
             infrastructure=context.infrastructure,
             environment=cuda_environment(world),
         )
-        return side_by_side({"nvidia": gpus, "sim": sim_backend(simulated, question=context.question)})
+        return composite_backend(
+            {"nvidia": gpus, "sim": sim_backend(simulated, driver_call_timeout=context.driver_call_timeout)}
+        )
 
     row = Backend(
         name="both",
         summary="GPUs and a simulated node",
-        signals=BACKENDS["nvidia"].signals,
-        check=lambda _: None,
+        signal_table=BACKENDS["nvidia"].signal_table,
+        check_settings=lambda _: None,
         open=both,
     )
     vars(backends)["BACKENDS"] = {**BACKENDS, row.name: row}

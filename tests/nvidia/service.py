@@ -16,7 +16,7 @@ from typing import Any
 
 from scrubber.adapters.nvidia import backend
 from scrubber.adapters.nvidia.backend import nvidia_backend
-from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.cli.main import main
 from scrubber.ports.device import DeviceBackend
 from tests.nvidia.world import World
@@ -36,7 +36,7 @@ def run(root: Path, arguments: Sequence[str]) -> None:
     """``scrubber ARGUMENTS`` over the world in ``root``; exits as the command does."""
     world = World(root)
 
-    def over_the_world(_: Places, state: Path, **more: Any) -> AbstractAsyncContextManager[DeviceBackend]:
+    def over_the_world(_: DriverPaths, state: Path, **more: Any) -> AbstractAsyncContextManager[DeviceBackend]:
         return nvidia_backend(world.places, state, environment=cuda_environment(root), **more)
 
     vars(backend)["nvidia_backend"] = over_the_world

@@ -38,7 +38,7 @@ import uuid as uuids
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from tests.nvidia.build import LIBRARY, library
 from tests.nvidia.gpu import HEALTHY, MIB, NAMES, Gpu, Instance, Subject, known, write
 
@@ -93,9 +93,9 @@ class World:
         return {"LD_LIBRARY_PATH": str(self.library_directory)}
 
     @property
-    def places(self) -> Places:
+    def places(self) -> DriverPaths:
         """The world, as the code under test is told where the driver is."""
-        return Places(
+        return DriverPaths(
             driver_root=self.root,
             dev=self.root / "dev",
             proc_driver=self.root / "proc/driver/nvidia",

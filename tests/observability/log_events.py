@@ -13,8 +13,8 @@ __all__ = ["Told", "renamed", "told"]
 HOUSE: Final = Path(__file__).parents[2]
 LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 LOGGERS: Final = frozenset({"log", "_log", "logger", "_logger"})
-REMINDERS: Final = {"waiting": "warning", "over": "info"}
-"""What a ``plugin.logs.Reminder`` writes at which level; each of its lines says how long the wait was."""
+REMINDERS: Final = {"log_waiting": "warning", "log_ended": "info"}
+"""What a ``plugin.logs.WaitLogger`` writes at which level; each of its lines says how long the wait was."""
 
 PASSED_ON: Final = {
     "plugin/logs.py": "the reminder writes what its callers name",

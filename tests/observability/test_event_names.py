@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 
 from scrubber.domain.errors import InvalidRequest
-from scrubber.observability.event_names import BEGINNINGS, ELSEWHERE, EVENTS, asked_for
+from scrubber.observability.event_names import AUDIT_EVENTS, EVENT_PREFIXES, UNAUDITED_EVENTS, validate_event_names
 from tests.observability.log_events import told
 
 
-def test_they_are_those_that_the_sources_tell() -> None:
+def test_event_name_list_equals_the_events_in_the_sources() -> None:
     # What the journal levels by itself is an event; everything else is a line of the log alone.
     written = {name for each in told() if not each.level for name in each.names}
-    assert written == {*EVENTS, *ELSEWHERE}
+    assert written == {*AUDIT_EVENTS, *UNAUDITED_EVENTS}
 
 
-def test_each_stands_there_once_and_in_order() -> None:
-    assert list(EVENTS) == sorted(set(EVENTS))
-    assert list(BEGINNINGS) == sorted({f"{each.split('.')[0]}." for each in EVENTS})
+def test_event_names_are_unique_and_sorted() -> None:
+    assert list(AUDIT_EVENTS) == sorted(set(AUDIT_EVENTS))
+    assert list(EVENT_PREFIXES) == sorted({f"{each.split('.')[0]}." for each in AUDIT_EVENTS})
 
 
-@pytest.mark.parametrize("name", [*EVENTS, *BEGINNINGS])
-def test_each_can_be_asked_for(name: str) -> None:
-    assert asked_for([name]) == (name,)
+@pytest.mark.parametrize("name", [*AUDIT_EVENTS, *EVENT_PREFIXES])
+def test_each_event_name_and_prefix_is_accepted(name: str) -> None:
+    assert validate_event_names([name]) == (name,)
 
 
-def test_what_is_asked_for_twice_is_asked_for_once() -> None:
-    assert asked_for(["use.ungranted", "health.", "use.ungranted"]) == ("use.ungranted", "health.")
+def test_duplicate_event_names_are_deduplicated() -> None:
+    assert validate_event_names(["use.ungranted", "health.", "use.ungranted"]) == ("use.ungranted", "health.")
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_what_is_asked_for_twice_is_asked_for_once() -> None:
         ("handover.refused", '"handover.refused" is in the service\'s log and metrics, and never on the audit trail.'),
     ],
 )
-def test_a_wrong_name_is_answered_with_those_that_were_meant(name: str, sentence: str) -> None:
+def test_wrong_event_name_is_refused_with_similar_names(name: str, sentence: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        asked_for(["scrub.finished", name])
+        validate_event_names(["scrub.finished", name])
     assert str(refused.value).removeprefix("The audit trail has no ") == sentence
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "heal", "heal.", "health.q", "Health.", "health.quarantined.", "x" * 100_000]
 )
-def test_whatever_is_no_name_is_refused_in_a_sentence_of_bounded_length(name: str) -> None:
+def test_invalid_event_name_is_refused_with_a_bounded_message(name: str) -> None:
     with pytest.raises(InvalidRequest, match="The audit trail has no event") as refused:
-        asked_for([name])
+        validate_event_names([name])
     assert len(str(refused.value)) < 500
     assert "health." in str(refused.value)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.contextvars import bind_contextvars, bound_contextvars, get_contextvars
 
-from scrubber.observability.log_context import Binding
-from scrubber.observability.logging import line_logger
-from scrubber.ports.runtime import Attribute, Span, Tracer
+from scrubber.observability.log_context import LogContextTracer
+from scrubber.observability.logging import make_logger
+from scrubber.ports.runtime import AttributeValue, Span, Tracer
 
 
 class Inner:
@@ -25,7 +25,7 @@ class Inner:
         self.told: list[tuple[str, Any]] = []
 
     @contextmanager
-    def span(self, name: str, **attributes: Attribute) -> Iterator[Span]:
+    def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         self.told.append((f"begin {name}", attributes))
         try:
             yield self
@@ -34,7 +34,7 @@ class Inner:
             raise
         self.told.append((f"end {name}", None))
 
-    def note(self, **attributes: Attribute) -> None:
+    def set_attributes(self, **attributes: AttributeValue) -> None:
         self.told.append(("note", attributes))
 
 
@@ -42,16 +42,16 @@ bound = get_contextvars
 """What every line says now."""
 
 
-def test_it_is_a_tracer() -> None:
-    tracer: Tracer = Binding()
+def test_log_context_tracer_implements_the_tracer_port() -> None:
+    tracer: Tracer = LogContextTracer()
     with tracer.span("step memory") as span:
-        span.note(verdict="passed")
+        span.set_attributes(verdict="passed")
 
 
-def test_lines_inside_say_whom_they_are_about_also_those_that_know_nothing_of_it() -> None:
+def test_log_lines_within_a_span_carry_its_device_scrub_and_tenant() -> None:
     stream = io.StringIO()
-    log = line_logger("json", "info", stream, component="service")
-    with Binding().span("scrub", device="GPU-a", scrub_id="scrub-1", tenant="team-a", path="slow"):
+    log = make_logger("json", "info", stream, component="service")
+    with LogContextTracer().span("scrub", device="GPU-a", scrub_id="scrub-1", tenant="team-a", path="slow"):
         log.info("api.refused", tenant="another")
     log.info("api.refused")
     inside, after = map(json.loads, stream.getvalue().splitlines())
@@ -60,8 +60,8 @@ def test_lines_inside_say_whom_they_are_about_also_those_that_know_nothing_of_it
     assert not {"device", "scrub_id", "tenant"} & after.keys()
 
 
-def test_inner_scopes_add_and_nobody_s_takes_away() -> None:
-    tracer = Binding()
+def test_inner_span_adds_context_and_a_none_tenant_removes_the_outer_tenant() -> None:
+    tracer = LogContextTracer()
     with tracer.span("device", device="GPU-a", tenant="team-b"):
         with tracer.span("scrub", scrub_id="scrub-1", tenant=None):
             assert bound() == {"device": "GPU-a", "scrub_id": "scrub-1"}
@@ -69,32 +69,32 @@ def test_inner_scopes_add_and_nobody_s_takes_away() -> None:
     assert bound() == {}
 
 
-def test_what_becomes_known_is_bound_from_then_on_and_gone_with_its_scope() -> None:
-    tracer = Binding()
+def test_span_attribute_is_bound_when_set_and_removed_with_its_span() -> None:
+    tracer = LogContextTracer()
     with tracer.span("hand-over") as outer:
         with tracer.span("device", device="GPU-a", tenant=None) as span:
-            span.note(tenant="team-b", kind="other-tenant")
+            span.set_attributes(tenant="team-b", kind="other-tenant")
             assert bound() == {"device": "GPU-a", "tenant": "team-b"}
             with tracer.span("check", scrub_id="check-1"):
                 assert bound()["tenant"] == "team-b"
-            span.note(tenant=None)
+            span.set_attributes(tenant=None)
             assert bound() == {"device": "GPU-a"}
-        outer.note(tenant="team-c")
+        outer.set_attributes(tenant="team-c")
         assert bound() == {"tenant": "team-c"}
     assert bound() == {}
-    span.note(tenant="too late")
+    span.set_attributes(tenant="too late")
     assert bound() == {}
 
 
-def test_what_others_had_bound_is_there_again() -> None:
+def test_context_bound_outside_the_tracer_is_restored_after_a_span() -> None:
     with bound_contextvars(device="GPU-z", trace_id="t"):
-        with Binding().span("scrub", device="GPU-a", tenant="team-a"):
+        with LogContextTracer().span("scrub", device="GPU-a", tenant="team-a"):
             assert bound() == {"device": "GPU-a", "tenant": "team-a", "trace_id": "t"}
         assert bound() == {"device": "GPU-z", "trace_id": "t"}
 
 
-def test_and_what_they_have_bound_since_the_next_time() -> None:
-    tracer = Binding()
+def test_span_restores_the_context_bound_at_its_own_start() -> None:
+    tracer = LogContextTracer()
     for other in ("GPU-y", "GPU-z"):
         with bound_contextvars(device=other):
             with tracer.span("scrub", scrub_id="scrub-1"):
@@ -102,19 +102,19 @@ def test_and_what_they_have_bound_since_the_next_time() -> None:
             assert bound() == {"device": other}
 
 
-def test_an_exception_goes_on_and_leaves_nothing_behind() -> None:
+def test_exception_passes_through_a_span_and_leaves_no_context() -> None:
     inner, failure = Inner(), ValueError("it broke")
-    with pytest.raises(ValueError, match="it broke") as raised, Binding(inner).span("scrub", device="GPU-a"):
+    with pytest.raises(ValueError, match="it broke") as raised, LogContextTracer(inner).span("scrub", device="GPU-a"):
         raise failure
     assert raised.value is failure
     assert bound() == {}
     assert inner.told == [("begin scrub", {"device": "GPU-a"}), ("end scrub", failure)]
 
 
-def test_everything_is_passed_on() -> None:
+def test_spans_and_attributes_are_forwarded_to_the_inner_tracer() -> None:
     inner = Inner()
-    with Binding(inner).span("scrub", device="GPU-a", path="slow") as span:
-        span.note(tenant=None, outcome="passed")
+    with LogContextTracer(inner).span("scrub", device="GPU-a", path="slow") as span:
+        span.set_attributes(tenant=None, outcome="passed")
     assert inner.told == [
         ("begin scrub", {"device": "GPU-a", "path": "slow"}),
         ("note", {"tenant": None, "outcome": "passed"}),
@@ -122,8 +122,8 @@ def test_everything_is_passed_on() -> None:
     ]
 
 
-async def test_a_task_belongs_to_the_scope_that_began_it_however_long_it_lives() -> None:
-    tracer, go, seen = Binding(), asyncio.Event(), []
+async def test_task_keeps_its_own_span_however_long_the_task_runs() -> None:
+    tracer, go, seen = LogContextTracer(), asyncio.Event(), []
 
     async def scrub() -> None:
         with tracer.span("scrub", scrub_id="scrub-1", tenant="team-a"):
@@ -145,8 +145,8 @@ async def test_a_task_belongs_to_the_scope_that_began_it_however_long_it_lives()
     assert bound() == {}
 
 
-async def test_tasks_side_by_side_see_their_own() -> None:
-    tracer, inside = Binding(), asyncio.Barrier(20)
+async def test_concurrent_tasks_have_separate_log_context() -> None:
+    tracer, inside = LogContextTracer(), asyncio.Barrier(20)
 
     async def one(number: int) -> None:
         with tracer.span("device", device=f"GPU-{number}"):
@@ -159,8 +159,8 @@ async def test_tasks_side_by_side_see_their_own() -> None:
             group.create_task(one(number))
 
 
-def test_one_that_is_left_elsewhere_than_it_was_entered_changes_nothing_there() -> None:
-    scope = Binding().span("scrub", device="GPU-a")
+def test_span_closed_in_another_context_changes_nothing_there() -> None:
+    scope = LogContextTracer().span("scrub", device="GPU-a")
     contextvars.copy_context().run(scope.__enter__)
     with bound_contextvars(device="GPU-z"):
         scope.__exit__(None, None, None)
@@ -173,25 +173,25 @@ acts = st.lists(
 
 
 @given(acts, st.booleans())
-def test_in_whatever_order_scopes_are_left_what_is_open_is_bound_and_in_the_end_nothing(
+def test_spans_closed_in_any_order_leave_only_the_open_spans_context(
     story: list[tuple[str, int, int]], other: bool
 ) -> None:
     def play() -> None:
         before = {"device": "GPU-z", "trace_id": "t"} if other else {}
         bind_contextvars(**before)
-        tracer = Binding()
-        scopes: dict[int, tuple[AbstractContextManager[Span], Span, dict[str, Attribute]]] = {}
+        tracer = LogContextTracer()
+        scopes: dict[int, tuple[AbstractContextManager[Span], Span, dict[str, AttributeValue]]] = {}
         for act, which, value in story:
-            said: dict[str, Attribute] = {"device": f"GPU-{value}"} if which % 2 else {"tenant": value or None}
+            said: dict[str, AttributeValue] = {"device": f"GPU-{value}"} if which % 2 else {"tenant": value or None}
             if act == "enter" and which not in scopes:
                 scope = tracer.span("any", **said)
                 scopes[which] = (scope, scope.__enter__(), said)
             elif act == "leave" and which in scopes:
                 scopes.pop(which)[0].__exit__(None, None, None)
             elif act == "note" and which in scopes:
-                scopes[which][1].note(**said)
+                scopes[which][1].set_attributes(**said)
                 scopes[which][2].update(said)
-            expected: dict[str, Attribute] = dict(before)
+            expected: dict[str, AttributeValue] = dict(before)
             for _, _, own in scopes.values():
                 expected.update(own)
             assert bound() == {name: each for name, each in expected.items() if each is not None}

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.domain.health.signal_table import ErrorClass
 from scrubber.observability.journal import StructlogJournal
-from scrubber.observability.logging import LIBRARY, line_logger
+from scrubber.observability.logging import LIBRARY_EVENT, make_logger
 from scrubber.ports.record import Event
 from tests.observability.log_events import HOUSE, PASSED_ON, Told, renamed, told
 
@@ -46,7 +46,7 @@ def written() -> dict[tuple[str, str], list[Told]]:
 
 LEVELS: Final = {event: level for event, level, _ in documented()}
 FIELDS: Final = {event: fields for event, _, fields in documented()}
-FROM_LIBRARIES: Final = {(LIBRARY, "service"), (LIBRARY, "plugin")}
+FROM_LIBRARIES: Final = {(LIBRARY_EVENT, "service"), (LIBRARY_EVENT, "plugin")}
 
 
 def levels_of(name: str) -> str:
@@ -54,18 +54,18 @@ def levels_of(name: str) -> str:
     found = []
     for kind in ("", *ErrorClass):
         stream = io.StringIO()
-        logger = line_logger("json", "debug", stream, component="service")
+        logger = make_logger("json", "debug", stream, component="service")
         event = Event(name, 0.0, fields={"class": kind} if kind else {})
-        StructlogJournal(registry=CollectorRegistry(), logger=logger, signals=NVIDIA_SIGNALS).tell([event])
+        StructlogJournal(registry=CollectorRegistry(), logger=logger, signals=NVIDIA_SIGNALS).record([event])
         found.append(json.loads(stream.getvalue())["level"])
     return ", ".join(sorted(set(found), key=["error", "warning", "info"].index))
 
 
-def test_the_name_of_every_event_can_be_read() -> None:
+def test_every_event_name_can_be_read_from_the_sources() -> None:
     assert [each.where for each in SOURCES if not each.names] == []
 
 
-def test_no_logging_method_is_called_by_another_name() -> None:
+def test_no_logging_method_is_aliased() -> None:
     paths = [path for package in ("scrubber", "plugin") for path in (HOUSE / package).rglob("*.py")]
     assert [f"{path}:{line}" for path in paths for line in renamed(path.read_text())] == []
     assert renamed("say = log.error if bad else self._log.info\nlog.info('a.b')") == [1, 1]
@@ -75,7 +75,7 @@ def test_every_event_has_a_lower_case_dotted_name() -> None:
     assert [(each.where, name) for each in SOURCES for name in each.names if not NAME.fullmatch(name)] == []
 
 
-def test_every_event_is_on_the_page_and_nothing_else() -> None:
+def test_log_page_lists_exactly_the_events_in_the_sources() -> None:
     assert LEVELS.keys() == written().keys() | FROM_LIBRARIES
     rows = [(name, who) for name, _, who, _, _ in ROW.findall(PAGE)]
     assert len(rows) == len(set(rows))
@@ -83,28 +83,28 @@ def test_every_event_is_on_the_page_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("name", "component"), sorted(written()))
-def test_its_level_is_that_on_the_page(name: str, component: str) -> None:
+def test_event_level_matches_the_log_page(name: str, component: str) -> None:
     levels = {each.level or levels_of(name) for each in written()[name, component]}
     assert levels == {LEVELS[name, component]}
 
 
 @pytest.mark.parametrize(("name", "component"), sorted(written()))
-def test_its_fields_are_those_on_the_page(name: str, component: str) -> None:
+def test_event_fields_match_the_log_page(name: str, component: str) -> None:
     places = written()[name, component]
     fields, page = frozenset().union(*(each.fields for each in places)), FIELDS[name, component]
-    if any(each.where.startswith(("plugin/server.py", "plugin/upstream/server.py")) for each in places):
+    if any(each.where.startswith(("plugin/kubelet/server.py", "plugin/upstream/server.py")) for each in places):
         fields, page = fields - OF_THE_CALL, page - OF_THE_CALL
     assert fields <= page
     assert page == fields or not all(each.whole for each in places)
 
 
-def test_every_runbook_that_the_page_names_is_there() -> None:
+def test_every_runbook_named_on_the_log_page_exists() -> None:
     named = set(re.findall(r"`(Scrubber\w+)`", PAGE))
     assert len(named) > 5
     assert [each for each in named if not (HOUSE / "docs" / "runbooks" / f"{each}.md").is_file()] == []
 
 
-def test_what_is_not_read_is_there() -> None:
+def test_every_file_excluded_from_the_event_scan_exists() -> None:
     assert all((HOUSE / path).is_file() for path in PASSED_ON)
 
 
@@ -116,7 +116,7 @@ _NAMES = {"a": "health.suspect", "b": "health.healthy"}
 def tell(log, reminder, event, who):
     log.info("Something happened", pid=1)
     log.warning("one.thing" if event else "other.thing", exc_info=event)
-    reminder.waiting("kubelet.away", sentence="")
+    reminder.log_waiting("kubelet.away", sentence="")
     fields = {"first": 1}
     Event("a.b", 0, "GPU", "S", fields=fields)
     fields = {"second": 1}
@@ -128,7 +128,7 @@ def tell(log, reminder, event, who):
 """
 
 
-def test_the_sources_are_read_as_they_are_meant(tmp_path: Path) -> None:
+def test_event_scan_reads_names_levels_and_fields_from_source_code(tmp_path: Path) -> None:
     (tmp_path / "scrubber").mkdir()
     (tmp_path / "plugin").mkdir()
     (tmp_path / "scrubber" / "small.py").write_text(SMALL)

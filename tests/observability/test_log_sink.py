@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from scrubber.observability.log_sink import PATIENCE, Lines, Losses
+from scrubber.observability.log_sink import WRITE_TIMEOUT, LineWriter, LostLineCounter
 
 LONG = "x" * 20_000
 
@@ -22,13 +22,13 @@ LONG = "x" * 20_000
 class Pipe:
     """A stream that somebody may read, or not."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
+    def __init__(self, patience: float = WRITE_TIMEOUT) -> None:
         self._ours, theirs = os.pipe()
         self.stream: IO[str] = os.fdopen(theirs, "w", encoding="utf-8")
         self.lost = 0
-        losses = Losses()
-        losses.counted_by(self._count)
-        self.lines = Lines(self.stream, losses, patience=patience)
+        losses = LostLineCounter()
+        losses.set_callback(self._count)
+        self.lines = LineWriter(self.stream, losses, write_timeout=patience)
 
     def _count(self) -> None:
         self.lost += 1
@@ -74,7 +74,7 @@ def whole(text: str) -> list[dict[str, object]]:
     return found
 
 
-def test_a_reader_who_does_not_read_costs_lines_and_every_lost_one_is_counted(pipe: Pipe) -> None:
+def test_full_pipe_loses_lines_and_counts_each_lost_line(pipe: Pipe) -> None:
     taken = pipe.filled()
     for _ in range(1_000):
         pipe.lines.write("more")
@@ -82,7 +82,7 @@ def test_a_reader_who_does_not_read_costs_lines_and_every_lost_one_is_counted(pi
     assert [each["number"] for each in whole(pipe.read())] == list(range(taken))
 
 
-def test_once_he_reads_again_lines_begin_on_a_line_of_their_own(pipe: Pipe) -> None:
+def test_line_after_a_torn_line_starts_on_its_own_line(pipe: Pipe) -> None:
     taken = pipe.filled()
     half = pipe.read()
     assert not half.endswith("\n")  # the last one is torn
@@ -92,7 +92,7 @@ def test_once_he_reads_again_lines_begin_on_a_line_of_their_own(pipe: Pipe) -> N
     assert pipe.lost == 1
 
 
-def test_one_that_is_longer_than_the_pipe_arrives_whole_while_somebody_reads() -> None:
+def test_line_longer_than_the_pipe_is_written_whole_to_an_active_reader() -> None:
     pipe = Pipe(patience=60.0)
     writing = threading.Thread(target=pipe.lines.write, args=("y" * 1_000_000,))
     writing.start()
@@ -104,7 +104,7 @@ def test_one_that_is_longer_than_the_pipe_arrives_whole_while_somebody_reads() -
     pipe.close()
 
 
-def test_threads_do_not_mix_their_lines(pipe: Pipe) -> None:
+def test_concurrent_threads_do_not_interleave_their_lines(pipe: Pipe) -> None:
     writers = [threading.Thread(target=pipe.lines.write, args=(letter * 10_000,)) for letter in "abcd"]
     for each in writers:
         each.start()
@@ -113,13 +113,13 @@ def test_threads_do_not_mix_their_lines(pipe: Pipe) -> None:
     assert sorted(pipe.read().split()) == [letter * 10_000 for letter in "abcd"]
 
 
-def test_a_reader_who_is_gone_costs_lines(pipe: Pipe) -> None:
+def test_closed_reader_loses_lines(pipe: Pipe) -> None:
     pipe.leave()
     pipe.lines.write("one")
     assert pipe.lost == 1
 
 
-def test_nothing_is_written_to_what_has_the_number_of_a_stream_that_was_closed(pipe: Pipe) -> None:
+def test_reused_descriptor_of_a_closed_stream_is_never_written(pipe: Pipe) -> None:
     number = pipe.stream.fileno()
     reused, other = os.pipe()
     pipe.stream.close()
@@ -133,27 +133,27 @@ def test_nothing_is_written_to_what_has_the_number_of_a_stream_that_was_closed(p
             os.close(each)
 
 
-def test_a_stream_in_memory_is_written_as_it_is() -> None:
+def test_in_memory_stream_receives_the_line_unchanged() -> None:
     stream = io.StringIO()
-    Lines(stream, Losses()).write("one")
+    LineWriter(stream, LostLineCounter()).write("one")
     assert stream.getvalue() == "one\n"
 
 
-def test_no_stream_is_a_loss() -> None:
+def test_missing_stream_counts_as_a_lost_line() -> None:
     lost: list[None] = []
-    losses = Losses()
-    Lines(None, losses).write("one")
-    losses.counted_by(lambda: lost.append(None))
+    losses = LostLineCounter()
+    LineWriter(None, losses).write("one")
+    losses.set_callback(lambda: lost.append(None))
     assert len(lost) == 1
 
 
-def test_what_no_encoding_has_is_written_in_words(pipe: Pipe) -> None:
+def test_unencodable_character_is_written_escaped(pipe: Pipe) -> None:
     pipe.lines.write("\ud800 ü")
     assert pipe.read() == "\\ud800 ü\n"
 
 
 @pytest.mark.parametrize("component", ["service", "plugin"])
-def test_a_process_whose_standard_error_is_read_by_nobody_goes_on(component: str) -> None:
+def test_process_with_unread_standard_error_keeps_running(component: str) -> None:
     """More lines than any pipe has room for."""
     said = (
         "import sys; from scrubber.observability.logging import configure_logging\n"

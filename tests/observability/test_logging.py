@@ -22,8 +22,8 @@ from structlog.typing import FilteringBoundLogger
 from plugin import logs as of_the_plugin
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.observability.journal import StructlogJournal
-from scrubber.observability.log_sink import Losses
-from scrubber.observability.logging import LIBRARY, LogFormat, configure_logging, line_logger
+from scrubber.observability.log_sink import LostLineCounter
+from scrubber.observability.logging import LIBRARY_EVENT, LogFormatName, configure_logging, make_logger
 from scrubber.ports.record import Event
 
 NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z
@@ -46,21 +46,21 @@ def process_as_it_was() -> Iterator[None]:
     root.setLevel(level)
 
 
-def logger(form: LogFormat, stream: TextIO | None, level: str = "info", **more: Any) -> FilteringBoundLogger:
-    return line_logger(form, level, stream, component="service", now=lambda: NOON, **more)
+def logger(form: LogFormatName, stream: TextIO | None, level: str = "info", **more: Any) -> FilteringBoundLogger:
+    return make_logger(form, level, stream, component="service", now=lambda: NOON, **more)
 
 
 def service_says(form: str, stream: TextIO, text: str) -> None:
     """An event of the service's with ``text`` in it."""
     fields = {"command": text, "sentence": f"By {text}.", "tenant_namespace": text, "pod": text}
     journal = StructlogJournal(registry=CollectorRegistry(), logger=logger(form, stream), signals=NVIDIA_SIGNALS)  # type: ignore[arg-type]
-    journal.tell([Event("use.ungranted", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
+    journal.record([Event("use.ungranted", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
 
 
 def plugin_says(form: str, stream: TextIO, text: str) -> None:
     """A line of the plugin's with ``text`` in it."""
-    log = of_the_plugin.logger(form, "info", stream)
-    with of_the_plugin.about(method="Allocate", resource=text, devices=[text, "sim-0"]):
+    log = of_the_plugin.create_logger(form, "info", stream)
+    with of_the_plugin.log_context(method="Allocate", resource=text, devices=[text, "sim-0"]):
         log.warning("allocation.refused", code="away", sentence=text, told={text: [text]}, by=ValueError(text))
 
 
@@ -68,12 +68,12 @@ DAEMONS = pytest.mark.parametrize("says", [service_says, plugin_says])
 Says = Callable[[str, TextIO, str], None]
 
 
-class TestForms:
+class TestLogFormat:
     def line(self, stream: io.StringIO, form: Any, environ: Mapping[str, str] | None = None) -> str:
         logger(form, stream, environ=environ or {}).info("scrub.started", device="GPU-a")
         return stream.getvalue()
 
-    def test_time_level_event_and_who_writes_lead_every_line(self) -> None:
+    def test_every_line_starts_with_timestamp_level_event_and_component(self) -> None:
         line = json.loads(self.line(io.StringIO(), "json"))
         assert list(line.items()) == [
             ("timestamp", "2025-12-31T12:00:00.250Z"),
@@ -83,48 +83,48 @@ class TestForms:
             ("device", "GPU-a"),
         ]
 
-    def test_the_plugin_s_lines_have_the_same_form(self) -> None:
+    def test_plugin_lines_have_the_same_format(self) -> None:
         stream = io.StringIO()
-        of_the_plugin.logger("auto", "info", stream).info("plugin.started", timestamp=NOON)
+        of_the_plugin.create_logger("auto", "info", stream).info("plugin.started", timestamp=NOON)
         assert stream.getvalue() == (
             '{"timestamp": "2025-12-31T12:00:00.250Z", "level": "info", "event": "plugin.started", '
             '"component": "plugin"}\n'
         )
 
-    def test_auto_is_json_where_no_person_reads(self) -> None:
+    def test_auto_format_is_json_without_a_terminal(self) -> None:
         assert json.loads(self.line(io.StringIO(), "auto"))["device"] == "GPU-a"
 
-    def test_auto_is_columns_on_a_terminal(self) -> None:
+    def test_auto_format_is_columns_on_a_terminal(self) -> None:
         line = self.line(Terminal(), "auto")
         assert "scrub.started" in line
         assert "\x1b[" in line
 
     @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-    def test_whoever_wants_no_color_gets_none(self, plain: Mapping[str, str]) -> None:
+    def test_no_colour_setting_disables_colours(self, plain: Mapping[str, str]) -> None:
         line = self.line(Terminal(), "console", plain)
         assert "GPU-a" in line
         assert "\x1b[" not in line
 
-    def test_columns_asked_for_off_a_terminal_have_no_color(self) -> None:
+    def test_column_format_without_a_terminal_has_no_colours(self) -> None:
         assert "\x1b[" not in self.line(io.StringIO(), "console")
 
-    def test_json_asked_for_on_a_terminal_is_json(self) -> None:
+    def test_json_format_can_be_requested_on_a_terminal(self) -> None:
         assert json.loads(self.line(Terminal(), "json"))["event"] == "scrub.started"
 
-    def test_an_unknown_form_or_level_is_refused(self) -> None:
+    def test_unknown_format_or_level_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no log format 'xml'"):
             logger("xml", io.StringIO())  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="no log level 'loud'"):
             logger("json", io.StringIO(), "loud")
 
-    def test_what_is_quieter_than_asked_for_is_not_written(self) -> None:
+    def test_lines_below_the_requested_level_are_not_written(self) -> None:
         stream = io.StringIO()
         log = logger("json", stream, "warning")
         log.info("scrub.started")
         log.warning("health.suspect")
         assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["health.suspect"]
 
-    def test_a_policy_s_exception_is_a_field_and_no_traceback(self) -> None:
+    def test_policy_exception_field_is_not_rendered_as_a_traceback(self) -> None:
         stream = io.StringIO()
         logger("console", stream).info("handover.granted", exception="same-tenant")
         assert stream.getvalue().count("\n") == 1
@@ -132,7 +132,7 @@ class TestForms:
 
 
 class TestTracebacks:
-    def fail(self, form: LogFormat, message: str = "it broke") -> str:
+    def fail(self, form: LogFormatName, message: str = "it broke") -> str:
         stream = io.StringIO()
         secret = "-".join(("residue", "of", "a", "tenant"))
         try:
@@ -143,21 +143,21 @@ class TestTracebacks:
         return stream.getvalue()
 
     @pytest.mark.parametrize("form", ["json", "console"])
-    def test_it_shows_no_variables(self, form: LogFormat) -> None:
+    def test_traceback_contains_no_local_variables(self, form: LogFormatName) -> None:
         assert "ZeroDivisionError: it broke" in self.fail(form)
         assert "residue-of-a-tenant" not in self.fail(form)
 
-    def test_in_json_it_is_a_field_of_the_one_line(self) -> None:
+    def test_traceback_is_one_field_of_a_json_line(self) -> None:
         (line,) = self.fail("json").splitlines()
         assert list(json.loads(line))[-1] == "traceback"
         assert "exc_info" not in json.loads(line)
 
-    def test_on_a_terminal_its_message_neither_drives_it_nor_looks_like_a_line(self) -> None:
+    def test_console_traceback_escapes_control_characters_and_is_indented(self) -> None:
         first, *rest = self.fail("console", HOSTILE).split("\n")[:-1]
         assert "api.failed" in first
         assert all(line.startswith("    ") and line.isprintable() for line in rest)
 
-    def test_of_a_very_long_one_the_end_is_kept(self) -> None:
+    def test_oversized_traceback_keeps_its_end(self) -> None:
         said = json.loads(self.fail("json", "a" * 100_000 + "the end"))["traceback"]
         assert len(said) < 17_000
         assert said.rstrip().endswith("the end")
@@ -171,7 +171,7 @@ class TestHostileText:
     @example(text=HOSTILE)
     @example(text="\x1b" * 100_000)
     @example(text="\U0001f4a5\ud800" * 50_000)
-    def test_in_json_it_is_one_line_of_plain_ascii_that_says_it(self, says: Says, text: str) -> None:
+    def test_hostile_text_is_one_ascii_json_line(self, says: Says, text: str) -> None:
         stream = io.StringIO()
         says("json", stream, text)
         written = stream.getvalue()
@@ -186,20 +186,20 @@ class TestHostileText:
     @given(text=texts)
     @example(text=HOSTILE)
     @example(text="\x1b" * 100_000)
-    def test_for_people_it_is_one_line_and_nothing_of_it_reaches_the_terminal_raw(self, says: Says, text: str) -> None:
+    def test_hostile_text_is_one_printable_console_line(self, says: Says, text: str) -> None:
         stream = io.StringIO()
         says("console", stream, text)
         assert stream.getvalue().endswith("\n")
         assert stream.getvalue()[:-1].isprintable()
 
     @DAEMONS
-    def test_a_long_one_is_cut_before_a_collector_cuts_the_line(self, says: Says) -> None:
+    def test_long_text_is_truncated_before_the_collectors_limit(self, says: Says) -> None:
         stream = io.StringIO()
         says("json", stream, "\U0001f4a5" * 100_000)
         assert "100000 characters)" in stream.getvalue()
         assert len(stream.getvalue()) < 500_000
 
-    def test_names_of_fields_are_no_way_in_either(self) -> None:
+    def test_hostile_field_name_is_escaped(self) -> None:
         stream = io.StringIO()
         logger("console", stream).info("baseline.taken", **{HOSTILE: "x"})
         assert stream.getvalue()[:-1].isprintable()
@@ -212,7 +212,7 @@ class TestHostileText:
         | st.just(Path("/a"))
         | st.just({1: {2}})
     )
-    def test_what_json_has_no_word_for_is_said_in_words(self, value: object) -> None:
+    def test_value_without_a_json_representation_is_written_as_valid_json(self, value: object) -> None:
         def strict(word: str) -> None:
             raise AssertionError(f"{word} is no JSON")
 
@@ -221,50 +221,50 @@ class TestHostileText:
         assert json.loads(stream.getvalue(), parse_constant=strict)["outcome"] == "passed"
 
 
-class TestAStreamThatIsGone:
+class TestLostLogStream:
     def lost(self, stream: TextIO | None) -> int:
-        losses, count = Losses(), []
-        log = logger("json", stream, losses=losses)
+        losses, count = LostLineCounter(), []
+        log = logger("json", stream, lost_lines=losses)
         log.info("scrub.started")
-        losses.counted_by(lambda: count.append(1))
+        losses.set_callback(lambda: count.append(1))
         log.error("health.condemned")
         return len(count)
 
-    def test_a_closed_one_costs_the_lines_and_nothing_else(self) -> None:
+    def test_closed_stream_loses_only_its_lines(self) -> None:
         stream = io.StringIO()
         stream.close()
         assert self.lost(stream) == 2
 
-    def test_one_that_nobody_reads_any_more_does_too(self) -> None:
+    def test_stream_without_a_reader_loses_only_its_lines(self) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         with contextlib.suppress(OSError), os.fdopen(writer, "w") as stream:  # closing it fails as well
             lost = self.lost(stream)
         assert lost == 2
 
-    def test_a_process_without_a_standard_error_has_none(self) -> None:
+    def test_process_without_standard_error_loses_its_lines(self) -> None:
         assert self.lost(None) == 2
 
     @DAEMONS
-    def test_neither_daemon_minds(self, says: Says) -> None:
+    def test_both_daemons_tolerate_a_closed_stream(self, says: Says) -> None:
         stream = io.StringIO()
         stream.close()
         says("json", stream, "x")
 
     @pytest.mark.usefixtures("process_as_it_was")
-    def test_libraries_do_not_mind_either(self) -> None:
-        stream, losses, count = io.StringIO(), Losses(), []
-        configure_logging("json", "info", stream, component="service", losses=losses)
-        losses.counted_by(lambda: count.append(1))
+    def test_library_logging_tolerates_a_closed_stream(self) -> None:
+        stream, losses, count = io.StringIO(), LostLineCounter(), []
+        configure_logging("json", "info", stream, component="service", lost_lines=losses)
+        losses.set_callback(lambda: count.append(1))
         stream.close()
         logging.getLogger("grpc").error("gone")
         assert len(count) == 1
 
-    def test_a_whole_process_lives_on_with_its_standard_error_closed(self) -> None:
+    def test_process_keeps_running_with_a_closed_standard_error(self) -> None:
         code = (
             "import os, sys; os.close(2)\n"
-            "from plugin.logs import logger\n"
-            "logger('auto', 'info', libraries=True).error('plugin.failed', exc_info=ValueError('x'))\n"
+            "from plugin.logs import create_logger\n"
+            "create_logger('auto', 'info', libraries=True).error('plugin.failed', exc_info=ValueError('x'))\n"
             "import logging, warnings; logging.getLogger('a').error('b'); warnings.warn('c')\n"
             "print('alive')"
         )
@@ -273,27 +273,27 @@ class TestAStreamThatIsGone:
 
 
 @pytest.mark.usefixtures("process_as_it_was")
-class TestLibraries:
+class TestLibraryLogging:
     def said(self, level: str = "info") -> tuple[io.StringIO, Callable[[], list[dict[str, Any]]]]:
         stream = io.StringIO()
         configure_logging("json", level, stream, component="plugin", now=lambda: NOON)
         return stream, lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    def test_what_they_log_is_a_line_like_ours(self) -> None:
+    def test_library_message_is_logged_in_the_daemons_format(self) -> None:
         _, lines = self.said()
         logging.getLogger("grpc").warning("the %s is full", "queue")
         assert lines() == [
             {
                 "timestamp": "2025-12-31T12:00:00.250Z",
                 "level": "warning",
-                "event": LIBRARY,
+                "event": LIBRARY_EVENT,
                 "component": "plugin",
                 "logger": "grpc",
                 "sentence": "the queue is full",
             }
         ]
 
-    def test_what_they_note_of_their_doings_is_heard_by_whoever_debugs(self) -> None:
+    def test_library_info_messages_are_logged_only_at_debug_level(self) -> None:
         _, lines = self.said()
         logging.getLogger("httpx2").info("GET /api/v1/nodes")
         assert lines() == []
@@ -301,7 +301,7 @@ class TestLibraries:
         logging.getLogger("httpx2").info("GET /api/v1/nodes")
         assert [line["level"] for line in lines()] == ["info"]
 
-    def test_their_exceptions_warnings_and_odd_levels_are_lines_too(self) -> None:
+    def test_library_exceptions_warnings_and_odd_levels_are_logged(self) -> None:
         with warnings.catch_warnings():
             _, lines = self.said()
             try:
@@ -316,21 +316,21 @@ class TestLibraries:
         assert "it is old" in warned["sentence"]
         assert (odd["level"], odd["sentence"]) == ("warning", "between two levels")
 
-    def test_a_message_that_cannot_be_put_together_harms_nobody(self) -> None:
+    def test_malformed_library_message_does_not_break_logging(self) -> None:
         _, lines = self.said()
         logging.getLogger("grpc").warning("%d", "no number")
         logging.getLogger("grpc").warning("the next")
         assert [line["sentence"] for line in lines()] == ["the next"]
 
     @given(text=TestHostileText.texts)
-    def test_what_they_pass_on_is_as_harmless(self, text: str) -> None:
+    def test_hostile_library_text_is_one_printable_line(self, text: str) -> None:
         stream, lines = self.said()
         logging.getLogger("grpc").warning("%s", text)
         assert stream.getvalue()[:-1].isprintable()
         assert len(lines()) == 1
 
 
-def test_on_a_real_terminal_a_tenant_s_name_is_shown_and_not_obeyed() -> None:
+def test_hostile_tenant_name_is_escaped_on_a_real_terminal() -> None:
     ours, theirs = pty.openpty()
     try:
         with os.fdopen(theirs, "w") as terminal:

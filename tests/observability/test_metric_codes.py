@@ -8,16 +8,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
-from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
+from scrubber.domain.codes import NON_ENGINE_CODES, ErrorCode
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
-from scrubber.observability.metrics.labels import Codes
-from scrubber.observability.metrics.metrics import Metrics
+from scrubber.observability.metrics.labels import KnownCodes
+from scrubber.observability.metrics.recorder import MetricsRecorder
 from scrubber.ports.record import Event
 
 SOURCES = sorted(
     path for package in ("scrubber", "plugin") for path in (Path(__file__).parents[2] / package).rglob("*.py")
 )
-PLACES = [(code, step, severity) for code in FindingCode for step, severity in code.places]
+PLACES = [(code, step, severity) for code in FindingCode for step, severity in code.allowed_severities]
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
@@ -34,7 +34,7 @@ def codes() -> Iterator[tuple[str, ast.expr]]:
     for file, name, call in calls():
         if name == "Finding" and len(call.args) > 1:
             yield file, call.args[1]
-        if name == "dirty" and len(call.args) == 3:
+        if name == "blocking_finding" and len(call.args) == 3:
             yield file, call.args[1]
         yield from ((file, each.value) for each in call.keywords if each.arg == "code" and name[:1].isupper())
 
@@ -43,8 +43,8 @@ def written_findings() -> set[tuple[str, str, str]]:
     """Code, step and severity of the findings that are written down as such, by the names of their members."""
     found = set()
     for _, name, call in calls():
-        if name in ("Finding", "dirty") and len(call.args) > 2 and isinstance(call.args[0], ast.Attribute):
-            severities = ["DIRTY"] if name == "dirty" else members(call.args[2], "Severity")
+        if name in ("Finding", "blocking_finding") and len(call.args) > 2 and isinstance(call.args[0], ast.Attribute):
+            severities = ["BLOCKING"] if name == "blocking_finding" else members(call.args[2], "Severity")
             found |= {
                 (code, call.args[0].attr, each) for code in members(call.args[1], "FindingCode") for each in severities
             }
@@ -62,43 +62,44 @@ def members(expression: ast.expr, enum: str) -> list[str]:
 def outcome_of(happened: Event, metric: str, label: str) -> str:
     """The label under which ``happened`` is counted."""
     registry = CollectorRegistry()
-    Metrics(registry, NVIDIA_SIGNALS).count(happened)
+    MetricsRecorder(registry, NVIDIA_SIGNALS).count(happened)
     samples = (sample for family in registry.collect() for sample in family.samples)
     (counted,) = (sample for sample in samples if sample.name == metric and sample.value)
     return counted.labels[label]
 
 
-def test_codes_of_errors_and_findings_are_given_by_their_declaration() -> None:
+def test_error_and_finding_codes_are_passed_as_declared_constants() -> None:
     found = list(codes())
     assert len(found) > 60, "the sources are read"
     assert [(file, ast.unparse(each)) for file, each in found if isinstance(each, ast.Constant)] == []
 
 
-def test_findings_are_made_where_their_codes_are_declared_to_be() -> None:
+def test_findings_are_created_only_in_their_declared_steps() -> None:
     declared = {(code.name, step.name, severity.name) for code, step, severity in PLACES}
     assert written_findings() - declared == set()
     assert len(written_findings()) > 40, "the sources are read"
 
 
-@pytest.mark.parametrize("code", sorted(set(ErrorCode) - NOT_OF_THE_ENGINE))
-def test_a_refusal_is_counted_under_its_code(code: ErrorCode) -> None:
+@pytest.mark.parametrize("code", sorted(set(ErrorCode) - NON_ENGINE_CODES))
+def test_refusal_is_counted_under_its_own_code(code: ErrorCode) -> None:
     event = Event("handover.refused", 0.0, fields={"code": code, "seconds": 1.0})
     assert outcome_of(event, "scrubber_handovers_total", "outcome") == code
 
 
 @pytest.mark.parametrize(
-    "code", sorted({*NVIDIA_SIGNALS.meanings, *(code for code, _, severity in PLACES if severity is Severity.FAULT)})
+    "code",
+    sorted({*NVIDIA_SIGNALS.classifications, *(code for code, _, severity in PLACES if severity is Severity.FAULT)}),
 )
-def test_a_cause_is_counted_under_its_code(code: str) -> None:
+def test_quarantine_cause_is_counted_under_its_own_code(code: str) -> None:
     event = Event("health.quarantined", 0.0, "GPU-a", fields={"cause": code})
     assert outcome_of(event, "scrubber_quarantines_total", "cause_class") == code
 
 
 @pytest.mark.parametrize(("code", "step", "severity"), PLACES)
-def test_a_finding_is_counted_under_its_code(code: FindingCode, step: Step, severity: Severity) -> None:
-    assert Codes(NVIDIA_SIGNALS).labels_of(Finding(step, code, severity, "")) == (step, severity, code)
+def test_finding_is_counted_under_its_own_code(code: FindingCode, step: Step, severity: Severity) -> None:
+    assert KnownCodes(NVIDIA_SIGNALS).finding_labels(Finding(step, code, severity, "")) == (step, severity, code)
 
 
-@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.meanings))
-def test_a_signal_is_counted_under_its_code_by_the_step_that_looks_at_health(code: str) -> None:
-    assert (Step.HEALTH, NVIDIA_SIGNALS.meanings[code].severity, code) in Codes(NVIDIA_SIGNALS).findings
+@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.classifications))
+def test_health_signal_is_counted_under_its_own_code(code: str) -> None:
+    assert (Step.HEALTH, NVIDIA_SIGNALS.classifications[code].severity, code) in KnownCodes(NVIDIA_SIGNALS).findings

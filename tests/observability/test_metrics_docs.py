@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from plugin.metrics import Metrics as PluginMetrics
+from plugin.metrics import PluginMetrics
 from scrubber.observability.metrics.labels import BUCKETS
 from tests.measures import Measures
-from tests.observability.test_metrics_written import flood
+from tests.observability.test_metrics_page import flood
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 ROW = re.compile(r"^\| `(scrubber_\w+)` \| (\w+) \|(.*?)\| (.+) \|$", re.MULTILINE)
@@ -38,19 +38,19 @@ def live() -> dict[str, tuple[str, str]]:
     }
 
 
-def test_every_metric_is_on_the_page_and_nothing_else() -> None:
+def test_metrics_page_lists_exactly_the_exported_metrics() -> None:
     assert documented().keys() == live().keys()
     assert len(ROW.findall(PAGE)) == len(documented())
 
 
 @pytest.mark.parametrize("name", sorted(documented()))
-def test_the_page_says_what_the_metric_says_of_itself(name: str) -> None:
+def test_metric_type_and_help_match_the_metrics_page(name: str) -> None:
     kind, sentence = live()[name]
     row = next(each for each in ROW.findall(PAGE) if each[0] == name)
     assert (row[1], row[3]) == (kind, sentence)
 
 
-def test_the_labels_of_the_service_are_those_on_the_page() -> None:
+def test_service_metric_labels_match_the_metrics_page() -> None:
     told = Measures()
     flood(told, devices=2, tenants=2)
     for family in told.registry.collect():
@@ -59,18 +59,18 @@ def test_the_labels_of_the_service_are_those_on_the_page() -> None:
         assert found in ({documented()[name][1]}, set()), name
 
 
-def test_the_bounds_of_histograms_are_those_on_the_page() -> None:
+def test_histogram_buckets_match_the_metrics_page() -> None:
     (listed,) = re.findall(r"have the bounds ([^s]+) s;", PAGE)
     assert tuple(float(number) for number in re.findall(r"[\d.]+", listed)) == BUCKETS
 
 
 @pytest.mark.parametrize("name", sorted(live()))
-def test_no_name_breaks_the_conventions(name: str) -> None:
+def test_metric_names_follow_prometheus_conventions(name: str) -> None:
     kind, _ = live()[name]
     assert name.endswith("_total") == (kind == "counter")
     assert not re.search(r"_(ms|milliseconds|percent|kb|mb|minutes)(_|$)", name)
 
 
 @pytest.mark.parametrize("name", sorted(documented()))
-def test_no_label_is_the_scrapers(name: str) -> None:
+def test_no_metric_uses_a_label_of_the_scraper(name: str) -> None:
     assert not documented()[name][1] & {"namespace", "pod", "container", "instance", "job"}

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import (
-    Away,
-    Held,
+    DeviceBusy,
+    DriverTimeout,
     InvalidRequest,
     LedgerFailure,
     NotReady,
     Quarantined,
     ScrubberError,
-    Stuck,
+    Unavailable,
 )
-from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger, Severity, Step, StepResult, Verdict
+from scrubber.domain.handover_kind import HandOverKind
 from scrubber.ports.record import Event
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
 
@@ -31,14 +31,14 @@ def told() -> Measures:
 
 
 def test_granted_and_refused_hand_overs_are_counted(told: Measures) -> None:
-    granted = event("handover.granted", kind=HandOver.SAME_TENANT.value, path=Path.SLOW.value)
+    granted = event("handover.granted", kind=HandOverKind.SAME_TENANT.value, path=PathKind.SLOW.value)
     told(granted, granted, event("handover.refused", code=NotReady.code), event("handover.waiting"))
     assert told.value("scrubber_handovers_total", kind="same-tenant", path="slow", outcome="granted") == 2
     assert told.value("scrubber_handovers_total", kind="unknown", path="none", outcome="not-ready") == 1
 
 
-def test_how_long_a_start_waited_is_measured_by_path_and_outcome(told: Measures) -> None:
-    fast = event("handover.granted", kind=HandOver.SAME_POD.value, path=Path.FAST.value, seconds=0.004)
+def test_hand_over_duration_is_measured_by_path_and_outcome(told: Measures) -> None:
+    fast = event("handover.granted", kind=HandOverKind.SAME_POD.value, path=PathKind.FAST.value, seconds=0.004)
     told(fast, fast, event("handover.refused", code="scrubbing", seconds=25.0), event("handover.refused"))
     name, at_most = "scrubber_handover_duration_seconds", {"path": "fast", "outcome": "granted"}
     assert told.value(f"{name}_count", **at_most) == 2
@@ -49,14 +49,14 @@ def test_how_long_a_start_waited_is_measured_by_path_and_outcome(told: Measures)
 
 
 @pytest.mark.parametrize("bound", ["10.0", "15.0", "20.0", "25.0", "30.0"])
-def test_waits_up_to_the_deadline_are_told_apart(told: Measures, bound: str) -> None:
+def test_hand_over_duration_buckets_distinguish_waits_up_to_the_deadline(told: Measures, bound: str) -> None:
     told(event("handover.granted", path="slow", kind="unknown", seconds=14.0))
     counted = told.value("scrubber_handover_duration_seconds_bucket", path="slow", outcome="granted", le=bound)
     assert counted == (float(bound) >= 14.0)
 
 
-@pytest.mark.parametrize("error", [Away, Held, InvalidRequest, LedgerFailure, Quarantined, Stuck])
-def test_a_refusal_is_counted_under_the_code_of_its_error(told: Measures, error: type[ScrubberError]) -> None:
+@pytest.mark.parametrize("error", [Unavailable, DeviceBusy, InvalidRequest, LedgerFailure, Quarantined, DriverTimeout])
+def test_refusal_is_counted_under_its_error_code(told: Measures, error: type[ScrubberError]) -> None:
     told(event("handover.refused", code=error.code))
     assert told.value("scrubber_handovers_total", kind="unknown", path="none", outcome=error.code) == 1
 
@@ -65,11 +65,11 @@ def test_a_refusal_is_counted_under_the_code_of_its_error(told: Measures, error:
 
 
 def finished(**fields: Any) -> Event:
-    words = {"path": Path.SLOW.value, "occasion": Occasion.RELEASE.value, "outcome": Outcome.PASSED.value}
+    words = {"path": PathKind.SLOW.value, "occasion": ScrubTrigger.RELEASE.value, "outcome": Outcome.PASSED.value}
     return event("scrub.finished", **{**words, "seconds": 20.0, **fields})
 
 
-def test_a_scrub_is_counted_and_measured(told: Measures) -> None:
+def test_scrub_is_counted_and_measured(told: Measures) -> None:
     told(finished(residue_bytes=4096))
     labels = {"path": "slow", "occasion": "release", "outcome": "passed"}
     assert told.value("scrubber_scrubs_total", **labels) == 1
@@ -79,9 +79,9 @@ def test_a_scrub_is_counted_and_measured(told: Measures) -> None:
     assert told.value("scrubber_residue_bytes_total") == 4096
 
 
-def test_a_scrub_and_its_steps_lead_to_its_record_by_an_exemplar(told: Measures) -> None:
+def test_scrub_and_step_durations_carry_the_scrub_id_as_exemplar(told: Measures) -> None:
     told(finished())
-    told.metrics.scrubbed(scrub(memory(3.0), id="scrub-7"))
+    told.metrics.record_scrub(scrub(memory(3.0), id="scrub-7"))
     page = told.page("application/openmetrics-text; version=1.0.0").splitlines()
     (of_the_scrub,) = (line for line in page if line.startswith("scrubber_scrub_duration") and "# {" in line)
     (of_the_step,) = (line for line in page if line.startswith("scrubber_step_duration") and "# {" in line)
@@ -89,19 +89,19 @@ def test_a_scrub_and_its_steps_lead_to_its_record_by_an_exemplar(told: Measures)
     assert '# {scrub_id="scrub-7"} 3.0' in of_the_step
 
 
-def test_every_step_is_timed_by_path_and_verdict(told: Measures) -> None:
+def test_step_duration_is_measured_by_path_and_verdict(told: Measures) -> None:
     failed = StepResult(Step.HOLDERS, Verdict.FAILED, 0.25)
-    told.metrics.scrubbed(scrub(failed, path=Path.FAST))
-    told.metrics.scrubbed(scrub(failed, memory(2.0)))
+    told.metrics.record_scrub(scrub(failed, path=PathKind.FAST))
+    told.metrics.record_scrub(scrub(failed, memory(2.0)))
     name = "scrubber_step_duration_seconds_sum"
     assert told.value(name, step="holders", path="fast", verdict="failed") == 0.25
     assert told.value(name, step="holders", path="slow", verdict="failed") == 0.25
     assert told.value(name, step="memory", path="slow", verdict="passed") == 2.0
 
 
-def test_bytes_cleared_and_verified_are_added_up(told: Measures) -> None:
+def test_cleared_and_verified_bytes_are_added_up(told: Measures) -> None:
     for _ in range(2):
-        told.metrics.scrubbed(scrub(memory(cleared_bytes=1000, verified_bytes=900)))
+        told.metrics.record_scrub(scrub(memory(cleared_bytes=1000, verified_bytes=900)))
     assert told.value("scrubber_cleared_bytes_total") == 2000
     assert told.value("scrubber_verified_bytes_total") == 1800
 
@@ -119,7 +119,7 @@ def test_bytes_cleared_and_verified_are_added_up(told: Measures) -> None:
     ],
 )
 def test_findings_are_counted_by_code(told: Measures, step: Step, severity: Severity, code: str, counted: str) -> None:
-    told.metrics.scrubbed(scrub(StepResult(step, Verdict.FAILED, 0.1, (finding(step, code, severity),))))
+    told.metrics.record_scrub(scrub(StepResult(step, Verdict.FAILED, 0.1, (finding(step, code, severity),))))
     assert told.value("scrubber_findings_total", step=step.value, severity=severity.value, code=counted) == 1
 
 
@@ -128,13 +128,13 @@ def test_findings_are_counted_by_code(told: Measures, step: Step, severity: Seve
     [
         ("nvidia-smi --gpu-reset", Verdict.PASSED, None, "nvidia-smi", "ok"),
         ("the simulated driver", Verdict.FAILED, ("reset-failed", Severity.FAULT), "sim", "reset-failed"),
-        ("nvidia-smi --gpu-reset", Verdict.FAILED, ("held", Severity.DIRTY), "nvidia-smi", "held"),
+        ("nvidia-smi --gpu-reset", Verdict.FAILED, ("held", Severity.BLOCKING), "nvidia-smi", "held"),
         ("a hammer", Verdict.NOT_COVERED, ("reset-unavailable", Severity.NOTE), "other", "reset-unavailable"),
         (None, Verdict.FAILED, ("moon", Severity.FAULT), "other", "other"),
         (None, Verdict.FAILED, None, "other", "other"),
     ],
 )
-def test_resets_are_counted_by_method_and_what_came_of_them(
+def test_resets_are_counted_by_method_and_outcome(
     told: Measures,
     words: str | None,
     verdict: Verdict,
@@ -143,7 +143,7 @@ def test_resets_are_counted_by_method_and_what_came_of_them(
     outcome: str,
 ) -> None:
     findings = () if found is None else (finding(Step.RESET, *found),)
-    told.metrics.scrubbed(scrub(StepResult(Step.RESET, verdict, 1.0, findings, {"method": words})))
+    told.metrics.record_scrub(scrub(StepResult(Step.RESET, verdict, 1.0, findings, {"method": words})))
     assert told.value("scrubber_resets_total", method=method, outcome=outcome) == 1
 
 
@@ -157,14 +157,14 @@ def test_resets_are_counted_by_method_and_what_came_of_them(
         ("eraser.orphan", {"pid": 17, "ended": False}, "eraser", 0),
     ],
 )
-def test_whoever_was_ended_is_counted_by_what_it_was(
+def test_killed_leftovers_are_counted_by_action(
     told: Measures, name: str, fields: dict[str, Any], act: str, times: int
 ) -> None:
     told(event(name, **fields))
     assert told.value("scrubber_leftovers_ended_total", act=act) == times
 
 
-def test_residue_that_nobody_explains_is_counted_apart(told: Measures) -> None:
+def test_unexplained_residue_is_counted_separately(told: Measures) -> None:
     assert told.value("scrubber_unexplained_residue_bytes_total") == 0
     told(event("residue.unexplained", residue_bytes=512))
     assert told.value("scrubber_unexplained_residue_bytes_total") == 512
@@ -186,7 +186,7 @@ def test_residue_that_nobody_explains_is_counted_apart(told: Measures) -> None:
         (None, "other"),
     ],
 )
-def test_a_quarantine_is_counted_by_the_class_of_its_cause(told: Measures, cause: str | None, counted: str) -> None:
+def test_quarantine_is_counted_by_cause_class(told: Measures, cause: str | None, counted: str) -> None:
     told(event("health.quarantined", cause=cause))
     assert told.value("scrubber_quarantines_total", cause_class=counted) == 1
 
@@ -194,12 +194,12 @@ def test_a_quarantine_is_counted_by_the_class_of_its_cause(told: Measures, cause
 @pytest.mark.parametrize(
     ("use", "counted"), [("stranger", "stranger"), ("foreign-assignment", "foreign-assignment"), ("odd", "other")]
 )
-def test_use_without_a_grant_is_counted_by_its_kind(told: Measures, use: str, counted: str) -> None:
+def test_unauthorized_use_is_counted_by_kind(told: Measures, use: str, counted: str) -> None:
     told(event("use.ungranted", use=use, pid=1))
     assert told.value("scrubber_ungranted_uses_total", use=counted) == 1
 
 
-def test_a_persons_quarantine_is_counted_once_and_is_no_tenants(told: Measures) -> None:
+def test_operator_quarantine_is_counted_once_and_for_no_tenant(told: Measures) -> None:
     told(
         event("operator.quarantined", reason="noise", tenant_namespace="team-a"),
         event("health.quarantined", cause="operator", tenant_namespace="team-a"),
@@ -208,7 +208,7 @@ def test_a_persons_quarantine_is_counted_once_and_is_no_tenants(told: Measures) 
     assert told.labels("scrubber_tenant_quarantines_total") == []
 
 
-def test_a_quarantine_is_counted_for_the_tenant_who_had_the_device(told: Measures) -> None:
+def test_quarantine_is_counted_for_the_devices_tenant(told: Measures) -> None:
     hit = event("health.quarantined", cause="xid-95", tenant_namespace="team-a")
     told(hit, hit, event("health.quarantined", cause="xid-95", tenant_namespace="team-b"))
     told(event("health.condemned", cause="xid-95"), event("health.healthy", tenant_namespace="team-b"))
@@ -220,12 +220,12 @@ def test_a_quarantine_is_counted_for_the_tenant_who_had_the_device(told: Measure
 
 
 @pytest.mark.parametrize("nobody", [{}, {"tenant_namespace": None}, {"tenant_namespace": ""}])
-def test_a_quarantine_while_nobody_had_the_device_is_nobodys(told: Measures, nobody: dict[str, Any]) -> None:
+def test_quarantine_of_an_unassigned_device_is_counted_for_no_tenant(told: Measures, nobody: dict[str, Any]) -> None:
     told(event("health.quarantined", cause="xid-95", **nobody))
     assert told.labels("scrubber_tenant_quarantines_total") == []
 
 
-def test_the_first_tenants_are_counted_by_name_and_the_rest_together(told: Measures) -> None:
+def test_tenants_beyond_the_limit_are_counted_together(told: Measures) -> None:
     def hit(number: int) -> Event:
         return event("health.quarantined", cause="xid-95", tenant_namespace=f"team-{number}")
 
@@ -236,13 +236,13 @@ def test_the_first_tenants_are_counted_by_name_and_the_rest_together(told: Measu
     assert len(told.labels("scrubber_tenant_quarantines_total")) == 65
 
 
-def test_a_tenant_who_was_granted_a_device_has_a_series_before_his_first_quarantine(told: Measures) -> None:
+def test_tenant_with_a_grant_has_a_series_before_the_first_quarantine(told: Measures) -> None:
     told(event("handover.granted", tenant_namespace="team-a"), event("handover.granted", tenant_namespace=None))
     assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-a") == 0
     assert len(told.labels("scrubber_tenant_quarantines_total")) == 1
 
 
-def test_tenants_who_cause_nothing_leave_names_for_those_who_do(told: Measures) -> None:
+def test_tenants_without_quarantines_do_not_exhaust_the_tenant_limit(told: Measures) -> None:
     told(*(event("handover.granted", tenant_namespace=f"good-{number}") for number in range(200)))
     assert len(told.labels("scrubber_tenant_quarantines_total")) == 32
     told(*(event("health.quarantined", cause="lost", tenant_namespace=f"bad-{number}") for number in range(32)))
@@ -261,9 +261,7 @@ def test_tenants_who_cause_nothing_leave_names_for_those_who_do(told: Measures) 
         *((10**400, "other"), ("xid-" + "9" * 5000, "other")),
     ],
 )
-def test_xids_are_counted_by_device_and_number_as_often_as_they_are_new(
-    told: Measures, code: str | int, counted: str
-) -> None:
+def test_new_xids_are_counted_by_device_and_code(told: Measures, code: str | int, counted: str) -> None:
     told.show(shown("GPU-a"))
     signal = event("health.signal", code=code, new=3, total=40)
     told(signal, signal)
@@ -284,13 +282,13 @@ def test_xids_are_counted_by_device_and_number_as_often_as_they_are_new(
         {"code": "xid-95", "new": float("nan")},
     ],
 )
-def test_what_is_no_xid_or_nothing_new_counts_none(told: Measures, fields: dict[str, Any]) -> None:
+def test_signal_without_new_xids_is_not_counted(told: Measures, fields: dict[str, Any]) -> None:
     told.show(shown("GPU-a"))
     told(event("health.signal", **fields))
     assert told.labels("scrubber_xids_total") == []
 
 
-def test_a_device_shows_sixteen_xids_by_number_and_the_rest_together(told: Measures) -> None:
+def test_device_has_sixteen_xid_series_and_counts_the_rest_together(told: Measures) -> None:
     told.show(shown("GPU-a"))
     told(*(event("health.signal", code=f"xid-{number}", new=1) for number in range(1, 41)))
     told(event("health.signal", code="xid-1", new=1))
@@ -316,5 +314,5 @@ def test_a_device_shows_sixteen_xids_by_number_and_the_rest_together(told: Measu
         ("scrubber_child_starts_total", {"child": "driver"}),
     ],
 )
-def test_the_first_of_its_kind_is_seen_as_a_step_from_zero(told: Measures, name: str, labels: dict[str, str]) -> None:
+def test_counters_start_at_zero_before_the_first_event(told: Measures, name: str, labels: dict[str, str]) -> None:
     assert told.value(name, **labels) == 0

@@ -34,10 +34,17 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scrubber.config.settings import MetricsTls
-from scrubber.domain.errors import BadConfiguration
-from scrubber.emulator.stage import Stage
-from scrubber.observability.listening import listen_or_warn
-from scrubber.observability.metrics_server import Scraping, ScrapingTimes, _Kept, page, serve, serve_on
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.emulator.playground import Playground
+from scrubber.observability.metrics_port import bind_metrics_port_or_warn
+from scrubber.observability.metrics_server import (
+    MetricsServer,
+    MetricsServerTimes,
+    _CachingApp,
+    registry_app,
+    serve_metrics,
+    serve_metrics_on,
+)
 from tests.ports import free_port
 
 HOST = str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))
@@ -114,10 +121,12 @@ def served(
     of: CollectorRegistry | None = None,
     deadline: float = SOON,
     fresh: float = 0.0,
-) -> Iterator[Scraping]:
+) -> Iterator[MetricsServer]:
     heard: list[str] = [] if said is None else said
-    times = ScrapingTimes(deadline=deadline, tell=0.0, fresh=fresh)
-    with closing(serve(page(of or registry()), HOST, 0, tls=tls, tell=heard.append, times=times)) as scraping:
+    times = MetricsServerTimes(connection_timeout=deadline, report_interval=0.0, cache_seconds=fresh)
+    with closing(
+        serve_metrics(registry_app(of or registry()), HOST, 0, tls=tls, report=heard.append, timings=times)
+    ) as scraping:
         yield scraping
 
 
@@ -175,25 +184,25 @@ def refuses(scraping: Listening, context: ssl.SSLContext) -> bool:
     return False
 
 
-class TestPlain:
-    def test_the_page_is_there_without_the_times_at_which_series_were_made(self) -> None:
+class TestPlainHttp:
+    def test_metrics_page_is_served_without_created_timestamps(self) -> None:
         with served() as scraping:
             status, text = scrape(scraping)
         assert status == 200
         assert "things_total 7.0" in text
         assert "_created" not in text
 
-    def test_a_scrape_may_name_what_it_wants(self) -> None:
+    def test_scrape_can_select_metrics_by_name(self) -> None:
         with served() as scraping:
             assert scrape(scraping, path="/metrics?name[]=things_total")[1].count("things") >= 1
             assert "things" not in scrape(scraping, path="/metrics?name[]=other_total")[1]
 
-    def test_the_address_says_which_port_the_system_chose(self) -> None:
+    def test_server_address_contains_the_port_chosen_by_the_system(self) -> None:
         with served() as scraping:
             assert scraping.port > 0
             assert scraping.address == f"{HOST}:{scraping.port}"
 
-    def test_nothing_but_a_scrape_and_the_end_wakes_whoever_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_metrics_server_wakes_up_only_for_scrapes_and_shutdown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         waits: list[float | None] = []
 
         class Noting(selectors.PollSelector):
@@ -206,47 +215,47 @@ class TestPlain:
             assert scrape(scraping)[0] == 200
         assert set(waits) == {None}
 
-    def test_after_the_end_nobody_listens_and_the_port_is_free(self) -> None:
+    def test_stopped_server_releases_its_port(self) -> None:
         with served() as scraping:
             port = scraping.port
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((HOST, port), SOON)
-        with closing(serve(page(registry()), HOST, port, tell=print)) as again:
+        with closing(serve_metrics(registry_app(registry()), HOST, port, report=print)) as again:
             assert again.port == port
 
-    def test_a_port_that_somebody_has_is_a_sentence(self) -> None:
-        with served() as scraping, pytest.raises(BadConfiguration) as refused:
-            serve(page(registry()), HOST, scraping.port, tell=print)
+    def test_taken_port_is_reported_as_an_error(self) -> None:
+        with served() as scraping, pytest.raises(InvalidConfiguration) as refused:
+            serve_metrics(registry_app(registry()), HOST, scraping.port, report=print)
         assert str(refused.value) == (
             f"Metrics cannot be served on {scraping.address}: Address already in use. "
             "Choose another --metrics-address, or off."
         )
 
-    def test_a_taken_port_that_is_not_required_costs_a_warning_that_says_what_to_do(self) -> None:
+    def test_taken_optional_port_logs_a_warning_with_the_remedy(self) -> None:
         warned: list[str] = []
         with served() as scraping:
-            took = listen_or_warn(HOST, scraping.port, required=False, warn=warned.append)
+            took = bind_metrics_port_or_warn(HOST, scraping.port, required=False, warn=warned.append)
             assert (took, len(warned)) == (None, 1)
             assert "Choose another --metrics-address, or off." in warned[0]
-            with pytest.raises(BadConfiguration):
-                listen_or_warn(HOST, scraping.port, required=True, warn=warned.append)
+            with pytest.raises(InvalidConfiguration):
+                bind_metrics_port_or_warn(HOST, scraping.port, required=True, warn=warned.append)
         assert len(warned) == 1
 
-    def test_a_port_is_taken_before_its_page_is_served_and_clients_wait_for_it(self) -> None:
-        listener = listen_or_warn(HOST, 0, required=True, warn=print)
+    def test_port_is_bound_before_the_page_is_served_and_early_clients_wait(self) -> None:
+        listener = bind_metrics_port_or_warn(HOST, 0, required=True, warn=print)
         assert listener is not None
         with socket.create_connection((HOST, int(listener.address.rpartition(":")[2])), SOON) as client:
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            with closing(serve_on(listener, page(registry()), tell=print)):
+            with closing(serve_metrics_on(listener, registry_app(registry()), report=print)):
                 assert client.recv(64).startswith(b"HTTP/1.0 200")
 
     @pytest.mark.parametrize(("host", "told"), [("203.0.113.7", "203.0.113.7:0"), ("::bad::", "[::bad::]:0")])
-    def test_a_host_that_is_not_this_one_is_a_sentence(self, host: str, told: str) -> None:
-        with pytest.raises(BadConfiguration, match="Choose another --metrics-address, or off") as refused:
-            serve(page(registry()), host, 0, tell=print)
+    def test_host_of_another_machine_is_reported_as_an_error(self, host: str, told: str) -> None:
+        with pytest.raises(InvalidConfiguration, match="Choose another --metrics-address, or off") as refused:
+            serve_metrics(registry_app(registry()), host, 0, report=print)
         assert told in str(refused.value)
 
-    def test_a_fault_in_a_metric_fails_the_scrape_and_is_told_once(self) -> None:
+    def test_failing_collector_fails_the_scrape_and_is_reported_once(self) -> None:
         class Broken(Collector):
             def collect(self) -> Iterator[Metric]:
                 raise RuntimeError("no such thing")
@@ -263,20 +272,20 @@ class TestPlain:
         assert said == ["A scrape failed: RuntimeError('no such thing')"]
 
 
-class TestEncrypted:
-    def test_a_scraper_that_trusts_the_authority_is_answered(self, authority: Authority) -> None:
+class TestTls:
+    def test_client_that_trusts_the_authority_is_answered(self, authority: Authority) -> None:
         pair = authority.issue("node")
         with served(MetricsTls(pair.certificate, pair.key)) as scraping:
             assert "things_total 7.0" in scrape(scraping, trusting(authority))[1]
 
-    def test_one_that_speaks_plainly_is_not_and_the_log_says_why(self, authority: Authority) -> None:
+    def test_plain_http_client_is_refused_and_the_reason_logged(self, authority: Authority) -> None:
         pair, said = authority.issue("node"), list[str]()
         with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
             with pytest.raises((OSError, http.client.HTTPException)):
                 scrape(scraping)
             until(lambda: said == [f"A scrape from {SCRAPER} was refused: HTTP_REQUEST."])
 
-    def test_nothing_older_than_tls_1_2_is_spoken(self, authority: Authority) -> None:
+    def test_tls_versions_before_1_2_are_refused(self, authority: Authority) -> None:
         pair = authority.issue("node")
         old = trusting(authority)
         old.set_ciphers("ALL:@SECLEVEL=0")
@@ -290,7 +299,7 @@ class TestEncrypted:
             assert refuses(scraping, old)
             assert not refuses(scraping, new)
 
-    def test_with_an_authority_for_clients_only_those_it_signed_are_answered(
+    def test_only_clients_with_a_certificate_of_the_client_authority_are_answered(
         self, authority: Authority, tmp_path: Path
     ) -> None:
         pair, stranger = authority.issue("node"), Authority(tmp_path, "elsewhere")
@@ -303,9 +312,7 @@ class TestEncrypted:
             assert refuses(scraping, trusting(authority, stranger.issue("impostor")))
             until(lambda: said[-1] == f"A scrape from {SCRAPER} was refused: CERTIFICATE_VERIFY_FAILED.")
 
-    def test_certificates_that_were_replaced_are_taken_up_without_a_restart(
-        self, authority: Authority, tmp_path: Path
-    ) -> None:
+    def test_replaced_certificates_are_loaded_without_a_restart(self, authority: Authority, tmp_path: Path) -> None:
         pair, next_one = authority.issue("node"), Authority(tmp_path, "next")
         with served(MetricsTls(pair.certificate, pair.key)) as scraping:
             assert not refuses(scraping, trusting(authority))
@@ -315,7 +322,7 @@ class TestEncrypted:
             assert not refuses(scraping, trusting(next_one))
             assert refuses(scraping, trusting(authority))
 
-    def test_half_replaced_ones_are_not_and_the_earlier_ones_stay(self, authority: Authority, tmp_path: Path) -> None:
+    def test_mismatched_replacement_keeps_the_earlier_certificates(self, authority: Authority, tmp_path: Path) -> None:
         pair, next_one, said = authority.issue("node"), Authority(tmp_path, "next"), list[str]()
         with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
             renewed = next_one.issue("renewed")
@@ -333,13 +340,13 @@ class TestEncrypted:
             assert not refuses(scraping, trusting(next_one))
 
 
-class TestWhatCannotBeUsed:
+class TestInvalidTlsFiles:
     def refusal(self, certificate: Path, key: Path, client_ca: Path | None = None) -> str:
-        with pytest.raises(BadConfiguration) as refused:
-            serve(page(registry()), HOST, 0, tls=MetricsTls(certificate, key, client_ca), tell=print)
+        with pytest.raises(InvalidConfiguration) as refused:
+            serve_metrics(registry_app(registry()), HOST, 0, tls=MetricsTls(certificate, key, client_ca), report=print)
         return str(refused.value)
 
-    def test_a_file_that_is_not_there(self, authority: Authority, tmp_path: Path) -> None:
+    def test_missing_tls_file_is_refused(self, authority: Authority, tmp_path: Path) -> None:
         pair, away = authority.issue("node"), tmp_path / "away"
         why = "cannot be read: No such file or directory."
         assert self.refusal(away, pair.key) == f"--metrics-cert {away} {why}"
@@ -350,7 +357,9 @@ class TestWhatCannotBeUsed:
         assert self.refusal(pair.certificate, below) == f"--metrics-key {below} cannot be read: Not a directory."
 
     @pytest.mark.parametrize("contents", [b"", b"\x00\xff" * 99, b"-----BEGIN CERTIFICATE-----\nnone\n"])
-    def test_a_file_with_something_else_in_it(self, authority: Authority, tmp_path: Path, contents: bytes) -> None:
+    def test_tls_file_with_other_content_is_refused(
+        self, authority: Authority, tmp_path: Path, contents: bytes
+    ) -> None:
         pair, odd = authority.issue("node"), tmp_path / "odd"
         odd.write_bytes(contents)
         assert self.refusal(odd, pair.key) == f"--metrics-cert {odd} holds no certificate in PEM."
@@ -361,20 +370,20 @@ class TestWhatCannotBeUsed:
             f"--metrics-client-ca {odd} holds no certificate in PEM."
         )
 
-    def test_the_key_of_another_certificate(self, authority: Authority) -> None:
+    def test_key_of_another_certificate_is_refused(self, authority: Authority) -> None:
         one, other = authority.issue("one"), authority.issue("other")
         assert self.refusal(one.certificate, other.key) == (
             f"--metrics-key {other.key} is not the key of --metrics-cert {one.certificate}; give the one that was made "
             "with it."
         )
 
-    def test_a_key_with_a_passphrase_for_which_nobody_is_asked(self, authority: Authority) -> None:
+    def test_key_with_a_passphrase_is_refused_without_a_prompt(self, authority: Authority) -> None:
         pair = authority.issue("node", password=b"sesame")
         assert self.refusal(pair.certificate, pair.key).endswith("that can be used without a passphrase.")
 
 
-class TestNobodyKeepsTheOthersWaiting:
-    def test_a_client_that_says_nothing_does_not(self, authority: Authority) -> None:
+class TestSlowAndExcessClients:
+    def test_silent_client_does_not_delay_other_scrapes(self, authority: Authority) -> None:
         pair = authority.issue("node")
         tls = MetricsTls(pair.certificate, pair.key)
         with served(tls) as scraping, socket.create_connection((HOST, scraping.port), SOON):
@@ -383,7 +392,7 @@ class TestNobodyKeepsTheOthersWaiting:
             assert scrape(scraping)[0] == 200
 
     @pytest.mark.parametrize("encrypted", [False, True])
-    def test_one_that_goes_on_slowly_is_cut_off(self, authority: Authority, encrypted: bool) -> None:
+    def test_slow_client_is_disconnected(self, authority: Authority, encrypted: bool) -> None:
         pair = authority.issue("node")
         tls = MetricsTls(pair.certificate, pair.key) if encrypted else None
         with served(tls, deadline=0.2) as scraping, socket.create_connection((HOST, scraping.port), SOON) as slow:
@@ -403,7 +412,7 @@ class TestNobodyKeepsTheOthersWaiting:
 
             until(is_cut_off)
 
-    def test_too_many_at_once_are_closed_and_the_next_one_is_answered(self) -> None:
+    def test_excess_connections_are_closed_and_the_next_scrape_is_answered(self) -> None:
         said: list[str] = []
         with served(said=said) as scraping:
             crowd: list[Any] = [socket.create_connection((HOST, scraping.port), SOON) for _ in range(40)]
@@ -419,11 +428,13 @@ class TestNobodyKeepsTheOthersWaiting:
 
             until(answered)
 
-    def test_a_scanner_does_not_fill_the_log(self, authority: Authority) -> None:
+    def test_port_scanner_does_not_fill_the_log(self, authority: Authority) -> None:
         pair, said = authority.issue("node"), list[str]()
-        times = ScrapingTimes(tell=3600.0)
+        times = MetricsServerTimes(report_interval=3600.0)
         tls = MetricsTls(pair.certificate, pair.key)
-        with closing(serve(page(registry()), HOST, 0, tls=tls, tell=said.append, times=times)) as scraping:
+        with closing(
+            serve_metrics(registry_app(registry()), HOST, 0, tls=tls, report=said.append, timings=times)
+        ) as scraping:
             for _ in range(20):
                 with pytest.raises((OSError, http.client.HTTPException)):
                     scrape(scraping)
@@ -465,15 +476,15 @@ class Counting(Collector):
         return made
 
 
-class TestScrapesCostTheDaemonLittle:
-    def test_a_page_is_collected_once_however_many_scrape_it_within_a_second(self) -> None:
+class TestScrapeCost:
+    def test_page_is_collected_once_for_all_scrapes_within_a_second(self) -> None:
         counting = Counting()
         with served(of=counting.registry(), fresh=3600.0) as scraping, ThreadPoolExecutor(30) as crowd:
             pages = set(crowd.map(lambda _: scrape(scraping), range(60)))
         assert counting.times == 1
         assert [(status, "collections 1.0" in text) for status, text in pages] == [(200, True)]
 
-    def test_a_page_that_is_older_is_collected_again(self) -> None:
+    def test_expired_page_is_collected_again(self) -> None:
         counting = Counting()
         with served(of=counting.registry(), fresh=0.0) as scraping:
             assert "collections 1.0" in scrape(scraping)[1]
@@ -485,7 +496,7 @@ class TestScrapesCostTheDaemonLittle:
             assert {status for status, _ in crowd.map(lambda _: scrape(scraping), range(8))} == {200}
         assert (counting.times, counting.most_at_once) == (8, 1)
 
-    def test_scrapes_that_all_differ_cause_a_bounded_number_of_collections(self) -> None:
+    def test_differing_scrapes_cause_a_bounded_number_of_collections(self) -> None:
         counting = Counting()
         with served(of=counting.registry(), fresh=3600.0) as scraping:
             answers = [scrape(scraping, path=f"/metrics?name[]=collections&name[]={each}")[0] for each in range(20)]
@@ -493,14 +504,14 @@ class TestScrapesCostTheDaemonLittle:
             assert scrape(scraping, path="/metrics?name[]=3&name[]=collections")[0] == 200
         assert counting.times == 4
 
-    def test_clients_with_choices_of_their_own_do_not_keep_prometheus_from_the_page(self) -> None:
+    def test_clients_with_name_filters_do_not_block_the_full_page(self) -> None:
         with served(fresh=3600.0) as scraping:
             others = [f"/metrics?name[]={number}" for number in range(9)]
             assert 503 in {scrape(scraping, path=path)[0] for path in others}
             for query in ("", "?x=1", "?x=2"):
                 assert scrape(scraping, path=f"/metrics{query}")[0] == 200
 
-    def test_what_changes_nothing_about_the_page_causes_no_collection_of_its_own(self) -> None:
+    def test_request_details_that_do_not_affect_the_page_cause_no_extra_collection(self) -> None:
         counting = Counting()
         with served(of=counting.registry(), fresh=3600.0) as scraping:
             assert {scrape(scraping, path=f"/{each}?x={each}") for each in range(20)} == {scrape(scraping)}
@@ -522,12 +533,12 @@ class TestScrapesCostTheDaemonLittle:
             ("*/*", "text/plain; version=0.0.4"),
         ],
     )
-    def test_a_scrape_gets_the_first_format_of_its_list_that_there_is(self, accept: str, begins: str) -> None:
+    def test_scrape_gets_the_first_supported_format_of_its_accept_header(self, accept: str, begins: str) -> None:
         with served() as scraping, closing(http.client.HTTPConnection(HOST, scraping.port, timeout=SOON)) as connection:
             connection.request("GET", "/metrics", headers={"Accept": accept})
             assert (connection.getresponse().getheader("Content-Type") or "").startswith(begins)
 
-    def test_a_page_that_took_long_to_make_answers_those_that_waited_for_it(self) -> None:
+    def test_slowly_collected_page_is_served_to_all_waiting_scrapes(self) -> None:
         now = [0.0]
         made: list[float] = []
 
@@ -537,19 +548,19 @@ class TestScrapesCostTheDaemonLittle:
             start_response("200 OK", [])
             return [b"page"]
 
-        kept = _Kept(slow, 1.0, lambda: now[0])
+        kept = _CachingApp(slow, 1.0, lambda: now[0])
         for _ in range(3):
             kept({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"}, lambda status, headers: None)
         assert made == [5.0]
 
 
 class TestBothDaemons:
-    async def test_are_scraped_by_who_shows_a_certificate_and_by_nobody_else(self, authority: Authority) -> None:
+    async def test_daemons_require_a_client_certificate_for_scrapes(self, authority: Authority) -> None:
         pair, client = authority.issue("node"), authority.issue("prometheus")
         flags = ["--metrics-cert", str(pair.certificate), "--metrics-key", str(pair.key)]
         flags += ["--metrics-client-ca", str(authority.file)]
         pages = {"scrubber_ledger_ok": At(free_port()), "scrubber_plugin_service_up": At(free_port())}
-        async with Stage(devices=1, memory="1MiB") as stage:
+        async with Playground(devices=1, memory="1MiB") as stage:
             for daemon, at in zip((stage.service, stage.plugin), pages.values(), strict=True):
                 daemon.arguments = [*daemon.arguments, *flags, "--metrics-address", f"{HOST}:{at.port}"]
             await stage.start_daemons(3 * SOON)
@@ -561,7 +572,7 @@ class TestBothDaemons:
                 await asyncio.to_thread(until, partial(is_in, "PEER_DID_NOT_RETURN_A_CERTIFICATE", daemon.log))
 
     @pytest.mark.parametrize("command", ["serve", "plugin"])
-    async def test_end_with_a_sentence_where_the_files_cannot_be_used(
+    async def test_daemons_exit_with_an_error_for_unusable_tls_files(
         self, authority: Authority, tmp_path: Path, short_tmp: Path, command: str
     ) -> None:
         pair, away = authority.issue("node"), tmp_path / "away"

@@ -15,7 +15,7 @@ import yaml
 from opentelemetry.sdk import environment_variables
 from packaging.requirements import Requirement
 
-from plugin.server import TRACED
+from plugin.kubelet.server import TRACED_CALLS
 from scrubber.cli.main import app
 from scrubber.config.settings import TraceExport
 from tests.deployed import BASE, DEPLOY, ROOT, apply, documents, said_of, unit
@@ -26,7 +26,7 @@ ENVIRONMENT = (DEPLOY / "systemd" / "traces.env").read_text()
 DROP_IN = "scrubber-plugin.service.d/traces.conf"
 SOURCES = [
     *sorted((ROOT / "scrubber" / "engine").rglob("*.py")),
-    *(ROOT / "plugin" / name for name in ("gate.py", "server.py")),
+    *(ROOT / "plugin" / name for name in ("gate.py", "kubelet/server.py")),
 ]
 
 
@@ -51,7 +51,7 @@ def calls(*names: str) -> Iterator[ast.Call]:
 
 def opened() -> set[str]:
     """The names of the spans; that of a step has its step in it."""
-    found = set(TRACED)
+    found = set(TRACED_CALLS)
     for call in calls("span", "_span"):
         name = call.args[0]
         if isinstance(name, ast.JoinedStr):
@@ -61,26 +61,29 @@ def opened() -> set[str]:
     return found
 
 
-def test_every_span_is_on_the_page_and_no_other() -> None:
+def test_traces_page_lists_exactly_the_spans() -> None:
     assert {name for row in rows("span") for name in code(row[0])} == opened()
 
 
-def test_every_attribute_is_on_the_page_and_no_other() -> None:
+def test_traces_page_lists_exactly_the_attributes() -> None:
     told = {
-        keyword.arg for call in calls("span", "_span", "note") for keyword in call.keywords if keyword.arg is not None
+        keyword.arg
+        for call in calls("span", "_span", "set_attributes")
+        for keyword in call.keywords
+        if keyword.arg is not None
     }
     on_the_page = {word for row in rows("span") for word in code(row[2])}
     assert told - {"follows"} <= on_the_page, "what leaves the node is said"
     assert on_the_page <= told | {"kind", "path"}
 
 
-def test_every_variable_on_the_page_is_one_that_the_library_knows() -> None:
+def test_every_variable_on_the_traces_page_exists_in_opentelemetry() -> None:
     known = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     ours = {"OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"}  # as the page abbreviates them
     assert set(re.findall(r"OTEL_[A-Z_]+", PAGE + ENVIRONMENT)) - ours <= known
 
 
-def test_the_flag_is_off_by_default_and_its_words_are_on_the_page() -> None:
+def test_traces_option_is_off_by_default_and_its_values_are_documented() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     for command in ("serve", "plugin"):
@@ -102,7 +105,7 @@ def patched() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["scrubber", "scrubber-plugin"])
-def test_the_pods_of_the_page_send_traces_and_say_from_which_node(name: str) -> None:
+def test_example_pods_export_traces_with_their_node_name(name: str) -> None:
     (container,) = patched()[name]["spec"]["template"]["spec"]["containers"]
     names = [each["name"] for each in container["env"]]
     assert len(set(names)) == len(names), "the same variable twice"
@@ -112,7 +115,7 @@ def test_the_pods_of_the_page_send_traces_and_say_from_which_node(name: str) -> 
     assert variables["SCRUBBER_NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
-def test_the_way_out_of_the_page_is_for_both_pods_and_names_whom_it_lets_them_reach() -> None:
+def test_example_egress_policy_covers_both_pods_and_names_its_destinations() -> None:
     policy = EXAMPLES[1]
     assert policy["metadata"]["namespace"] == "scrubber-system"
     assert policy["spec"]["policyTypes"] == ["Egress"]
@@ -125,7 +128,7 @@ def test_the_way_out_of_the_page_is_for_both_pods_and_names_whom_it_lets_them_re
             assert set(whom) == {"namespaceSelector", "podSelector"}
 
 
-def test_the_file_of_variables_sets_nothing_until_it_is_edited() -> None:
+def test_environment_file_sets_nothing_until_edited() -> None:
     lines = [line for line in ENVIRONMENT.splitlines() if line]
     assert all(line.startswith("#") for line in lines)
     assert "#SCRUBBER_TRACES=otlp" in lines
@@ -134,11 +137,11 @@ def test_the_file_of_variables_sets_nothing_until_it_is_edited() -> None:
 
 
 @pytest.mark.parametrize("cuda", ["12", "13"])
-def test_the_image_has_the_library(cuda: str) -> None:
+def test_container_image_includes_opentelemetry(cuda: str) -> None:
     names = re.findall(r"^([\w-]+)==", (DEPLOY / "container" / f"cuda{cuda}.txt").read_text(), re.MULTILINE)
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["otel"]
     assert {Requirement(each).name for each in extra} <= set(names)
 
 
-def test_the_unit_of_the_plugin_reaches_the_node_alone_with_its_drop_in() -> None:
+def test_systemd_drop_in_lets_the_plugin_reach_only_localhost() -> None:
     assert unit(DROP_IN) == {"PrivateNetwork": ["no"], "IPAddressDeny": ["any"], "IPAddressAllow": ["localhost"]}

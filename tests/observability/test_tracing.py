@@ -21,13 +21,13 @@ from opentelemetry.trace import SpanKind, StatusCode
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.client import AdminClient, PluginClient, ReadClient
-from scrubber.api.server import ApiServer
-from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.domain.evidence import Path as ScrubPath
-from scrubber.domain.hygiene import Hygiene
-from scrubber.engine.views import NodeView, ScrubNews
-from scrubber.observability.log_context import Binding
-from scrubber.observability.tracing import Traces
+from scrubber.api.server import GrpcServer
+from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.domain.evidence import PathKind as ScrubPath
+from scrubber.domain.states import Hygiene
+from scrubber.engine.views import NodeView, ScrubUpdate
+from scrubber.observability.log_context import LogContextTracer
+from scrubber.observability.tracing import OpenTelemetryTracer
 from tests.api.service import FakeNode
 from tests.observability.traces_stage import RESOURCE, Sent, id_of, said_of, trace_of
 from tests.world.asking import admitted, answered, ask, started
@@ -50,14 +50,14 @@ def sent() -> Sent:
 async def traced(sent: Sent, devices: int = 1) -> AsyncIterator[World]:
     """A world whose service is traced as the daemon's is, through what binds log lines."""
     async with a_world(devices=devices, settled=False) as world:
-        world.tracer = Binding(sent.traces)
+        world.tracer = LogContextTracer(sent.traces)
         await world.start_service()
         await world.until(world.settled)
         yield world
 
 
 @in_virtual_time
-async def test_a_hand_over_with_a_scrub_is_one_tree() -> None:
+async def test_hand_over_with_a_scrub_is_one_trace() -> None:
     sent = Sent()
     async with traced(sent) as world:
         world.kubelet.delete(await started(world))
@@ -75,7 +75,7 @@ async def test_a_hand_over_with_a_scrub_is_one_tree() -> None:
 
 
 @in_virtual_time
-async def test_a_hand_over_by_the_fast_path_has_its_checks_and_one_grant() -> None:
+async def test_fast_path_hand_over_has_its_checks_and_one_grant() -> None:
     sent = Sent()
     async with traced(sent, devices=2) as world:
         await ask(world, await admitted(world, "umbrella", "serve-0", 0, 1))
@@ -90,7 +90,7 @@ async def test_a_hand_over_by_the_fast_path_has_its_checks_and_one_grant() -> No
 
 
 @in_virtual_time
-async def test_a_scrub_that_nobody_waits_for_is_a_trace_of_its_own() -> None:
+async def test_background_scrub_is_a_separate_trace() -> None:
     sent = Sent()
     async with traced(sent) as world:
         scrub = sent.named("scrub")
@@ -101,7 +101,7 @@ async def test_a_scrub_that_nobody_waits_for_is_a_trace_of_its_own() -> None:
 
 
 @in_virtual_time
-async def test_a_refusal_is_an_error_by_its_code() -> None:
+async def test_refusal_is_an_error_span_with_its_code() -> None:
     sent = Sent()
     async with traced(sent) as world:
         await world.node.actions.quarantine("0", "spare", "uid:0")
@@ -112,7 +112,7 @@ async def test_a_refusal_is_an_error_by_its_code() -> None:
 
 
 @in_virtual_time
-async def test_a_step_that_fails_makes_its_scrub_fail() -> None:
+async def test_failed_step_marks_its_scrub_span_as_failed() -> None:
     sent = Sent()
     async with traced(sent) as world:
         world.gpu().flaws.add("on-chip")
@@ -126,7 +126,7 @@ async def test_a_step_that_fails_makes_its_scrub_fail() -> None:
 
 
 @in_virtual_time
-async def test_a_hand_over_that_its_caller_gave_up_is_no_error() -> None:
+async def test_hand_over_cancelled_by_its_caller_is_no_error() -> None:
     sent = Sent()
     async with traced(sent) as world:
         world.kubelet.delete(await started(world))
@@ -143,7 +143,7 @@ async def test_a_hand_over_that_its_caller_gave_up_is_no_error() -> None:
 # --- one span ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_foresaw_is_told_by_its_class_and_goes_on(sent: Sent) -> None:
+def test_unexpected_exception_is_recorded_by_class_and_propagates(sent: Sent) -> None:
     with pytest.raises(ZeroDivisionError), sent.traces.span("grant"):
         raise ZeroDivisionError("of pod umbrella/serve-0")
     (span,) = sent.spans
@@ -152,14 +152,14 @@ def test_an_error_that_nobody_foresaw_is_told_by_its_class_and_goes_on(sent: Sen
     assert span.events == ()
 
 
-def test_what_is_noted_last_is_so_and_none_is_not_told(sent: Sent) -> None:
+def test_last_value_of_a_span_attribute_is_kept_and_none_is_ignored(sent: Sent) -> None:
     with sent.traces.span("device", device="GPU-1", tenant="acme") as span:
-        span.note(tenant=None, path="fast")
-        span.note(path="slow")
+        span.set_attributes(tenant=None, path="fast")
+        span.set_attributes(path="slow")
     assert said_of(sent.spans[0]) == {"scrubber.device": "GPU-1", "scrubber.path": "slow"}
 
 
-async def test_what_is_begun_inside_belongs_to_it_a_task_too(sent: Sent) -> None:
+async def test_spans_started_within_a_span_are_its_children_across_tasks(sent: Sent) -> None:
     async def beside() -> None:
         with sent.traces.span("scrub"):
             pass
@@ -173,9 +173,9 @@ async def test_what_is_begun_inside_belongs_to_it_a_task_too(sent: Sent) -> None
     assert sent.named("later").parent is None
 
 
-def test_what_follows_another_is_linked_to_it(sent: Sent) -> None:
+def test_following_span_is_linked_to_its_predecessor(sent: Sent) -> None:
     with sent.traces.span("Allocate"):
-        allocation = sent.traces.here()
+        allocation = sent.traces.traceparent()
     with sent.traces.span("PreStartContainer", follows=allocation):
         pass
     (link,) = sent.named("PreStartContainer").links
@@ -188,10 +188,10 @@ def test_what_follows_another_is_linked_to_it(sent: Sent) -> None:
     text=st.text(st.characters(), max_size=50) | st.sampled_from(["\ud800", "a\udcff\n\x1b[31m", "x" * 100_000]),
     number=st.integers() | st.floats(),
 )
-def test_no_value_costs_what_is_sent_with_it(text: str, number: float) -> None:
+def test_arbitrary_attribute_value_does_not_prevent_span_encoding(text: str, number: float) -> None:
     sent = Sent()
     with sent.traces.span("device", device=text, number=number) as span:
-        span.note(tenant=text)
+        span.set_attributes(tenant=text)
     with sent.traces.span("grant"):
         pass
     (resource,) = encode_spans(sent.spans).resource_spans
@@ -201,7 +201,7 @@ def test_no_value_costs_what_is_sent_with_it(text: str, number: float) -> None:
     assert all(len(each.value.string_value) <= 256 for each in told["device"].attributes)
 
 
-def test_log_lines_inside_name_the_trace_and_those_after_it_do_not(sent: Sent) -> None:
+def test_log_lines_carry_the_trace_id_only_within_a_span(sent: Sent) -> None:
     structlog.contextvars.clear_contextvars()
     with sent.traces.span("hand-over"):
         with sent.traces.span("device"):
@@ -211,12 +211,12 @@ def test_log_lines_inside_name_the_trace_and_those_after_it_do_not(sent: Sent) -
     assert structlog.contextvars.get_contextvars() == {}
 
 
-async def test_a_span_that_is_left_in_another_task_ends_and_raises_nothing(sent: Sent) -> None:
+async def test_span_closed_in_another_task_ends_without_an_error(sent: Sent) -> None:
     span = sent.traces.span("device")
     await asyncio.create_task(_entered(span))
     span.__exit__(None, None, None)
     assert [each.name for each in sent.spans] == ["device"]
-    assert sent.traces.here() == ""
+    assert sent.traces.traceparent() == ""
 
 
 async def _entered(span: Any) -> None:
@@ -233,13 +233,13 @@ class Broken(SimpleSpanProcessor):
         raise ZeroDivisionError
 
 
-def test_a_defect_of_the_library_costs_a_span_and_nothing_else() -> None:
-    traces = Traces(Broken(InMemorySpanExporter()), RESOURCE)
+def test_exception_in_the_library_costs_only_its_span() -> None:
+    traces = OpenTelemetryTracer(Broken(InMemorySpanExporter()), RESOURCE)
     with traces.span("hand-over") as span:
-        span.note(path="fast")
+        span.set_attributes(path="fast")
 
 
-def test_the_operators_word_about_the_resource_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_resource_attributes_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=blue,service.name=other")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     sent = Sent()
@@ -251,12 +251,12 @@ def test_the_operators_word_about_the_resource_wins(monkeypatch: pytest.MonkeyPa
 # --- whose trace it is ----------------------------------------------------------------------------------------------------
 
 
-def joined(traces: Traces, *metadata: tuple[str, str | bytes]) -> str:
+def joined(traces: OpenTelemetryTracer, *metadata: tuple[str, str | bytes]) -> str:
     """Where a task is after it joined what ``metadata`` says."""
 
     async def join() -> str:
-        traces.join(metadata)
-        return traces.here()
+        traces.join_trace(metadata)
+        return traces.traceparent()
 
     return asyncio.run(join())
 
@@ -264,7 +264,7 @@ def joined(traces: Traces, *metadata: tuple[str, str | bytes]) -> str:
 @pytest.mark.parametrize(
     "said", [CALLER, f"00-{TRACE}-{SPAN}-00", f"cc-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01-more"]
 )
-def test_a_traceparent_of_a_caller_is_joined(sent: Sent, said: str) -> None:
+def test_callers_traceparent_is_joined(sent: Sent, said: str) -> None:
     assert joined(sent.traces, ("user-agent", "x"), ("traceparent", said)) == f"00-{said[3:55]}"
 
 
@@ -276,23 +276,23 @@ def test_a_traceparent_of_a_caller_is_joined(sent: Sent, said: str) -> None:
         *(f"cc-{TRACE}-{SPAN}-01-{'x' * 100_000}", CALLER.replace("0af", "\u0660af"), CALLER.encode(), "\ud800"),
     ],
 )
-def test_what_is_no_traceparent_is_passed_over(sent: Sent, said: str | bytes) -> None:
+def test_malformed_traceparent_is_ignored(sent: Sent, said: str | bytes) -> None:
     assert joined(sent.traces, ("traceparent", said)) == ""
 
 
 @given(st.lists(st.tuples(st.text() | st.just("traceparent"), st.text() | st.binary())))
-def test_nothing_that_a_caller_says_is_an_error(metadata: list[tuple[str, str | bytes]]) -> None:
+def test_arbitrary_caller_metadata_is_never_an_error(metadata: list[tuple[str, str | bytes]]) -> None:
     traces = Sent().traces
     assert joined(traces, *metadata) == ""
 
 
-def test_two_traceparents_are_none(sent: Sent) -> None:
+def test_duplicate_traceparent_is_ignored(sent: Sent) -> None:
     assert joined(sent.traces, ("traceparent", CALLER), ("traceparent", CALLER)) == ""
 
 
-def test_what_its_caller_does_not_keep_is_not_kept(sent: Sent) -> None:
+def test_trace_not_sampled_by_the_caller_is_not_sampled(sent: Sent) -> None:
     async def asked() -> None:
-        sent.traces.join([("traceparent", CALLER[:-1] + "0")])
+        sent.traces.join_trace([("traceparent", CALLER[:-1] + "0")])
         with sent.traces.span("hand-over"):
             pass
 
@@ -303,7 +303,7 @@ def test_what_its_caller_does_not_keep_is_not_kept(sent: Sent) -> None:
 class Listening(FakeNode):
     """Notes where in a trace each call is."""
 
-    def __init__(self, traces: Traces) -> None:
+    def __init__(self, traces: OpenTelemetryTracer) -> None:
         super().__init__()
         self.traces = traces
         self.at: list[str] = []
@@ -312,28 +312,28 @@ class Listening(FakeNode):
         with self.traces.span("reserve"):
             return await super().reserve(devices, resource)
 
-    async def scrub(self, device: str, path: ScrubPath, actor: str) -> AsyncIterator[ScrubNews]:
+    async def scrub(self, device: str, path: ScrubPath, actor: str) -> AsyncIterator[ScrubUpdate]:
         with self.traces.span("scrub"):
             async for news in super().scrub(device, path, actor):
                 yield news
 
     def view(self) -> NodeView:
-        self.at.append(self.traces.here())
+        self.at.append(self.traces.traceparent())
         return super().view()
 
 
 @pytest.fixture
 async def node(short_tmp: Path, sent: Sent) -> AsyncIterator[Listening]:
     node = Listening(sent.traces)
-    server = ApiServer(node, Sockets(short_tmp / "s"), join=sent.traces.join)
+    server = GrpcServer(node, Sockets(short_tmp / "s"), join_trace=sent.traces.join_trace)
     await server.start()
     node.at.clear()
     yield node
     await server.stop(0)
 
 
-async def test_the_service_goes_on_where_the_plugin_is(node: Listening, sent: Sent, short_tmp: Path) -> None:
-    async with PluginClient(short_tmp / "s", carried=sent.traces.carried) as plugin:
+async def test_service_continues_the_plugins_trace(node: Listening, sent: Sent, short_tmp: Path) -> None:
+    async with PluginClient(short_tmp / "s", trace_metadata=sent.traces.outgoing_metadata) as plugin:
         with sent.traces.span("Allocate"):
             await plugin.reserve(["GPU-a0"], timeout=30)
         await plugin.reserve(["GPU-a0"], timeout=30)
@@ -345,19 +345,19 @@ async def test_the_service_goes_on_where_the_plugin_is(node: Listening, sent: Se
     assert second.parent is None, "a call without a trace follows none, not the one before it"
 
 
-async def test_who_may_only_look_leaves_no_trace(node: Listening, short_tmp: Path) -> None:
+async def test_read_socket_ignores_the_callers_trace(node: Listening, short_tmp: Path) -> None:
     metadata = (("traceparent", CALLER),)
-    async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.READ))) as channel:
+    async with grpc.aio.insecure_channel(grpc_target(Sockets(short_tmp / "s").path(Purpose.READ))) as channel:
         await scrubber_pb2_grpc.ReadStub(channel).ListDevices(pb.ListDevicesRequest(), metadata=metadata, timeout=30)
-    async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.PLUGIN))) as channel:
+    async with grpc.aio.insecure_channel(grpc_target(Sockets(short_tmp / "s").path(Purpose.PLUGIN))) as channel:
         await scrubber_pb2_grpc.PluginStub(channel).GetSnapshot(pb.GetSnapshotRequest(), metadata=metadata, timeout=30)
     assert node.at == ["", CALLER]
 
 
-async def test_an_operators_tool_may_have_its_scrub_in_its_own_trace(
+async def test_scrub_on_the_admin_socket_joins_the_operators_trace(
     node: Listening, sent: Sent, short_tmp: Path
 ) -> None:
-    async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.ADMIN))) as channel:
+    async with grpc.aio.insecure_channel(grpc_target(Sockets(short_tmp / "s").path(Purpose.ADMIN))) as channel:
         stub = scrubber_pb2_grpc.AdminStub(channel)
         request = pb.ScrubRequest(device="GPU-a0", path="slow")
         for metadata in ((("traceparent", CALLER),), None):
@@ -370,19 +370,19 @@ async def test_an_operators_tool_may_have_its_scrub_in_its_own_trace(
 
 
 @pytest.mark.parametrize("said", ["", "00-" + "0" * 52, "x" * 4000, CALLER + ",", "%00%ff"])
-async def test_a_caller_with_a_strange_trace_is_answered_as_any(node: Listening, short_tmp: Path, said: str) -> None:
+async def test_caller_with_a_malformed_trace_is_answered(node: Listening, short_tmp: Path, said: str) -> None:
     async with PluginClient(
-        short_tmp / "s", carried=lambda: (("traceparent", said), ("tracestate", "=,=" * 99))
+        short_tmp / "s", trace_metadata=lambda: (("traceparent", said), ("tracestate", "=,=" * 99))
     ) as plugin:
         await plugin.reserve(["GPU-a0"], timeout=30)
     assert len(node.asked) == 1
 
 
-async def test_a_service_without_traces_answers_who_has_one(short_tmp: Path) -> None:
-    server = ApiServer(FakeNode(), Sockets(short_tmp / "s"))
+async def test_service_without_tracing_answers_a_caller_with_a_trace(short_tmp: Path) -> None:
+    server = GrpcServer(FakeNode(), Sockets(short_tmp / "s"))
     await server.start()
     try:
-        async with PluginClient(short_tmp / "s", carried=lambda: (("traceparent", CALLER),)) as plugin:
+        async with PluginClient(short_tmp / "s", trace_metadata=lambda: (("traceparent", CALLER),)) as plugin:
             await plugin.reserve(["GPU-a0"], timeout=30)
         async with ReadClient(short_tmp / "s") as read, AdminClient(short_tmp / "s") as admin:
             await read.devices()

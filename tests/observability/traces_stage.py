@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from scrubber.observability.tracing import Traces
+from scrubber.observability.tracing import OpenTelemetryTracer
 
 __all__ = ["RESOURCE", "Sent", "id_of", "said_of", "trace_of"]
 
@@ -21,10 +21,10 @@ class Sent:
     """What was told, by a tracer that keeps nothing back."""
 
     memory: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
-    traces: Traces = field(init=False)
+    traces: OpenTelemetryTracer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.traces = Traces(SimpleSpanProcessor(self.memory), RESOURCE)
+        self.traces = OpenTelemetryTracer(SimpleSpanProcessor(self.memory), RESOURCE)
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.availability import Availability
-from plugin.devices import AdvertisedDevice, ServiceVerdict
+from plugin.kubelet.devices import AdvertisedDevice, Availability, ServiceVerdict
 
 GRACE = 10.0
 
@@ -39,13 +38,13 @@ def device_of(availability: Availability, id_: str) -> AdvertisedDevice:
     return next(device for device in availability.devices(0.0) if device.id == id_)
 
 
-def test_a_device_is_healthy_iff_the_service_advertises_it() -> None:
+def test_device_is_healthy_if_and_only_if_the_service_advertises_it() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=5.0)
     assert health(availability, 5.0) == {"gpu-0": True, "gpu-1": False}
     assert health(availability, 5_000.0) == {"gpu-0": True, "gpu-1": False}
 
 
-def test_a_restart_of_the_service_changes_no_health_within_the_grace_period() -> None:
+def test_service_restart_changes_no_health_within_the_grace_period() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=0.0)
     availability = availability.on_disconnect(now=1.0)
     assert health(availability, 10.9) == {"gpu-0": True, "gpu-1": False}
@@ -55,7 +54,7 @@ def test_a_restart_of_the_service_changes_no_health_within_the_grace_period() ->
     assert health(availability, 100.0) == {"gpu-0": True, "gpu-1": True}
 
 
-def test_after_the_grace_period_nothing_is_healthy_until_a_service_is_ready() -> None:
+def test_no_device_is_healthy_after_the_grace_period_until_a_service_is_ready() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
     assert health(availability, 11.0) == {"gpu-0": False}
     availability = heard(availability, seen("gpu-0"), ready=False, epoch="two", now=12.0)
@@ -64,24 +63,24 @@ def test_after_the_grace_period_nothing_is_healthy_until_a_service_is_ready() ->
     assert health(availability, 13.0) == {"gpu-0": True}
 
 
-def test_a_service_that_crashes_again_and_again_gets_one_grace_period() -> None:
+def test_service_in_a_crash_loop_gets_one_grace_period() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
     for second, epoch in enumerate("bcdefgh", start=2):
         availability = heard(availability, seen("gpu-0"), ready=False, epoch=epoch, now=second).on_disconnect(
             now=second
         )
-    assert availability.falls_in(9.0) == pytest.approx(2.0)
+    assert availability.seconds_until_expiry(9.0) == pytest.approx(2.0)
     assert health(availability, 11.0) == {"gpu-0": False}
 
 
-def test_a_service_that_never_was_ready_makes_nothing_healthy() -> None:
+def test_service_that_was_never_ready_makes_no_device_healthy() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), ready=False, now=0.0)
     assert health(availability, 0.0) == {"gpu-0": False}
-    assert availability.falls_in(0.0) is None
+    assert availability.seconds_until_expiry(0.0) is None
     assert device_of(availability, "gpu-0").verdict is ServiceVerdict.NONE
 
 
-def test_a_device_that_vanishes_stays_listed_and_is_unhealthy() -> None:
+def test_device_that_disappears_stays_listed_as_unhealthy() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", certified=True), now=0.0)
     availability = heard(availability, seen("gpu-0"), version=2, now=1.0)
     assert health(availability, 1.0) == {"gpu-0": True, "gpu-1": False}
@@ -93,19 +92,19 @@ def test_a_device_that_vanishes_stays_listed_and_is_unhealthy() -> None:
     assert health(availability, 2.0) == {"gpu-0": True, "gpu-1": True}
 
 
-def test_a_service_that_is_not_ready_may_not_have_read_its_inventory_so_missing_is_not_vanished() -> None:
+def test_device_missing_from_an_unready_services_snapshot_does_not_count_as_gone() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1"), now=0.0)
     availability = heard(availability, seen("gpu-0"), ready=False, epoch="two", now=1.0)
     assert health(availability, 2.0) == {"gpu-0": True, "gpu-1": True}
 
 
-def test_a_certificate_does_not_outlive_the_service_that_watched() -> None:
+def test_certificate_is_void_once_the_service_disconnects() -> None:
     availability = heard(Availability(GRACE), seen("gpu-0", certified=True), now=0.0)
     assert device_of(availability, "gpu-0").certified
     assert not device_of(availability.on_disconnect(now=1.0), "gpu-0").certified
 
 
-def test_a_snapshot_older_than_the_last_one_changes_nothing() -> None:
+def test_snapshot_older_than_the_last_one_is_ignored() -> None:
     newest = heard(Availability(GRACE), seen("gpu-0", False), version=7, now=0.0)
     assert heard(newest, seen("gpu-0", True), version=6, now=1.0) == newest
     restarted = heard(newest, seen("gpu-0", True), version=1, epoch="two", now=1.0)
@@ -143,7 +142,7 @@ happenings = st.lists(
 
 
 @given(happenings)
-def test_health_is_the_last_word_of_a_ready_service_for_as_long_as_it_counts(
+def test_health_is_the_last_verdict_of_a_ready_service_while_that_verdict_is_valid(
     story: list[tuple[str, dict[str, bool], str, float]],
 ) -> None:
     availability = Availability(GRACE)
@@ -161,7 +160,7 @@ def test_health_is_the_last_word_of_a_ready_service_for_as_long_as_it_counts(
             told.said, told.counts_until = inventory, math.inf
         else:
             told.counts_until = min(told.counts_until, now + GRACE)
-        before_falling = availability.falls_in(now)
+        before_falling = availability.seconds_until_expiry(now)
         now += pause
         shown = availability.devices(now)
         assert {device.id for device in shown} == told.listed

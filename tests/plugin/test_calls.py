@@ -15,18 +15,25 @@ from pathlib import Path
 import grpc
 import pytest
 
-from plugin.announcements import Announcements
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from plugin.devices import AdvertisedDevices
-from plugin.endpoint import Endpoint
-from plugin.gate import ABSENT, Gate, GateTimes
-from plugin.logs import logger
-from plugin.server import FAULT, DevicePlugin, Streams
-from plugin.service import ServiceWatch, WatchTimes
+from plugin.gate import SERVICE_AWAY, Gate, GateTimes
+from plugin.kubelet.devices import AdvertisedDevices
+from plugin.kubelet.server import INTERNAL_ERROR, DevicePlugin, ListAndWatchStreams, PluginServer
+from plugin.logs import create_logger
+from plugin.resource_mapping import ResourceMapping
+from plugin.service_client import ServiceWatch, WatchTimes
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import PluginClient
-from scrubber.domain.errors import Away, BadConfiguration, Held, LedgerFailure, NotReady, Quarantined, ScrubberError
+from scrubber.domain.errors import (
+    DeviceBusy,
+    InvalidConfiguration,
+    LedgerFailure,
+    NotReady,
+    Quarantined,
+    ScrubberError,
+    Unavailable,
+)
 from tests.ahead import advance_until
 from tests.plugin_collaborators import (
     PATIENCE,
@@ -41,7 +48,7 @@ from tests.plugin_collaborators import (
 )
 
 RESOURCE = "scrubber.dev/gpu"
-GATE = GateTimes(absent=0.1, retry=0.02, reserve=PATIENCE)
+GATE = GateTimes(service_away=0.1, retry=0.02, reserve=PATIENCE)
 WATCH = WatchTimes(grace=0.3, heartbeat=60.0, retry=0.02)
 HEALTHY_NODE = snapshot(
     device(0, certified=True, numa_node=1), device(1), device(2, advertised=False, refusal="No: XID 95.")
@@ -54,7 +61,7 @@ class Node:
     kubelet: FakeKubelet
     registered: Registered
     advertised: AdvertisedDevices
-    endpoint: Endpoint
+    endpoint: PluginServer
 
     async def shown(self, **health: bool) -> None:
         """Wait until the kubelet's newest list says this."""
@@ -68,12 +75,12 @@ async def node(
     directory: Path, shown: pb.Snapshot = HEALTHY_NODE, watch: WatchTimes = WATCH, times: GateTimes = GATE
 ) -> AsyncIterator[Node]:
     """A service, a kubelet and between them the plugin, registered."""
-    log = logger("json", "error")
+    log = create_logger("json", "error")
     advertised = AdvertisedDevices()
     kubelet = FakeKubelet(directory)
     client = PluginClient(directory / "s")
-    gate = Gate(client, advertised, Announcements(client, log=log), times=times, log=log, clock=time.monotonic)
-    streams = Streams(advertised)
+    gate = Gate(client, advertised, ResourceMapping(client, log=log), times=times, log=log, clock=time.monotonic)
+    streams = ListAndWatchStreams(advertised)
     plugin = DevicePlugin(RESOURCE, advertised, gate, streams=streams, log=log)
     loop = asyncio.get_running_loop()
 
@@ -83,7 +90,7 @@ async def node(
     following = ServiceWatch(client, advertised, times=watch, log=log, clock=clock)
     async with (
         FakeService(directory / "s", shown) as service,
-        Endpoint(directory / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
+        PluginServer(directory / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
     ):
         task = asyncio.create_task(following.run())
         await kubelet.connect(endpoint.path)
@@ -94,7 +101,7 @@ async def node(
         await client.close()
 
 
-async def test_the_kubelet_is_told_to_ask_before_every_start(short_tmp: Path) -> None:
+async def test_plugin_registers_with_pre_start_required_and_preferred_allocation(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         assert here.registered.options.pre_start_required
         assert here.registered.options.get_preferred_allocation_available
@@ -106,7 +113,7 @@ async def test_the_list_has_every_device_with_its_health_and_numa_node(short_tmp
         assert here.registered.topologies == {"sim-0": [1], "sim-1": [], "sim-2": []}
 
 
-async def test_a_quarantined_device_is_listed_as_unhealthy_and_nothing_is_sent_when_nothing_changed(
+async def test_quarantined_device_is_listed_as_unhealthy_and_unchanged_lists_are_not_sent(
     short_tmp: Path,
 ) -> None:
     async with node(short_tmp) as here:
@@ -118,7 +125,7 @@ async def test_a_quarantined_device_is_listed_as_unhealthy_and_nothing_is_sent_w
         assert len(here.registered.lists) == 2
 
 
-async def test_any_number_of_streams_get_the_same_list(short_tmp: Path) -> None:
+async def test_all_list_and_watch_streams_get_the_same_list(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         others = [await here.kubelet.connect(here.endpoint.path) for _ in range(5)]
         await here.kubelet.until(lambda: all(each.lists for each in others))
@@ -127,7 +134,9 @@ async def test_any_number_of_streams_get_the_same_list(short_tmp: Path) -> None:
         assert all(set(each.lists[-1]) == {"sim-0", "sim-1", "sim-2"} for each in others)
 
 
-async def test_an_allocation_gives_mounts_and_names_and_tells_the_service(short_tmp: Path) -> None:
+async def test_allocation_returns_mounts_and_device_names_and_reserves_the_devices_at_the_service(
+    short_tmp: Path,
+) -> None:
     async with node(short_tmp) as here:
         answer = await here.registered.plugin.Allocate(allocation("sim-1", "sim-0"))
         (container,) = answer.container_responses
@@ -139,7 +148,7 @@ async def test_an_allocation_gives_mounts_and_names_and_tells_the_service(short_
         assert here.service.reserved == [["sim-0", "sim-1"]]
 
 
-async def test_there_is_one_answer_for_each_container_of_an_allocation(short_tmp: Path) -> None:
+async def test_allocation_has_one_response_per_container(short_tmp: Path) -> None:
     request = api.AllocateRequest(
         container_requests=[api.ContainerAllocateRequest(devices_ids=[id_]) for id_ in ("sim-1", "sim-0")]
     )
@@ -150,7 +159,7 @@ async def test_there_is_one_answer_for_each_container_of_an_allocation(short_tmp
         assert here.service.reserved == [["sim-0", "sim-1"]]
 
 
-async def test_the_same_allocation_twice_is_the_same_answer(short_tmp: Path) -> None:
+async def test_repeated_allocation_gets_the_same_response(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         first = await here.registered.plugin.Allocate(allocation("sim-0", "sim-1"))
         assert await here.registered.plugin.Allocate(allocation("sim-1", "sim-0")) == first
@@ -166,7 +175,7 @@ async def test_the_same_allocation_twice_is_the_same_answer(short_tmp: Path) -> 
         (allocation("sim-0", "sim-9"), "Device sim-9 is not one of this plugin's"),
     ],
 )
-async def test_an_allocation_that_names_no_proper_devices_is_refused(
+async def test_allocation_with_invalid_device_ids_is_refused(
     short_tmp: Path, request_: api.AllocateRequest, sentence: str
 ) -> None:
     async with node(short_tmp) as here:
@@ -176,16 +185,16 @@ async def test_an_allocation_that_names_no_proper_devices_is_refused(
         assert here.service.reserved == []
 
 
-async def test_a_quarantined_device_is_not_allocated_and_the_pod_reads_why(short_tmp: Path) -> None:
+async def test_allocation_of_a_quarantined_device_is_refused_with_the_public_message(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.registered.plugin.Allocate(allocation("sim-2"))
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "No: XID 95.")
 
 
-async def test_a_device_that_the_service_has_just_quarantined_is_not_allocated(short_tmp: Path) -> None:
+async def test_allocation_of_a_device_that_the_service_has_just_quarantined_is_refused(short_tmp: Path) -> None:
     async def quarantined(request: object) -> None:
-        raise Quarantined("double-bit error under pod a/b", public="Device sim-0 is quarantined.")
+        raise Quarantined("double-bit error under pod a/b", public_message="Device sim-0 is quarantined.")
 
     async with node(short_tmp) as here:
         here.service.on_reserve = quarantined
@@ -194,7 +203,7 @@ async def test_a_device_that_the_service_has_just_quarantined_is_not_allocated(s
         assert caught.value.details() == "Device sim-0 is quarantined."
 
 
-async def test_an_allocation_is_answered_although_the_service_is_away_hung_or_broken(short_tmp: Path) -> None:
+async def test_allocation_is_answered_although_the_service_is_down_hung_or_failing(short_tmp: Path) -> None:
     async def hung(request: object) -> None:
         await asyncio.Event().wait()
 
@@ -216,7 +225,7 @@ async def test_an_allocation_is_answered_although_the_service_is_away_hung_or_br
         assert sorted(here.service.asked[-1].reserved_unseen) == ["sim-0", "sim-1"]
 
 
-async def test_a_preference_names_clean_devices_first_and_asks_nobody(short_tmp: Path) -> None:
+async def test_preferred_allocation_prefers_clean_devices_and_needs_no_service(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.service.stop()
         request = preference(["sim-2", "sim-1", "sim-0", "strange"], 2, must=["sim-1"])
@@ -228,7 +237,7 @@ async def test_a_preference_names_clean_devices_first_and_asks_nobody(short_tmp:
         assert list(answer.container_responses[0].deviceIDs) == ["sim-0"]
 
 
-async def test_a_start_is_let_through_when_the_service_has_handed_all_devices_over(short_tmp: Path) -> None:
+async def test_start_succeeds_once_the_service_has_granted_all_devices(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.registered.plugin.PreStartContainer(start("sim-1", "sim-0"), timeout=30)
         (asked,) = here.service.asked
@@ -239,12 +248,18 @@ async def test_a_start_is_let_through_when_the_service_has_handed_all_devices_ov
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (NotReady("s7", public="Device sim-0 is being scrubbed (scrub s7)."), grpc.StatusCode.UNAVAILABLE),
-        (Held("pid 4711 of x/y", public="Device sim-0 is still held."), grpc.StatusCode.FAILED_PRECONDITION),
-        (LedgerFailure("disk full", public="No hand-over can be recorded."), grpc.StatusCode.FAILED_PRECONDITION),
+        (NotReady("s7", public_message="Device sim-0 is being scrubbed (scrub s7)."), grpc.StatusCode.UNAVAILABLE),
+        (
+            DeviceBusy("pid 4711 of x/y", public_message="Device sim-0 is still held."),
+            grpc.StatusCode.FAILED_PRECONDITION,
+        ),
+        (
+            LedgerFailure("disk full", public_message="No hand-over can be recorded."),
+            grpc.StatusCode.FAILED_PRECONDITION,
+        ),
     ],
 )
-async def test_a_refused_start_shows_the_public_sentence_and_nothing_of_other_tenants(
+async def test_refused_start_returns_the_public_message_and_nothing_about_other_tenants(
     short_tmp: Path, error: ScrubberError, code: grpc.StatusCode
 ) -> None:
     async def refuse(request: object) -> None:
@@ -254,18 +269,18 @@ async def test_a_refused_start_shows_the_public_sentence_and_nothing_of_other_te
         here.service.on_hand_over = refuse
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
-        assert (caught.value.code(), caught.value.details()) == (code, error.public)
+        assert (caught.value.code(), caught.value.details()) == (code, error.public_message)
 
 
-async def test_a_start_without_a_service_is_refused_to_be_tried_again(short_tmp: Path) -> None:
+async def test_start_without_a_service_is_refused_as_unavailable(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.service.stop()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
-        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, ABSENT)
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, SERVICE_AWAY)
 
 
-async def test_a_start_that_the_kubelet_gives_up_is_given_up_at_the_service_too(short_tmp: Path) -> None:
+async def test_start_cancelled_by_the_kubelet_is_cancelled_at_the_service(short_tmp: Path) -> None:
     async def scrub(request: object) -> None:
         await asyncio.Event().wait()
 
@@ -279,7 +294,7 @@ async def test_a_start_that_the_kubelet_gives_up_is_given_up_at_the_service_too(
         await asyncio.wait({waiting})
 
 
-async def test_overlapping_starts_of_the_same_devices_are_both_passed_on(short_tmp: Path) -> None:
+async def test_overlapping_starts_of_the_same_devices_all_reach_the_service(short_tmp: Path) -> None:
     scrubbed = asyncio.Event()
 
     async def scrub(request: object) -> None:
@@ -297,7 +312,7 @@ async def test_overlapping_starts_of_the_same_devices_are_both_passed_on(short_t
 
 
 @pytest.mark.parametrize("ids", [(), ("",), ("sim-0", "sim-0")])
-async def test_a_start_that_names_no_proper_devices_is_refused(short_tmp: Path, ids: tuple[str, ...]) -> None:
+async def test_start_with_invalid_device_ids_is_refused(short_tmp: Path, ids: tuple[str, ...]) -> None:
     async with node(short_tmp) as here:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.registered.plugin.PreStartContainer(start(*ids), timeout=30)
@@ -305,7 +320,7 @@ async def test_a_start_that_names_no_proper_devices_is_refused(short_tmp: Path, 
         assert here.service.asked == []
 
 
-async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(short_tmp: Path) -> None:
+async def test_internal_error_of_the_plugin_is_logged_and_not_returned_to_the_pod(short_tmp: Path) -> None:
     class Broken:
         async def reserve(self, device_ids: object, resource: str, span: object) -> None:
             raise ValueError("/root/secret")
@@ -315,21 +330,21 @@ async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(s
 
     lines = io.StringIO()
     advertised = AdvertisedDevices()
-    streams = Streams(advertised)
-    plugin = DevicePlugin(RESOURCE, advertised, Broken(), streams=streams, log=logger("json", "error", lines))
+    streams = ListAndWatchStreams(advertised)
+    plugin = DevicePlugin(RESOURCE, advertised, Broken(), streams=streams, log=create_logger("json", "error", lines))
     async with (
-        Endpoint(short_tmp / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
+        PluginServer(short_tmp / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
         grpc.aio.insecure_channel(f"unix:{endpoint.path}") as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rpc.DevicePluginStub(channel).PreStartContainer(start("sim-0"))
-    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, FAULT)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
     assert "/root/secret" in lines.getvalue()
     (line,) = map(json.loads, lines.getvalue().splitlines())
     assert (line["event"], line["method"], line["resource"]) == ("api.failed", "PreStartContainer", RESOURCE)
 
 
-async def test_garbage_is_refused_and_the_plugin_lives_on(short_tmp: Path) -> None:
+async def test_malformed_requests_are_refused_and_the_plugin_keeps_running(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         for method in ("Allocate", "PreStartContainer", "GetPreferredAllocation", "NoSuchThing"):
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = here.registered.channel.unary_unary(
@@ -340,14 +355,14 @@ async def test_garbage_is_refused_and_the_plugin_lives_on(short_tmp: Path) -> No
         await here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
 
 
-async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(short_tmp: Path) -> None:
+async def test_short_service_restart_changes_no_list_and_a_long_outage_makes_devices_unhealthy(short_tmp: Path) -> None:
     async with node(short_tmp, watch=WatchTimes(grace=3600.0, heartbeat=60.0, retry=0.02)) as here:
         await here.service.stop()
-        await here.advertised.until(lambda: here.advertised.epoch == "")
+        await here.advertised.wait_until(lambda: here.advertised.epoch == "")
         await here.service.start(
             snapshot(device(0, numa_node=1), device(1), device(2), version=1, ready=False, epoch="second")
         )
-        await here.advertised.until(lambda: here.advertised.epoch == "second")
+        await here.advertised.wait_until(lambda: here.advertised.epoch == "second")
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
         await here.shown(sim_0=True, sim_1=True, sim_2=True)
         assert len(here.registered.lists) == 2
@@ -357,19 +372,19 @@ async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(s
         assert here.registered.lists[-1] == {"sim-0": "Unhealthy", "sim-1": "Unhealthy", "sim-2": "Unhealthy"}
 
 
-async def test_a_restarted_service_that_does_not_get_ready_makes_nothing_healthy_for_longer_than_the_grace(
+async def test_restarted_service_that_does_not_become_ready_keeps_devices_healthy_only_for_the_grace_period(
     short_tmp: Path,
 ) -> None:
     async with node(short_tmp, watch=WatchTimes(grace=PATIENCE, heartbeat=1e9)) as here:
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), ready=False, epoch="second"))
-        await here.advertised.until(lambda: here.advertised.epoch == "second")
+        await here.advertised.wait_until(lambda: here.advertised.epoch == "second")
         assert here.registered.healthy == {"sim-0", "sim-1"}
         await advance_until(lambda: here.registered.healthy == set())
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
         await here.shown(sim_0=True, sim_1=True, sim_2=True)
 
 
-async def test_a_service_that_holds_the_stream_but_answers_nothing_counts_as_away(short_tmp: Path) -> None:
+async def test_service_that_keeps_the_stream_open_without_answering_counts_as_down(short_tmp: Path) -> None:
     class Hung(FakeService):
         hangs = False
 
@@ -386,21 +401,21 @@ async def test_a_service_that_holds_the_stream_but_answers_nothing_counts_as_awa
     advertised = AdvertisedDevices()
     client = PluginClient(short_tmp / "s")
     times = WatchTimes(grace=0.05, heartbeat=0.05, probe=1.0, retry=0.02)
-    watch = ServiceWatch(client, advertised, times=times, log=logger("json", "error"), clock=time.monotonic)
+    watch = ServiceWatch(client, advertised, times=times, log=create_logger("json", "error"), clock=time.monotonic)
     async with Hung(short_tmp / "s", snapshot(device(0))) as service:
         task = asyncio.create_task(watch.run())
         async with asyncio.timeout(20):
-            await advertised.until(lambda: any(offer.healthy for offer in advertised.devices))
+            await advertised.wait_until(lambda: any(offer.healthy for offer in advertised.devices))
             service.hangs = True
-            await advertised.until(lambda: not any(offer.healthy for offer in advertised.devices))
+            await advertised.wait_until(lambda: not any(offer.healthy for offer in advertised.devices))
             service.hangs = False
-            await advertised.until(lambda: any(offer.healthy for offer in advertised.devices))
+            await advertised.wait_until(lambda: any(offer.healthy for offer in advertised.devices))
         task.cancel()
         await asyncio.wait({task})
         await client.close()
 
 
-async def test_a_device_reached_in_a_way_unknown_to_the_plugin_is_withheld(short_tmp: Path) -> None:
+async def test_device_with_an_unknown_kind_of_access_is_withheld(short_tmp: Path) -> None:
     strange = device(0)
     strange.access[0].kind = "teleport"
     async with node(short_tmp, snapshot(strange, device(1))) as here:
@@ -409,16 +424,16 @@ async def test_a_device_reached_in_a_way_unknown_to_the_plugin_is_withheld(short
             await here.registered.plugin.Allocate(allocation("sim-0"))
 
 
-async def test_an_endpoint_says_why_it_cannot_be_served(short_tmp: Path) -> None:
+async def test_endpoint_that_cannot_be_served_fails_with_the_reason(short_tmp: Path) -> None:
     advertised = AdvertisedDevices()
     client = PluginClient(short_tmp / "s")
-    log = logger("json", "error")
-    gate = Gate(client, advertised, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)
-    streams = Streams(advertised)
+    log = create_logger("json", "error")
+    gate = Gate(client, advertised, ResourceMapping(client, log=log), times=GATE, log=log, clock=time.monotonic)
+    streams = ListAndWatchStreams(advertised)
     plugin = DevicePlugin(RESOURCE, advertised, gate, streams=streams, log=log)
-    with pytest.raises(Away, match="does not exist"):
-        await Endpoint(short_tmp / "no" / "a.sock", plugin=plugin, streams=streams).__aenter__()
+    with pytest.raises(Unavailable, match="does not exist"):
+        await PluginServer(short_tmp / "no" / "a.sock", plugin=plugin, streams=streams).__aenter__()
     (short_tmp / "dir.sock").mkdir()
     (short_tmp / "dir.sock" / "full").touch()
-    with pytest.raises(BadConfiguration, match="No socket can be made"):
-        await Endpoint(short_tmp / "dir.sock", plugin=plugin, streams=streams).__aenter__()
+    with pytest.raises(InvalidConfiguration, match="No socket can be made"):
+        await PluginServer(short_tmp / "dir.sock", plugin=plugin, streams=streams).__aenter__()

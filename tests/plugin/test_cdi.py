@@ -19,16 +19,16 @@ from typing import Any
 
 import pytest
 
-from plugin.cdi import FILE, CdiPublisher, replace_file, specification
-from plugin.devices import AdvertisedDevice
-from plugin.driverfiles import DriverRoot, Hook, find_driver_files, find_hook
-from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
-from plugin.logs import logger
-from scrubber.domain.errors import BadConfiguration
+from plugin.kubelet.devices import AdvertisedDevice
+from plugin.logs import create_logger
+from plugin.nvidia.cdi import SPEC_FILE_NAME, CdiPublisher, replace_file, specification
+from plugin.nvidia.driver_files import CdiHook, DriverRoot, find_cdi_hook, find_driver_files
+from plugin.nvidia.injection import IdStrategy, ListStrategy, NvidiaInjection, cdi_device_name
+from scrubber.domain.errors import InvalidConfiguration
 from tests.gpus import DRIVER, gpu, install_driver, instance, nodes
 
-CDI = Injection((ListStrategy.CDI_CRI,))
-TOOLKIT = Hook("/usr/bin/nvidia-ctk")
+CDI = NvidiaInjection((ListStrategy.CDI_CRI,))
+TOOLKIT = CdiHook("/usr/bin/nvidia-ctk")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
@@ -104,7 +104,7 @@ def _version(spec: Any) -> tuple[int, ...]:
 
 
 def spec_of(
-    root: Path, *gpus: AdvertisedDevice, host: str = "/", hook: Hook | None = None, injection: Injection = CDI
+    root: Path, *gpus: AdvertisedDevice, host: str = "/", hook: CdiHook | None = None, injection: NvidiaInjection = CDI
 ) -> dict[str, Any]:
     install_driver(root)
     place = DriverRoot(PurePosixPath(host), root)
@@ -117,15 +117,17 @@ def mounts(spec: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ids", list(IdStrategy))
-@pytest.mark.parametrize("hook", [None, Hook("/usr/bin/nvidia-cdi-hook"), Hook("/usr/bin/nvidia-ctk")])
+@pytest.mark.parametrize("hook", [None, CdiHook("/usr/bin/nvidia-cdi-hook"), CdiHook("/usr/bin/nvidia-ctk")])
 @pytest.mark.parametrize("host", ["/", "/run/nvidia/driver"])
-def test_a_runtime_takes_it(tmp_path: Path, ids: IdStrategy, hook: Hook | None, host: str) -> None:
-    injection = Injection((ListStrategy.CDI_CRI,), ids, dev_root=PurePosixPath(host))
+def test_generated_cdi_specification_is_valid_for_a_container_runtime(
+    tmp_path: Path, ids: IdStrategy, hook: CdiHook | None, host: str
+) -> None:
+    injection = NvidiaInjection((ListStrategy.CDI_CRI,), ids, dev_root=PurePosixPath(host))
     spec = spec_of(tmp_path, gpu(0), gpu(1), instance(2, 0), host=host, hook=hook, injection=injection)
     assert complaints(spec) == []
 
 
-def test_a_device_has_its_own_nodes_and_all_share_the_drivers(tmp_path: Path) -> None:
+def test_cdi_device_has_nodes_of_its_own_and_all_share_the_driver_nodes(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, gpu(1), instance(0, 2))
     assert {
         each["name"]: [node["path"] for node in each["containerEdits"]["deviceNodes"]] for each in spec["devices"]
@@ -139,9 +141,11 @@ def test_a_device_has_its_own_nodes_and_all_share_the_drivers(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ids", list(IdStrategy))
-def test_a_device_is_named_by_its_uuid_and_by_nothing_that_may_move_to_another(tmp_path: Path, ids: IdStrategy) -> None:
+def test_cdi_device_is_named_by_uuid_and_never_by_index(tmp_path: Path, ids: IdStrategy) -> None:
     taken_over = replace(gpu(2), index=gpu(1).index)
-    spec = spec_of(tmp_path, gpu(1), taken_over, instance(0, 2), injection=Injection((ListStrategy.CDI_CRI,), ids))
+    spec = spec_of(
+        tmp_path, gpu(1), taken_over, instance(0, 2), injection=NvidiaInjection((ListStrategy.CDI_CRI,), ids)
+    )
     assert {each["name"]: each["containerEdits"]["deviceNodes"][-1]["path"] for each in spec["devices"]} == {
         gpu(1).id: "/dev/nvidia1",
         gpu(2).id: "/dev/nvidia2",
@@ -149,15 +153,15 @@ def test_a_device_is_named_by_its_uuid_and_by_nothing_that_may_move_to_another(t
     }
 
 
-def test_the_drivers_libraries_and_programs_are_mounted_read_only_and_nothing_else_is(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, gpu(0), hook=Hook("/usr/bin/nvidia-cdi-hook"))
+def test_cdi_specification_mounts_only_the_drivers_libraries_and_programs_read_only(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, gpu(0), hook=CdiHook("/usr/bin/nvidia-cdi-hook"))
     names = ("libcuda", "libnvcuvid", "libnvidia-ml", "libnvidia-ptxjitcompiler")
     expected = ["/usr/bin/nvidia-smi", *(f"{LIBRARIES}/{name}.so.{DRIVER}" for name in names)]
     assert mounts(spec) == {path: path for path in expected}
     assert {tuple(each["options"]) for each in spec["containerEdits"]["mounts"]} == {("ro", "nosuid", "nodev", "bind")}
 
 
-def test_a_driver_with_a_root_of_its_own_is_mounted_where_containers_look_for_it(tmp_path: Path) -> None:
+def test_driver_in_a_separate_root_is_mounted_at_the_standard_container_paths(tmp_path: Path) -> None:
     injection = replace(CDI, dev_root=PurePosixPath("/run/nvidia/driver"))
     spec = spec_of(tmp_path, gpu(0), host="/run/nvidia/driver", injection=injection)
     assert mounts(spec)["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
@@ -174,8 +178,8 @@ def test_a_driver_with_a_root_of_its_own_is_mounted_where_containers_look_for_it
         ("/usr/local/nvidia/toolkit/nvidia-ctk", ["nvidia-ctk", "hook"]),
     ],
 )
-def test_hooks_make_the_links_and_renew_the_linkers_cache(tmp_path: Path, path: str, begin: list[str]) -> None:
-    hooks = spec_of(tmp_path, gpu(0), hook=Hook(path))["containerEdits"]["hooks"]
+def test_cdi_hooks_create_symlinks_and_update_the_ldcache(tmp_path: Path, path: str, begin: list[str]) -> None:
+    hooks = spec_of(tmp_path, gpu(0), hook=CdiHook(path))["containerEdits"]["hooks"]
     assert [(each["hookName"], each["path"]) for each in hooks] == [("createContainer", path)] * 2
     links, cache = (each["args"] for each in hooks)
     assert links[: len(begin) + 1] == [*begin, "create-symlinks"]
@@ -184,14 +188,14 @@ def test_hooks_make_the_links_and_renew_the_linkers_cache(tmp_path: Path, path: 
     assert cache == [*begin, "update-ldcache", "--folder", LIBRARIES]
 
 
-def test_without_a_hook_the_links_are_mounts(tmp_path: Path) -> None:
+def test_library_links_are_mounted_if_there_is_no_cdi_hook(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, gpu(0))
     assert "hooks" not in spec["containerEdits"]
     for link in ("libcuda.so", "libcuda.so.1"):
         assert mounts(spec)[f"{LIBRARIES}/{link}"] == f"{LIBRARIES}/libcuda.so.{DRIVER}"
 
 
-def test_nvidias_own_runtime_is_told_to_add_nothing(tmp_path: Path) -> None:
+def test_cdi_specification_sets_nvidia_visible_devices_to_void(tmp_path: Path) -> None:
     assert spec_of(tmp_path, gpu(0))["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
@@ -204,11 +208,11 @@ def kernel_runs(root: Path, version: str) -> None:
     (root / "proc/driver/nvidia/version").write_text(said)
 
 
-def test_the_kernel_says_which_of_two_drivers_runs(tmp_path: Path) -> None:
+def test_kernel_module_decides_which_of_two_installed_drivers_is_used(tmp_path: Path) -> None:
     for version in ("535.104.05", DRIVER):
         install_driver(tmp_path, version)
     kernel_runs(tmp_path, "535.104.05")
-    files = find_driver_files(DriverRoot(seen=tmp_path))
+    files = find_driver_files(DriverRoot(local_path=tmp_path))
     assert files.version == "535.104.05"
     assert all(path.endswith(".so.535.104.05") for path in files.libraries)
 
@@ -221,37 +225,37 @@ def test_the_kernel_says_which_of_two_drivers_runs(tmp_path: Path) -> None:
         ((DRIVER,), "570.1.2", f"The kernel runs NVIDIA's driver 570.1.2, and there is only libcuda.so.{DRIVER}"),
     ],
 )
-def test_libraries_of_another_driver_are_never_given_out(
+def test_libraries_of_a_driver_other_than_the_running_one_are_never_mounted(
     tmp_path: Path, installed: tuple[str, ...], kernel: str | None, sentence: str
 ) -> None:
     for version in installed:
         install_driver(tmp_path, version)
     if kernel is not None:
         kernel_runs(tmp_path, kernel)
-    with pytest.raises(BadConfiguration, match=re.escape(sentence)):
-        find_driver_files(DriverRoot(seen=tmp_path))
+    with pytest.raises(InvalidConfiguration, match=re.escape(sentence)):
+        find_driver_files(DriverRoot(local_path=tmp_path))
 
 
-def test_a_directory_that_is_a_link_to_another_is_read_once(tmp_path: Path) -> None:
+def test_library_directory_that_links_to_another_is_read_once(tmp_path: Path) -> None:
     install_driver(tmp_path)
     (tmp_path / "usr/lib64").symlink_to("lib/x86_64-linux-gnu")
     (tmp_path / "lib").symlink_to("usr/lib")
-    files = find_driver_files(DriverRoot(seen=tmp_path))
+    files = find_driver_files(DriverRoot(local_path=tmp_path))
     assert files.directories == (LIBRARIES,)
 
 
-def test_a_file_that_cannot_be_named_in_json_is_none_of_the_drivers(tmp_path: Path) -> None:
+def test_driver_file_whose_name_cannot_be_written_as_json_is_ignored(tmp_path: Path) -> None:
     install_driver(tmp_path)
     directory = os.fsencode(tmp_path / LIBRARIES[1:])
     for name in (b"libnvidia-\xff.so.", b"libnvidia-a::b.so.", b"libnvidia-a\n.so."):
         Path(os.fsdecode(directory + b"/" + name + DRIVER.encode())).touch()
-    assert len(find_driver_files(DriverRoot(seen=tmp_path)).libraries) == 4
+    assert len(find_driver_files(DriverRoot(local_path=tmp_path)).libraries) == 4
 
 
-def test_a_hook_is_looked_for_on_the_host_only(tmp_path: Path) -> None:
+def test_cdi_hook_is_searched_on_the_host_only(tmp_path: Path) -> None:
     install_driver(tmp_path, hook="nvidia-ctk")
-    assert find_hook(DriverRoot(seen=tmp_path)) == Hook("/usr/bin/nvidia-ctk")
-    assert find_hook(DriverRoot(PurePosixPath("/run/nvidia/driver"), tmp_path)) is None
+    assert find_cdi_hook(DriverRoot(local_path=tmp_path)) == CdiHook("/usr/bin/nvidia-ctk")
+    assert find_cdi_hook(DriverRoot(PurePosixPath("/run/nvidia/driver"), tmp_path)) is None
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -260,19 +264,19 @@ def test_a_hook_is_looked_for_on_the_host_only(tmp_path: Path) -> None:
 class Desk:
     """A publisher, what it has written and what it has logged."""
 
-    def __init__(self, directory: Path, *, hook: Hook | None = TOOLKIT) -> None:
+    def __init__(self, directory: Path, *, hook: CdiHook | None = TOOLKIT) -> None:
         self.root, self.cdi, self.lines = directory / "root", directory / "cdi", io.StringIO()
         self.publisher = CdiPublisher(
             self.cdi,
-            root=DriverRoot(seen=self.root),
+            root=DriverRoot(local_path=self.root),
             hook=hook,
             injection=CDI,
-            log=logger("json", "info", self.lines),
+            log=create_logger("json", "info", self.lines),
         )
 
     @property
     def file(self) -> Path:
-        return self.cdi / FILE
+        return self.cdi / SPEC_FILE_NAME
 
     @property
     def names(self) -> list[str]:
@@ -291,7 +295,7 @@ def desk(tmp_path: Path) -> Desk:
     return made
 
 
-def test_the_same_devices_are_the_same_bytes_in_any_order_and_after_a_restart(desk: Desk, tmp_path: Path) -> None:
+def test_cdi_specification_is_byte_equal_for_any_device_order_and_after_a_restart(desk: Desk, tmp_path: Path) -> None:
     devices = [gpu(0), gpu(1), instance(2, 0)]
     assert desk.publisher.publish(devices, "one") == {}
     before = (desk.file.read_bytes(), desk.file.stat().st_mtime_ns, desk.file.stat().st_ino)
@@ -301,7 +305,7 @@ def test_the_same_devices_are_the_same_bytes_in_any_order_and_after_a_restart(de
     assert desk.file.stat().st_mode & 0o777 == 0o644
 
 
-def test_it_follows_the_devices_and_what_is_gone_goes(desk: Desk) -> None:
+def test_cdi_specification_follows_added_and_removed_devices(desk: Desk) -> None:
     desk.publisher.publish([gpu(0)], "one")
     desk.publisher.publish([gpu(0), gpu(1)], "one")
     assert desk.names == [gpu(0).id, gpu(1).id]
@@ -309,7 +313,7 @@ def test_it_follows_the_devices_and_what_is_gone_goes(desk: Desk) -> None:
     assert desk.names == [gpu(1).id]
 
 
-def test_a_file_that_was_removed_or_changed_returns(desk: Desk) -> None:
+def test_cdi_specification_that_was_removed_or_changed_is_rewritten(desk: Desk) -> None:
     desk.publisher.publish([gpu(0)], "one")
     wanted = desk.file.read_bytes()
     desk.file.unlink()
@@ -320,12 +324,12 @@ def test_a_file_that_was_removed_or_changed_returns(desk: Desk) -> None:
     assert desk.file.read_bytes() == wanted
 
 
-def test_without_gpus_nothing_is_written_because_a_specification_without_devices_is_none(desk: Desk) -> None:
+def test_cdi_specification_is_not_written_without_devices(desk: Desk) -> None:
     assert desk.publisher.publish([], "one") == {}
     assert not desk.file.exists()
 
 
-def test_what_cannot_be_written_is_said_once_and_no_device_is_offered_meanwhile(desk: Desk) -> None:
+def test_failure_to_write_the_cdi_specification_is_logged_once_and_withholds_its_devices(desk: Desk) -> None:
     desk.file.mkdir()
     for _ in range(2):
         assert desk.publisher.publish([gpu(0)], "one") == {
@@ -337,7 +341,7 @@ def test_what_cannot_be_written_is_said_once_and_no_device_is_offered_meanwhile(
     assert desk.publisher.publish([gpu(0)], "one") == {}
 
 
-def test_a_driver_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+def test_devices_are_withheld_until_the_driver_is_installed(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.publisher.check()
     assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
@@ -351,7 +355,9 @@ def remove_driver(root: Path) -> None:
 
 
 @pytest.mark.parametrize("epoch", ["one", "", "two"])
-def test_a_driver_that_is_replaced_is_followed_whatever_the_service_does_meanwhile(desk: Desk, epoch: str) -> None:
+def test_cdi_specification_follows_a_replaced_driver_whatever_the_service_does_meanwhile(
+    desk: Desk, epoch: str
+) -> None:
     assert desk.publisher.publish([gpu(0)], "one") == {}
     remove_driver(desk.root)
     assert set(desk.publisher.publish([gpu(0)], epoch)) == {gpu(0).id}
@@ -361,7 +367,7 @@ def test_a_driver_that_is_replaced_is_followed_whatever_the_service_does_meanwhi
     assert DRIVER not in desk.file.read_text()
 
 
-def test_of_two_drivers_that_of_the_kernel_is_followed(desk: Desk) -> None:
+def test_cdi_specification_follows_the_kernel_module_when_two_drivers_are_installed(desk: Desk) -> None:
     kernel_runs(desk.root, DRIVER)
     desk.publisher.publish([gpu(0)], "one")
     install_driver(desk.root, "570.1.2")
@@ -372,7 +378,7 @@ def test_of_two_drivers_that_of_the_kernel_is_followed(desk: Desk) -> None:
     assert "libcuda.so.570.1.2" in desk.file.read_text()
 
 
-def test_more_of_the_driver_is_found_with_the_next_run_of_the_service(desk: Desk) -> None:
+def test_added_driver_files_appear_in_the_cdi_specification_with_the_next_service_run(desk: Desk) -> None:
     desk.publisher.publish([gpu(0)], "one")
     (desk.root / "usr/bin/nvidia-debugdump").touch()
     desk.publisher.publish([gpu(0)], "one")
@@ -392,7 +398,9 @@ def writing(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def test_what_cannot_be_written_costs_no_device_that_the_file_gives_as_it_should_already(desk: Desk) -> None:
+def test_failure_to_write_the_cdi_specification_withholds_only_devices_whose_entry_is_missing_or_outdated(
+    desk: Desk,
+) -> None:
     desk.publisher.publish([gpu(0), gpu(1)], "one")
     with writing(desk.cdi):
         assert desk.publisher.publish([gpu(0)], "one") == {}
@@ -402,7 +410,7 @@ def test_what_cannot_be_written_costs_no_device_that_the_file_gives_as_it_should
     assert desk.names == [gpu(0).id, gpu(1).id, gpu(2).id]
 
 
-def test_a_file_with_the_libraries_of_another_driver_gives_no_device_as_it_should(desk: Desk) -> None:
+def test_existing_cdi_specification_with_libraries_of_another_driver_withholds_its_devices(desk: Desk) -> None:
     desk.publisher.publish([gpu(0)], "one")
     remove_driver(desk.root)
     install_driver(desk.root, "570.1.2")
@@ -412,7 +420,7 @@ def test_a_file_with_the_libraries_of_another_driver_gives_no_device_as_it_shoul
         assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
 
 
-def test_a_device_that_cannot_stand_in_it_is_named_and_the_others_can(desk: Desk) -> None:
+def test_device_that_cannot_be_described_in_cdi_is_withheld_and_the_others_are_written(desk: Desk) -> None:
     old_style = replace(instance(1, 0), id="MIG-GPU-0/1/2")
     bare = replace(gpu(2), access=nodes("nvidiactl"))
     refused = desk.publisher.publish([gpu(0), old_style, bare], "one")
@@ -420,26 +428,26 @@ def test_a_device_that_cannot_stand_in_it_is_named_and_the_others_can(desk: Desk
     assert desk.names == [gpu(0).id]
 
 
-def test_that_there_is_no_hook_is_said_at_the_start(tmp_path: Path) -> None:
+def test_missing_cdi_hook_is_logged_at_the_start(tmp_path: Path) -> None:
     desk = Desk(tmp_path, hook=None)
     desk.publisher.check()
     assert len(desk.events) == 1
     assert desk.events[0] == "cdi.hook-missing"
 
 
-def test_a_directory_that_cannot_be_written_to_is_refused_before_anything_is_promised(tmp_path: Path) -> None:
+def test_unwritable_cdi_directory_is_refused_at_the_start(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.cdi.write_text("a file")
     with pytest.raises(
-        BadConfiguration, match=r"No CDI specification can be written in .*choose a --device-list-strategy"
+        InvalidConfiguration, match=r"No CDI specification can be written in .*choose a --device-list-strategy"
     ):
         desk.publisher.check()
 
 
-def test_names_are_qualified_as_the_file_says(desk: Desk) -> None:
+def test_cdi_device_names_use_the_kind_of_the_specification(desk: Desk) -> None:
     desk.publisher.publish([gpu(0)], "one")
     kind = json.loads(desk.file.read_bytes())["kind"]
-    assert qualified_name(gpu(0).id) == f"{kind}={gpu(0).id}"
+    assert cdi_device_name(gpu(0).id) == f"{kind}={gpu(0).id}"
 
 
 # -- killed in the middle ----------------------------------------------------------------------------------------------
@@ -447,7 +455,7 @@ def test_names_are_qualified_as_the_file_says(desk: Desk) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from plugin.cdi import replace_file
+from plugin.nvidia.cdi import replace_file
 
 def stopped(temporary, final):
     print(temporary.name, flush=True)
@@ -457,7 +465,7 @@ replace_file(Path(sys.argv[1]), "a.json", b"new", rename=stopped)
 """
 
 
-def test_a_writer_that_is_killed_before_the_rename_leaves_the_old_file_and_hinders_nobody(tmp_path: Path) -> None:
+def test_writer_killed_before_the_rename_leaves_the_old_file_and_does_not_block_the_next_writer(tmp_path: Path) -> None:
     replace_file(tmp_path, "a.json", b"old")
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -475,7 +483,7 @@ def test_a_writer_that_is_killed_before_the_rename_leaves_the_old_file_and_hinde
     assert (tmp_path / "a.json").read_bytes() == b"newest"
 
 
-def test_nothing_is_written_through_a_link_that_somebody_laid(tmp_path: Path) -> None:
+def test_replace_file_does_not_write_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / ".a.json.tmp").symlink_to("precious")
     with pytest.raises(OSError, match="symbolic links"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from plugin.cluster.view import CONDITION
+from plugin.cluster.view import CONDITION_TYPE
 from tests.cluster.api_server import HANG, ApiServerStandIn, Said, kubeconfig
 from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
@@ -87,15 +87,15 @@ async def server() -> AsyncIterator[ApiServerStandIn]:
 
 @pytest.fixture
 def credentials(server: ApiServerStandIn, short_tmp: Path) -> dict[str, str]:
-    return {"KUBECONFIG": str(kubeconfig(short_tmp, server.url).kubeconfig)}
+    return {"KUBECONFIG": str(kubeconfig(short_tmp, server.url).path)}
 
 
 def status(server: ApiServerStandIn) -> str:
-    found = server.condition("node-1", CONDITION)
+    found = server.condition("node-1", CONDITION_TYPE)
     return "" if found is None else f"{found['status']} {found['reason']}"
 
 
-async def test_with_credentials_the_cluster_follows_the_service_and_hears_of_the_end(
+async def test_plugin_with_credentials_writes_events_and_condition_until_it_stops(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     out = device(1, advertised=False, state="quarantined", refusal="Device sim-1 is quarantined.")
@@ -111,7 +111,7 @@ async def test_with_credentials_the_cluster_follows_the_service_and_hears_of_the
     assert status(server) == "Unknown PluginStopped"
 
 
-async def test_in_a_rolling_update_the_condition_is_never_unknown_and_keeps_its_transition_time(
+async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     async with (
@@ -121,7 +121,7 @@ async def test_in_a_rolling_update_the_condition_is_never_unknown_and_keeps_its_
     ):
         await kubelet.new_registration()
         await server.until(lambda: status(server) == "True AllInService")
-        before = server.condition("node-1", CONDITION)
+        before = server.condition("node-1", CONDITION_TYPE)
         async with plugin(short_tmp, credentials) as new:
             await new.says("cluster.standing-by")
             assert (await old.stops())[0] == 0
@@ -137,7 +137,7 @@ async def test_in_a_rolling_update_the_condition_is_never_unknown_and_keeps_its_
     ("cluster", "node", "reason"),
     [("off", "node-1", "--cluster off"), ("auto", "", "--node-name")],
 )
-async def test_where_it_is_not_wanted_nobody_is_asked_and_nothing_is_loaded(
+async def test_plugin_without_cluster_writes_sends_no_request_and_imports_no_client(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
 ) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, credentials, cluster, node) as it:
@@ -147,7 +147,7 @@ async def test_where_it_is_not_wanted_nobody_is_asked_and_nothing_is_loaded(
     assert server.asked == []
 
 
-async def test_credentials_in_the_environment_alone_make_the_plugin_write_to_no_cluster(
+async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SCRUBBER_"))}
@@ -169,7 +169,7 @@ async def test_credentials_in_the_environment_alone_make_the_plugin_write_to_no_
     assert server.asked == []
 
 
-async def test_without_credentials_there_is_one_line_and_silence(server: ApiServerStandIn, short_tmp: Path) -> None:
+async def test_missing_credentials_are_logged_once(server: ApiServerStandIn, short_tmp: Path) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
         assert (await running.says("cluster.untold"))["level"] == "info"
         await running.says("service.followed")
@@ -182,7 +182,7 @@ async def test_without_credentials_there_is_one_line_and_silence(server: ApiServ
     [HANG, Said(500, b"null"), Said(200, b"<html>"), Said(raw=b"\x00\xff" * 100), None],
     ids=["hangs", "500", "garbage", "no HTTP", "away"],
 )
-async def test_an_api_server_that_is_of_no_use_delays_nothing_of_the_kubelets(
+async def test_failing_api_server_delays_no_kubelet_call(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, said: Said | None
 ) -> None:
     if said is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 
 DEVICE = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True)
 
@@ -13,27 +13,27 @@ DEVICE = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED,
 async def test_the_first_snapshot_makes_the_first_version_even_of_an_empty_node() -> None:
     advertised = AdvertisedDevices()
     assert advertised.version == 0
-    await advertised.show((), "one")
+    await advertised.update((), "one")
     assert advertised.version == 1
 
 
-async def test_the_version_grows_only_when_something_that_is_sent_has_changed() -> None:
+async def test_version_of_the_list_grows_only_when_an_advertised_field_changes() -> None:
     advertised = AdvertisedDevices()
-    await advertised.show((DEVICE,), "one")
-    await advertised.show((replace(DEVICE, certified=True, scrubbing=True),), "two")
+    await advertised.update((DEVICE,), "one")
+    await advertised.update((replace(DEVICE, certified=True, scrubbing=True),), "two")
     assert advertised.version == 1
     assert advertised.epoch == "two"
     assert advertised.devices[0].certified
-    await advertised.show((replace(DEVICE, healthy=False),), "two")
+    await advertised.update((replace(DEVICE, healthy=False),), "two")
     assert advertised.version == 2
-    await advertised.show((replace(DEVICE, healthy=False, numa_node=1),), "two")
+    await advertised.update((replace(DEVICE, healthy=False, numa_node=1),), "two")
     assert advertised.version == 3
 
 
-async def test_everybody_who_waits_hears_of_a_change() -> None:
+async def test_all_waiting_readers_are_notified_of_a_change() -> None:
     advertised = AdvertisedDevices()
-    waiting = [asyncio.create_task(advertised.until(lambda: advertised.version > 0)) for _ in range(3)]
-    await advertised.show((DEVICE,), "one")
+    waiting = [asyncio.create_task(advertised.wait_until(lambda: advertised.version > 0)) for _ in range(3)]
+    await advertised.update((DEVICE,), "one")
     async with asyncio.timeout(5):
         await asyncio.gather(*waiting)
     assert advertised.find("gpu-0") == DEVICE

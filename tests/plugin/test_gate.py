@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from plugin.announcements import Announcements
-from plugin.devices import AdvertisedDevices
-from plugin.gate import ABSENT, OTHERWISE, Gate, GateTimes
-from plugin.logs import logger
+from plugin.gate import SERVICE_AWAY, WRONG_DEVICES, Gate, GateTimes
+from plugin.kubelet.devices import AdvertisedDevices
+from plugin.logs import create_logger
+from plugin.resource_mapping import ResourceMapping
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import (
-    Away,
-    Held,
+    DeviceBusy,
     InvalidRequest,
     LedgerFailure,
     NotReady,
     Quarantined,
     ScrubberError,
+    Unavailable,
 )
-from scrubber.domain.policy import LONGEST_HAND_OVER
+from scrubber.domain.policy import MAX_HAND_OVER_SECONDS
 from scrubber.ports.runtime import Span
 from tests.world.spans import Recorder, Told
 from tests.world.timeline import in_virtual_time
 
 GPU = "vendor.example/gpu"
 MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
-QUICK = GateTimes(absent=0.1, retry=0.01, reserve=0.1)
+QUICK = GateTimes(service_away=0.1, retry=0.01, reserve=0.1)
 UNTOLD: Span = Told("", {})
 """A span that nobody looks at."""
 Answer = Callable[[], Awaitable[None]]
@@ -78,10 +78,10 @@ class Service:
     def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
         raise AssertionError("the gate looks at the advertised")
 
-    async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
-        self.announced.append((resource, dict(offers)))
+    async def announce(self, resource: str, mapping: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
+        self.announced.append((resource, dict(mapping)))
         await self.announcement()
-        self.meanings = dict(offers)
+        self.meanings = dict(mapping)
         return pb.AnnounceResponse()
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
@@ -109,16 +109,16 @@ async def gate(
     service: Service, times: GateTimes = QUICK, epoch: str = "one", **more: Any
 ) -> tuple[Gate, AdvertisedDevices]:
     advertised = AdvertisedDevices()
-    await advertised.show((), epoch)
-    log = logger("json", "error")
-    announcements = Announcements(service, log=log)
-    await announcements.announce(GPU, MEANINGS, epoch)
+    await advertised.update((), epoch)
+    log = create_logger("json", "error")
+    announcements = ResourceMapping(service, log=log)
+    await announcements.publish(GPU, MEANINGS, epoch)
     clock = asyncio.get_running_loop().time
     return Gate(service, advertised, announcements, times=times, log=log, clock=clock, **more), advertised
 
 
 @in_virtual_time
-async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None:
+async def test_service_wait_is_shorter_than_the_kubelets_timeout() -> None:
     service = Service()
     keeper, _ = await gate(service)
     await keeper.hand_over(["a", "b"], GPU, 30.0, UNTOLD)
@@ -129,12 +129,14 @@ async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None
 
 
 def test_gate_waits_as_long_as_a_policy_may_allow() -> None:
-    assert GateTimes().hand_over == LONGEST_HAND_OVER
+    assert GateTimes().hand_over == MAX_HAND_OVER_SECONDS
 
 
 @pytest.mark.parametrize(("deadline", "most"), [(3.0, 2.5), (9.2e18, 25.0)])
 @in_virtual_time
-async def test_a_shorter_deadline_is_kept_and_none_is_no_longer_than_ours(deadline: float, most: float) -> None:
+async def test_shorter_deadline_of_the_kubelet_is_kept_and_a_missing_one_is_replaced(
+    deadline: float, most: float
+) -> None:
     service = Service()
     keeper, _ = await gate(service)
     await keeper.hand_over(["a"], GPU, deadline, UNTOLD)
@@ -142,18 +144,18 @@ async def test_a_shorter_deadline_is_kept_and_none_is_no_longer_than_ours(deadli
 
 
 @in_virtual_time
-async def test_an_absent_service_refuses_the_start_with_a_sentence_for_the_pod() -> None:
-    service = Service(answers=[refused(Away("nobody answers on /run/scrubber/plugin/plugin.sock"))])
+async def test_start_without_a_service_is_refused_with_a_public_message() -> None:
+    service = Service(answers=[refused(Unavailable("nobody answers on /run/scrubber/plugin/plugin.sock"))])
     keeper, _ = await gate(service)
-    with pytest.raises(Away, match="nobody answers") as caught:
+    with pytest.raises(Unavailable, match="nobody answers") as caught:
         await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert caught.value.public == ABSENT
+    assert caught.value.public_message == SERVICE_AWAY
     assert len(service.asked) > 1
 
 
 @in_virtual_time
-async def test_a_service_that_is_back_in_time_is_asked_again_and_the_start_goes_on() -> None:
-    away = refused(Away("restarting"))
+async def test_start_continues_when_the_service_returns_in_time() -> None:
+    away = refused(Unavailable("restarting"))
     service = Service(answers=[away, away, granted])
     keeper, _ = await gate(service)
     await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
@@ -161,14 +163,16 @@ async def test_a_service_that_is_back_in_time_is_asked_again_and_the_start_goes_
 
 
 @in_virtual_time
-async def test_a_service_that_dies_during_a_scrub_is_waited_for_anew() -> None:
+async def test_service_that_dies_during_a_scrub_is_waited_for_again() -> None:
     async def scrubbed_for_longer_than_an_absence_may_last() -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2 * QUICK.absent):
+            async with asyncio.timeout(2 * QUICK.service_away):
                 await forever()
-        raise Away("killed")
+        raise Unavailable("killed")
 
-    service = Service(answers=[scrubbed_for_longer_than_an_absence_may_last, refused(Away("not back yet")), granted])
+    service = Service(
+        answers=[scrubbed_for_longer_than_an_absence_may_last, refused(Unavailable("not back yet")), granted]
+    )
     keeper, _ = await gate(service)
     await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert len(service.asked) == 3
@@ -176,25 +180,25 @@ async def test_a_service_that_dies_during_a_scrub_is_waited_for_anew() -> None:
 
 
 @in_virtual_time
-async def test_a_service_that_comes_and_goes_cannot_keep_a_start_beyond_its_deadline() -> None:
-    service = Service(answers=[refused(Away("away"))])
-    keeper, _ = await gate(service, GateTimes(absent=60.0, retry=0.01))
-    with pytest.raises(Away) as caught:
+async def test_unstable_service_does_not_keep_a_start_beyond_its_deadline() -> None:
+    service = Service(answers=[refused(Unavailable("away"))])
+    keeper, _ = await gate(service, GateTimes(service_away=60.0, retry=0.01))
+    with pytest.raises(Unavailable) as caught:
         await keeper.hand_over(["a"], GPU, 0.12, UNTOLD)
-    assert caught.value.public == ABSENT
+    assert caught.value.public_message == SERVICE_AWAY
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        NotReady("scrub 7 is under way", public="Device a is being scrubbed (scrub 7)."),
-        Quarantined("double-bit errors", public="Device a is quarantined."),
-        Held("pid 7 of pod x/y holds it", public="Device a is still held."),
-        LedgerFailure("disk full", public="The scrub service cannot record hand-overs."),
+        NotReady("scrub 7 is under way", public_message="Device a is being scrubbed (scrub 7)."),
+        Quarantined("double-bit errors", public_message="Device a is quarantined."),
+        DeviceBusy("pid 7 of pod x/y holds it", public_message="Device a is still held."),
+        LedgerFailure("disk full", public_message="The scrub service cannot record hand-overs."),
     ],
 )
 @in_virtual_time
-async def test_what_the_service_refuses_is_refused_at_once_and_unchanged(error: ScrubberError) -> None:
+async def test_refusal_of_the_service_is_returned_at_once_and_unchanged(error: ScrubberError) -> None:
     service = Service(answers=[refused(error)])
     keeper, _ = await gate(service)
     with pytest.raises(type(error)) as caught:
@@ -204,7 +208,7 @@ async def test_what_the_service_refuses_is_refused_at_once_and_unchanged(error: 
 
 
 @in_virtual_time
-async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> None:
+async def test_start_cancelled_by_the_kubelet_stops_waiting() -> None:
     waiting, ended = asyncio.Event(), asyncio.Event()
 
     async def scrubbing() -> None:
@@ -223,7 +227,7 @@ async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> No
 
 
 @in_virtual_time
-async def test_an_allocation_that_the_service_was_told_of_is_not_unseen() -> None:
+async def test_reserved_allocation_is_not_reported_again_with_the_start() -> None:
     service = Service()
     keeper, _ = await gate(service)
     await keeper.reserve(["a"], GPU, UNTOLD)
@@ -231,9 +235,9 @@ async def test_an_allocation_that_the_service_was_told_of_is_not_unseen() -> Non
     assert service.asked[0].unseen == []
 
 
-@pytest.mark.parametrize("problem", [refused(Away("away")), refused(LedgerFailure("disk full")), forever])
+@pytest.mark.parametrize("problem", [refused(Unavailable("away")), refused(LedgerFailure("disk full")), forever])
 @in_virtual_time
-async def test_an_allocation_that_the_service_could_not_be_told_of_is_named_at_the_next_start_only(
+async def test_allocation_that_could_not_be_reserved_is_reported_with_the_next_start_only(
     problem: Answer,
 ) -> None:
     service = Service(reservation=problem)
@@ -246,8 +250,8 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_is_named_at_t
 
 
 @in_virtual_time
-async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> None:
-    service = Service(answers=[refused(NotReady("busy")), granted], reservation=refused(Away("away")))
+async def test_unreserved_allocation_is_reported_until_a_start_was_granted() -> None:
+    service = Service(answers=[refused(NotReady("busy")), granted], reservation=refused(Unavailable("away")))
     keeper, _ = await gate(service)
     await keeper.reserve(["a"], GPU, UNTOLD)
     with pytest.raises(NotReady):
@@ -257,18 +261,18 @@ async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> 
 
 
 @in_virtual_time
-async def test_what_one_run_of_the_service_was_told_the_next_one_has_not_seen() -> None:
+async def test_allocation_reserved_at_one_service_run_is_reported_to_the_next_run() -> None:
     service = Service()
     keeper, advertised = await gate(service, epoch="one")
     await keeper.reserve(["a"], GPU, UNTOLD)
-    await advertised.show((), "two")
+    await advertised.update((), "two")
     await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert service.asked[0].unseen == ["a"]
 
 
 @in_virtual_time
-async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
-    service = Service(reservation=refused(Away("away")))
+async def test_allocation_during_a_start_is_reported_with_the_next_start() -> None:
+    service = Service(reservation=refused(Unavailable("away")))
     keeper, _ = await gate(service)
 
     async def allocated_meanwhile() -> None:
@@ -283,7 +287,7 @@ async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
 
 @pytest.mark.parametrize("error", [InvalidRequest("no device is called a"), Quarantined("out of service")])
 @in_virtual_time
-async def test_only_what_no_retry_would_mend_refuses_an_allocation(error: ScrubberError) -> None:
+async def test_only_permanent_errors_refuse_an_allocation(error: ScrubberError) -> None:
     keeper, _ = await gate(Service(reservation=refused(error)))
     with pytest.raises(type(error)):
         await keeper.reserve(["a"], GPU, UNTOLD)
@@ -302,7 +306,7 @@ async def started(keeper: Gate, recorder: Recorder, *ids: str) -> None:
         await keeper.hand_over(ids, GPU, 30.0, span)
 
 
-def here(recorder: Recorder) -> Callable[[], str]:
+def trace_context(recorder: Recorder) -> Callable[[], str]:
     """A span is called by its number in the order of roots."""
     return lambda: f"span-{len(recorder.roots)}"
 
@@ -313,9 +317,9 @@ def follows(recorder: Recorder) -> list[object]:
 
 
 @in_virtual_time
-async def test_a_start_follows_the_allocation_of_its_devices_and_a_restart_follows_none() -> None:
+async def test_span_of_a_start_follows_the_allocation_of_its_devices_and_that_of_a_restart_follows_none() -> None:
     recorder = Recorder()
-    keeper, _ = await gate(Service(answers=[refused(NotReady("busy")), granted]), here=here(recorder))
+    keeper, _ = await gate(Service(answers=[refused(NotReady("busy")), granted]), trace_context=trace_context(recorder))
     await allocated(keeper, recorder, "a", "b")
     with pytest.raises(NotReady):
         await started(keeper, recorder, "a")
@@ -325,9 +329,9 @@ async def test_a_start_follows_the_allocation_of_its_devices_and_a_restart_follo
 
 
 @in_virtual_time
-async def test_a_start_of_devices_that_were_not_allocated_together_follows_nothing() -> None:
+async def test_span_of_a_start_of_devices_not_allocated_together_follows_none() -> None:
     recorder = Recorder()
-    keeper, _ = await gate(Service(), here=here(recorder))
+    keeper, _ = await gate(Service(), trace_context=trace_context(recorder))
     await allocated(keeper, recorder, "a")
     await allocated(keeper, recorder, "b")
     await started(keeper, recorder, "a", "b")
@@ -337,9 +341,9 @@ async def test_a_start_of_devices_that_were_not_allocated_together_follows_nothi
 
 
 @in_virtual_time
-async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> None:
+async def test_span_of_an_allocation_that_could_not_be_reserved_is_marked() -> None:
     recorder = Recorder()
-    keeper, _ = await gate(Service(reservation=refused(Away("away"))), here=here(recorder))
+    keeper, _ = await gate(Service(reservation=refused(Unavailable("away"))), trace_context=trace_context(recorder))
     await allocated(keeper, recorder, "a")
     assert recorder.roots[0].attributes["told"] is False
     assert recorder.roots[0].ended == ""
@@ -349,7 +353,7 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> 
 
 
 @in_virtual_time
-async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_are_of() -> None:
+async def test_service_is_called_with_the_kubelets_ids_and_their_resource() -> None:
     service = Service()
     keeper, _ = await gate(service)
     await keeper.reserve(["a"], GPU, UNTOLD)
@@ -359,8 +363,8 @@ async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_ar
 
 
 @in_virtual_time
-async def test_an_allocation_of_one_resource_is_none_of_anothers_id_of_the_same_name() -> None:
-    service = Service(reservation=refused(Away("away")))
+async def test_unreserved_allocation_of_one_resource_does_not_affect_the_same_id_of_another_resource() -> None:
+    service = Service(reservation=refused(Unavailable("away")))
     keeper, _ = await gate(service)
     await keeper.reserve(["0"], GPU, UNTOLD)
     await keeper.hand_over(["0"], "vendor.example/nic", 30.0, UNTOLD)
@@ -380,7 +384,7 @@ def unknown_until_told(service: Service) -> Answer:
 
 
 @in_virtual_time
-async def test_a_service_that_was_started_anew_is_told_again_before_an_allocation_fails_for_it() -> None:
+async def test_restarted_service_gets_the_resource_mapping_again_before_an_allocation_fails() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.reservation = unknown_until_told(service)
@@ -391,7 +395,7 @@ async def test_a_service_that_was_started_anew_is_told_again_before_an_allocatio
 
 
 @in_virtual_time
-async def test_a_service_that_was_started_anew_is_told_again_before_a_start_is_refused_for_it() -> None:
+async def test_restarted_service_gets_the_resource_mapping_again_before_a_start_is_refused() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.answers = [unknown_until_told(service)]
@@ -400,7 +404,7 @@ async def test_a_service_that_was_started_anew_is_told_again_before_a_start_is_r
 
 
 @in_virtual_time
-async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused() -> None:
+async def test_id_still_unknown_after_a_repeated_announcement_is_refused() -> None:
     service = Service(answers=[refused(InvalidRequest("There is no device a here."))])
     keeper, _ = await gate(service)
     with pytest.raises(InvalidRequest, match="no device a"):
@@ -409,7 +413,7 @@ async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused(
 
 
 @in_virtual_time
-async def test_a_start_is_let_through_for_the_devices_that_the_container_has_and_no_others() -> None:
+async def test_start_with_a_mismatched_device_is_repeated_after_a_new_announcement() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.meanings = {**MEANINGS, "a": "gpu-b"}
@@ -419,19 +423,19 @@ async def test_a_start_is_let_through_for_the_devices_that_the_container_has_and
 
 
 @in_virtual_time
-async def test_a_service_that_takes_an_id_for_another_device_whatever_it_is_told_lets_nobody_start() -> None:
+async def test_start_is_refused_if_the_service_keeps_resolving_an_id_to_another_device() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.meanings = {**MEANINGS, "a": "gpu-b"}
-    service.announcement = refused(Away("away"))
+    service.announcement = refused(Unavailable("away"))
     with pytest.raises(NotReady, match="takes the ids of these devices for others") as refusal:
         await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert refusal.value.public == OTHERWISE
+    assert refusal.value.public_message == WRONG_DEVICES
 
 
 @in_virtual_time
-async def test_what_the_service_could_not_be_told_of_a_list_it_is_told_before_it_is_asked() -> None:
-    service = Service(announcement=refused(Away("away")))
+async def test_failed_announcement_is_repeated_before_a_start_is_requested() -> None:
+    service = Service(announcement=refused(Unavailable("away")))
     keeper, _ = await gate(service)
     service.announcement = granted
     await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
@@ -439,7 +443,7 @@ async def test_what_the_service_could_not_be_told_of_a_list_it_is_told_before_it
 
 
 @in_virtual_time
-async def test_a_share_that_is_on_no_list_any_more_is_its_device() -> None:
+async def test_share_that_is_no_longer_listed_resolves_to_its_device() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.meanings["gpu-b::7"] = "gpu-b"

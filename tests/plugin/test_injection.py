@@ -79,7 +79,9 @@ def node(*devices: pb.SnapshotDevice, **facts: object) -> pb.Snapshot:
 TWO = node(seen(gpu(0)), seen(gpu(1)))
 
 
-async def test_gpus_are_advertised_as_nvidias_and_named_in_its_variable_by_default(short_tmp: Path) -> None:
+async def test_gpus_are_advertised_as_nvidia_com_gpu_and_named_in_nvidia_visible_devices_by_default(
+    short_tmp: Path,
+) -> None:
     async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", TWO), plugin(short_tmp):
         registered = await kubelet.new_registration()
         assert kubelet.requests[0].resource_name == "nvidia.com/gpu"
@@ -93,14 +95,14 @@ async def test_gpus_are_advertised_as_nvidias_and_named_in_its_variable_by_defau
         )
 
 
-async def test_simulated_devices_are_advertised_as_before(short_tmp: Path) -> None:
+async def test_simulated_devices_keep_their_resource_name(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp):
         registered = await kubelet.new_registration()
         assert kubelet.requests[0].resource_name == "scrubber.dev/gpu"
         assert len((await allocated(registered, "sim-0")).mounts) == 1
 
 
-async def test_the_command_line_wins_over_the_environment_and_that_over_the_file(short_tmp: Path) -> None:
+async def test_command_line_overrides_the_environment_and_the_environment_overrides_the_file(short_tmp: Path) -> None:
     (short_tmp / "config.yaml").write_text(
         "version: v1\nflags: {plugin: {passDeviceSpecs: true, deviceListStrategy: cdi-cri, deviceIDStrategy: uuid}}\n"
     )
@@ -123,7 +125,7 @@ async def test_the_command_line_wins_over_the_environment_and_that_over_the_file
 
 
 @pytest.mark.parametrize("strategy", ["cdi-cri", "cdi-annotations"])
-async def test_with_cdi_a_device_stands_in_the_file_before_it_is_advertised(short_tmp: Path, strategy: str) -> None:
+async def test_cdi_specification_lists_a_device_before_the_device_is_advertised(short_tmp: Path, strategy: str) -> None:
     install_driver(short_tmp / "driver", hook="nvidia-ctk")
     flags = ("--device-list-strategy", strategy, "--cdi-dir", str(short_tmp / "cdi"))
     places = ("--driver-root-ctr-path", str(short_tmp / "driver"))
@@ -144,7 +146,7 @@ async def test_with_cdi_a_device_stands_in_the_file_before_it_is_advertised(shor
         assert gpu(2).id in spec.read_text()
 
 
-async def test_with_cdi_and_no_driver_the_devices_are_listed_and_unhealthy(short_tmp: Path) -> None:
+async def test_devices_are_listed_as_unhealthy_if_the_cdi_strategy_finds_no_driver(short_tmp: Path) -> None:
     flags = ("--device-list-strategy", "cdi-cri", "--cdi-dir", str(short_tmp / "cdi"))
     places = ("--driver-root-ctr-path", str(short_tmp / "driver"))
     async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", TWO), plugin(short_tmp, *flags, *places):
@@ -154,7 +156,7 @@ async def test_with_cdi_and_no_driver_the_devices_are_listed_and_unhealthy(short
             await allocated(registered, gpu(0).id)
 
 
-async def test_a_cdi_directory_that_cannot_be_written_to_ends_it_with_one_sentence(short_tmp: Path) -> None:
+async def test_unwritable_cdi_directory_ends_the_plugin_with_one_error_message(short_tmp: Path) -> None:
     (short_tmp / "cdi").touch()
     async with plugin(short_tmp, "--device-list-strategy=cdi-cri", "--cdi-dir", str(short_tmp / "cdi")) as process:
         status, said = await ends(process)
@@ -162,7 +164,7 @@ async def test_a_cdi_directory_that_cannot_be_written_to_ends_it_with_one_senten
         assert said.startswith(f"Error: No CDI specification can be written in {short_tmp / 'cdi'}")
 
 
-async def test_mixed_registers_each_profile_when_its_first_instance_appears(short_tmp: Path) -> None:
+async def test_mixed_strategy_registers_each_profile_when_its_first_instance_appears(short_tmp: Path) -> None:
     async with (
         FakeKubelet(short_tmp) as kubelet,
         FakeService(short_tmp / "s", node(seen(gpu(0)))) as service,
@@ -187,7 +189,9 @@ async def test_mixed_registers_each_profile_when_its_first_instance_appears(shor
         assert not any(each.socket.exists() for each in kubelet.listed)
 
 
-async def test_single_on_a_node_of_two_kinds_ends_it_with_the_sentence(short_tmp: Path) -> None:
+async def test_single_strategy_on_a_node_with_two_kinds_of_devices_ends_the_plugin_with_an_error_message(
+    short_tmp: Path,
+) -> None:
     cut = node(seen(instance(0, 0)), seen(instance(1, 0, "3g.40gb")))
     async with (
         FakeKubelet(short_tmp) as kubelet,
@@ -200,7 +204,9 @@ async def test_single_on_a_node_of_two_kinds_ends_it_with_the_sentence(short_tmp
         assert kubelet.requests == []
 
 
-async def test_single_waits_for_a_node_of_one_kind_when_it_may_not_fail(short_tmp: Path) -> None:
+async def test_single_strategy_with_fail_on_init_error_off_waits_for_a_node_with_one_kind_of_devices(
+    short_tmp: Path,
+) -> None:
     cut = node(seen(instance(0, 0)), seen(instance(1, 0, "3g.40gb")))
     async with (
         FakeKubelet(short_tmp) as kubelet,
@@ -215,7 +221,7 @@ async def test_single_waits_for_a_node_of_one_kind_when_it_may_not_fail(short_tm
         assert registered.healthy == {instance(0, 0).id, instance(0, 1).id}
 
 
-async def test_a_policy_that_refuses_the_variable_keeps_gpus_out_until_another_way_is_chosen(short_tmp: Path) -> None:
+async def test_policy_that_forbids_envvar_withholds_gpus_until_another_strategy_is_chosen(short_tmp: Path) -> None:
     strict = node(seen(gpu(0)), device(0), envvar_refused=True)
     async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", strict):
         async with plugin(
@@ -232,7 +238,7 @@ async def test_a_policy_that_refuses_the_variable_keeps_gpus_out_until_another_w
             assert registered.healthy == {"sim-0", gpu(0).id}
 
 
-async def test_disabled_health_checks_are_answered_with_where_they_are_set_now(short_tmp: Path) -> None:
+async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setting(short_tmp: Path) -> None:
     async with plugin(short_tmp, DP_DISABLE_HEALTHCHECKS="48") as process:
         assert "xids: ignore in the policy" in (await says(process, "plugin.healthchecks-kept"))["sentence"]
 
@@ -249,7 +255,7 @@ async def test_disabled_health_checks_are_answered_with_where_they_are_set_now(s
         (("--gds-enabled", "--device-list-strategy", "cdi-cri"), "Error: gds: this is asked of NVIDIA's runtime"),
     ],
 )
-async def test_a_setting_that_cannot_work_is_one_sentence(
+async def test_invalid_option_ends_the_plugin_with_one_error_message(
     short_tmp: Path, flags: tuple[str, ...], sentence: str
 ) -> None:
     async with plugin(short_tmp, *flags) as process:

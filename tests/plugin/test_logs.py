@@ -9,18 +9,18 @@ import json
 import pytest
 
 from plugin.api import deviceplugin_pb2 as kubelet
-from plugin.logs import Reminder, about, logger
-from plugin.server import asked_for
-from scrubber.domain.errors import BadConfiguration
+from plugin.kubelet.server import call_fields
+from plugin.logs import WaitLogger, create_logger, log_context
+from scrubber.domain.errors import InvalidConfiguration
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_one_event_is_one_line_of_json_off_a_terminal() -> None:
+def test_log_event_is_one_json_line_if_the_output_is_no_terminal() -> None:
     stream = io.StringIO()
-    log = logger("auto", "info", stream)
+    log = create_logger("auto", "info", stream)
     log.debug("not.asked-for")
     log.warning("handover.refused", code="away", told="two\nlines")
     (line,) = lines(stream)
@@ -32,17 +32,17 @@ def test_one_event_is_one_line_of_json_off_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(("format_", "level"), [("xml", "info"), ("json", "loud")])
-def test_a_format_or_level_that_does_not_exist_is_refused(format_: str, level: str) -> None:
-    with pytest.raises(BadConfiguration, match="write one of"):
-        logger(format_, level)
+def test_unknown_log_format_or_level_is_refused(format_: str, level: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="write one of"):
+        create_logger(format_, level)
 
 
-async def test_what_a_call_asks_for_is_on_its_lines_and_on_no_other_call_s() -> None:
+async def test_log_lines_of_a_call_carry_its_resource_and_devices_and_other_lines_do_not() -> None:
     stream = io.StringIO()
-    log, both = logger("json", "info", stream), asyncio.Barrier(2)
+    log, both = create_logger("json", "info", stream), asyncio.Barrier(2)
 
     async def call(resource: str) -> None:
-        with about(resource=resource, devices=["sim-0"]):
+        with log_context(resource=resource, devices=["sim-0"]):
             await both.wait()
             log.info("allocation.granted", devices=["sim-0", "sim-1"])
         log.info("service.there")
@@ -72,25 +72,25 @@ async def test_what_a_call_asks_for_is_on_its_lines_and_on_no_other_call_s() -> 
         (kubelet.PreferredAllocationRequest(), None),
     ],
 )
-def test_what_a_call_asks_for_is_its_resource_and_its_devices(request_: object, devices: list[str] | None) -> None:
-    assert asked_for("Any", "a.b/c", request_) == {
+def test_call_fields_are_method_resource_and_devices(request_: object, devices: list[str] | None) -> None:
+    assert call_fields("Any", "a.b/c", request_) == {
         "method": "Any",
         "resource": "a.b/c",
         **({} if devices is None else {"devices": devices}),
     }
 
 
-def test_a_wait_is_said_once_then_at_intervals_and_its_end_once() -> None:
+def test_wait_is_logged_once_then_at_intervals_and_once_at_its_end() -> None:
     stream = io.StringIO()
     now = 0.0
-    reminder = Reminder(logger("json", "info", stream), every=30.0, clock=lambda: now)
-    reminder.over("kubelet.there")
+    reminder = WaitLogger(create_logger("json", "info", stream), every=30.0, clock=lambda: now)
+    reminder.log_ended("kubelet.there")
     for second in range(65):
         now = float(second)
-        reminder.waiting("kubelet.away", sentence="no socket")
-    reminder.waiting("kubelet.away", sentence="nobody answers")
-    reminder.over("kubelet.there")
-    reminder.over("kubelet.there")
+        reminder.log_waiting("kubelet.away", sentence="no socket")
+    reminder.log_waiting("kubelet.away", sentence="nobody answers")
+    reminder.log_ended("kubelet.there")
+    reminder.log_ended("kubelet.there")
     said = [(line["event"], line.get("sentence"), line["waited_seconds"]) for line in lines(stream)]
     assert said == [
         ("kubelet.away", "no socket", 0.0),

@@ -26,18 +26,25 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.api import pluginregistration_pb2 as registration
 from plugin.api import pluginregistration_pb2_grpc as registration_rpc
-from plugin.cluster.counting import Counted
-from plugin.cluster.errors import Busy, ClusterError, Denied, Exists, Later, Missing, Rejected
-from plugin.cluster.port import EventText, NodeSeen, Regarding
-from plugin.cluster.telling import ClusterTimes, Telling
-from plugin.cluster.view import AWAY
-from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
-from plugin.endpoint import Endpoint
+from plugin.cluster.errors import (
+    ApiBusy,
+    ApiConflict,
+    ApiForbidden,
+    ApiInvalidRequest,
+    ApiNotFound,
+    ApiUnavailable,
+    ClusterError,
+)
+from plugin.cluster.metrics import MeteredClusterApi
+from plugin.cluster.port import ClusterNode, EventContent, EventTarget
+from plugin.cluster.reporter import ClusterReporter, ClusterReporterTimes
+from plugin.cluster.view import SERVICE_AWAY_CONDITION
 from plugin.instance_lock import WriterLock
-from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
-from plugin.logs import logger
-from plugin.metrics import Metrics
-from plugin.server import DevicePlugin, Streams
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
+from plugin.kubelet.registration import KubeletPaths, Registrar, RegistrationMode, RegistrationTimes
+from plugin.kubelet.server import DevicePlugin, ListAndWatchStreams, PluginServer
+from plugin.logs import create_logger
+from plugin.metrics import PluginMetrics
 from scrubber.domain.errors import NotReady
 from tests.emulation import TinyPlugin
 from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
@@ -45,7 +52,14 @@ from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, alloc
 SIM = "scrubber.dev/gpu"
 VENDORS = "vendor.example/gpu"
 QUICK = RegistrationTimes(
-    poll=0.01, idle_poll=0.01, patience=0.1, visit=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
+    poll=0.01,
+    idle_poll=0.01,
+    watcher_fallback=0.1,
+    watcher_call=0.02,
+    stream=PATIENCE,
+    retry=0.02,
+    stable=60.0,
+    back_off=0.01,
 )
 
 
@@ -125,7 +139,7 @@ async def page_of(process: Process) -> Page:
     return Page((await said(process, "metrics.serving"))["address"])
 
 
-async def test_a_day_of_the_plugin_stands_on_its_page(short_tmp: Path) -> None:
+async def test_registration_start_refusal_and_outage_appear_on_the_metrics_page(short_tmp: Path) -> None:
     async def scrubbing(request: object) -> None:
         raise NotReady("It is being scrubbed.", code="scrubbing")
 
@@ -177,7 +191,7 @@ async def test_a_day_of_the_plugin_stands_on_its_page(short_tmp: Path) -> None:
             await shows(1, "scrubber_plugin_service_outages_total")
 
 
-async def test_a_start_that_the_kubelet_gave_up_is_cancelled_and_no_refusal(short_tmp: Path) -> None:
+async def test_start_cancelled_by_the_kubelet_is_counted_as_cancelled_and_not_as_a_refusal(short_tmp: Path) -> None:
     async def forever(request: object) -> None:
         await asyncio.Event().wait()
 
@@ -196,7 +210,7 @@ async def test_a_start_that_the_kubelet_gave_up_is_cancelled_and_no_refusal(shor
         await shows(0, "scrubber_plugin_gate_refusals_total", code="away")
 
 
-async def test_in_front_of_a_vendors_plugin_it_tells_the_same_of_the_vendors_resource(short_tmp: Path) -> None:
+async def test_plugin_in_front_of_a_vendors_plugin_counts_the_vendors_resource(short_tmp: Path) -> None:
     async with (
         FakeKubelet(short_tmp) as kubelet,
         FakeService(short_tmp / "s", snapshot(device(0), device(1, advertised=False))),
@@ -218,7 +232,7 @@ async def test_in_front_of_a_vendors_plugin_it_tells_the_same_of_the_vendors_res
             await vendor.stop()
 
 
-async def test_a_port_that_somebody_has_keeps_the_plugin_from_starting_with_a_sentence(short_tmp: Path) -> None:
+async def test_metrics_port_in_use_ends_the_plugin_with_an_error_message(short_tmp: Path) -> None:
     async with (
         FakeKubelet(short_tmp) as kubelet,
         FakeService(short_tmp / "s", snapshot(device(0))),
@@ -252,7 +266,7 @@ class Told:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, dict)
+        self.metrics = PluginMetrics(self.registry, dict)
 
     def __call__(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -265,15 +279,15 @@ class Told:
 
 
 @asynccontextmanager
-async def registrar(directory: Path, mode: Registration, times: RegistrationTimes = QUICK) -> AsyncIterator[Told]:
+async def registrar(directory: Path, mode: RegistrationMode, times: RegistrationTimes = QUICK) -> AsyncIterator[Told]:
     advertised, told, tokens = AdvertisedDevices(), Told(), itertools.count()
-    await advertised.show(
+    await advertised.update(
         (AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True),), "one"
     )
-    log = logger("json", "error")
+    log = create_logger("json", "error")
     task = asyncio.create_task(
         Registrar(
-            KubeletPlaces(directory, SIM),
+            KubeletPaths(directory, SIM),
             mode,
             plugin=lambda streams: DevicePlugin(SIM, advertised, OpenGate(), streams=streams, log=log),
             advertised=advertised,
@@ -293,11 +307,11 @@ def some(value: float) -> bool:
     return value >= 1
 
 
-async def test_a_kubelet_that_refuses_and_one_that_is_not_there_are_two_things(short_tmp: Path) -> None:
+async def test_refused_and_failed_registrations_are_counted_separately(short_tmp: Path) -> None:
     attempts = "scrubber_plugin_registrations_total"
     kubelet = FakeKubelet(short_tmp)
     kubelet.refuse_with = "no such version"
-    async with kubelet, registrar(short_tmp, Registration.CLASSIC) as told:
+    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as told:
         await told.shows(some, attempts, resource=SIM, way="classic", outcome="refused")
         assert told(attempts, resource=SIM, way="classic", outcome="failed") == 0
         assert told("scrubber_plugin_registered", resource=SIM) == 0
@@ -306,7 +320,7 @@ async def test_a_kubelet_that_refuses_and_one_that_is_not_there_are_two_things(s
     dead = short_tmp / "dead"
     (dead / "device-plugins").mkdir(parents=True)
     leave_a_dead_socket(dead / "device-plugins" / "kubelet.sock")
-    async with registrar(dead, Registration.CLASSIC) as told:
+    async with registrar(dead, RegistrationMode.CLASSIC) as told:
         await told.shows(some, attempts, resource=SIM, way="classic", outcome="failed")
         assert told(attempts, resource=SIM, way="classic", outcome="refused") == 0
 
@@ -317,10 +331,10 @@ def leave_a_dead_socket(path: Path) -> None:
         one.bind(str(path))
 
 
-async def test_the_watchers_word_is_counted_as_what_it_says(short_tmp: Path) -> None:
+async def test_registration_through_the_plugin_watcher_is_counted_by_its_result(short_tmp: Path) -> None:
     attempts = "scrubber_plugin_registrations_total"
     kubelet = FakeKubelet(short_tmp)
-    async with kubelet, registrar(short_tmp, Registration.WATCHER) as told:
+    async with kubelet, registrar(short_tmp, RegistrationMode.WATCHER) as told:
 
         async def there() -> bool:
             return any(kubelet.registry.glob("*.sock"))
@@ -340,10 +354,10 @@ async def test_the_watchers_word_is_counted_as_what_it_says(short_tmp: Path) -> 
         assert told("scrubber_plugin_registered", resource=SIM) == 1
 
 
-async def test_why_a_registration_is_over_is_counted(short_tmp: Path) -> None:
+async def test_ends_of_registrations_are_counted_by_reason(short_tmp: Path) -> None:
     ends = "scrubber_plugin_registration_ends_total"
     kubelet = FakeKubelet(short_tmp)
-    async with kubelet, registrar(short_tmp, Registration.CLASSIC) as told:
+    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as told:
         first = await kubelet.new_registration()
         await told.shows(lambda value: value == 1, "scrubber_plugin_registered", resource=SIM)
         first.socket.unlink()
@@ -356,21 +370,21 @@ async def test_why_a_registration_is_over_is_counted(short_tmp: Path) -> None:
         await told.shows(lambda value: value == 0, "scrubber_plugin_registered", resource=SIM)
 
 
-async def test_a_kubelet_that_takes_us_and_opens_no_stream_is_counted(short_tmp: Path) -> None:
+async def test_registration_without_a_stream_is_counted(short_tmp: Path) -> None:
     class Deaf(FakeKubelet):
         async def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:
             return api.Empty()
 
     ends = "scrubber_plugin_registration_ends_total"
-    async with Deaf(short_tmp), registrar(short_tmp, Registration.CLASSIC, replace(QUICK, stream=0.02)) as told:
+    async with Deaf(short_tmp), registrar(short_tmp, RegistrationMode.CLASSIC, replace(QUICK, stream=0.02)) as told:
         await told.shows(some, ends, resource=SIM, why="no-stream")
         assert told("scrubber_plugin_registered", resource=SIM) == 0
 
 
-async def test_a_kubelet_that_does_not_come_is_counted_before_the_other_way_is_taken(short_tmp: Path) -> None:
+async def test_missing_watcher_visit_is_counted_before_the_classic_registration(short_tmp: Path) -> None:
     ends, attempts = "scrubber_plugin_registration_ends_total", "scrubber_plugin_registrations_total"
     (short_tmp / "plugins_registry").mkdir()
-    async with registrar(short_tmp, Registration.AUTO, replace(QUICK, patience=0.0)) as told:
+    async with registrar(short_tmp, RegistrationMode.AUTO, replace(QUICK, watcher_fallback=0.0)) as told:
         await until(lambda: _any_socket(short_tmp / "plugins_registry"))
         async with FakeKubelet(short_tmp):
             await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
@@ -381,14 +395,14 @@ async def _any_socket(directory: Path) -> bool:
     return any(directory.glob("*.sock"))
 
 
-async def test_a_call_that_is_not_served_here_makes_no_series(short_tmp: Path) -> None:
+async def test_unimplemented_method_creates_no_series(short_tmp: Path) -> None:
     told, advertised = Told(), AdvertisedDevices()
-    streams = Streams(advertised)
-    log = logger("json", "error")
+    streams = ListAndWatchStreams(advertised)
+    log = create_logger("json", "error")
     servicer = DevicePlugin(SIM, advertised, OpenGate(), streams=streams, log=log)
     path = short_tmp / "own.sock"
     async with (
-        Endpoint(path, plugin=servicer, streams=streams, observer=told.metrics),
+        PluginServer(path, plugin=servicer, streams=streams, observer=told.metrics),
         grpc.aio.insecure_channel(f"unix:{path}") as channel,
     ):
         for name in ("/v1beta1.DevicePlugin/Steal", "/elsewhere.Service/Allocate"):
@@ -408,8 +422,8 @@ async def test_a_call_that_is_not_served_here_makes_no_series(short_tmp: Path) -
 
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
-NODE = NodeSeen(status=None, since=None, labels={})
-EVENT = EventText("one", Regarding("Pod", "p", "uid", "team-a"), "GpuNotHandedOver", "It waits.", warning=True)
+NODE = ClusterNode(status=None, transition_time=None, labels={})
+EVENT = EventContent("one", EventTarget("Pod", "p", "uid", "team-a"), "GpuNotHandedOver", "It waits.", is_warning=True)
 
 
 class Answering:
@@ -419,13 +433,13 @@ class Answering:
         self.error = error
         self.closed = False
 
-    async def node(self) -> NodeSeen:
+    async def get_node(self) -> ClusterNode:
         return NODE
 
-    async def show_condition(self, condition: object, *, since: datetime, now: datetime) -> NodeSeen:
+    async def patch_condition(self, condition: object, *, since: datetime, now: datetime) -> ClusterNode:
         return self._answer(NODE)
 
-    async def show_labels(self, labels: object) -> None:
+    async def patch_labels(self, labels: object) -> None:
         self._answer(NODE)
 
     async def create_event(self, event: object, now: datetime) -> None:
@@ -435,24 +449,24 @@ class Answering:
         self._answer(NODE)
         return 3
 
-    async def evict(self, namespace: str, pod: str, uid: str) -> None:
+    async def evict_pod(self, namespace: str, pod: str, uid: str) -> None:
         self._answer(NODE)
 
     async def close(self) -> None:
         self.closed = True
 
-    def _answer(self, answer: NodeSeen) -> NodeSeen:
+    def _answer(self, answer: ClusterNode) -> ClusterNode:
         if self.error is not None:
             raise self.error
         return answer
 
 
-WRITES: dict[str, Callable[[Counted], Any]] = {
-    "condition": lambda cluster: cluster.show_condition(AWAY, since=NOON, now=NOON),
-    "label": lambda cluster: cluster.show_labels({"a": "b"}),
+WRITES: dict[str, Callable[[MeteredClusterApi], Any]] = {
+    "condition": lambda cluster: cluster.patch_condition(SERVICE_AWAY_CONDITION, since=NOON, now=NOON),
+    "label": lambda cluster: cluster.patch_labels({"a": "b"}),
     "event": lambda cluster: cluster.create_event(EVENT, NOON),
     "event again": lambda cluster: cluster.repeat_event(EVENT, NOON, 2),
-    "eviction": lambda cluster: cluster.evict("team-a", "p", "uid"),
+    "eviction": lambda cluster: cluster.evict_pod("team-a", "p", "uid"),
 }
 
 
@@ -463,67 +477,71 @@ def written(told: Told, what: str) -> tuple[float | None, float | None]:
 
 
 @pytest.mark.parametrize("what", WRITES)
-async def test_what_the_api_server_takes_is_counted_as_what_it_is(what: str) -> None:
+async def test_successful_cluster_write_is_counted_by_kind(what: str) -> None:
     told, cluster = Told(), Answering()
-    await WRITES[what](Counted(cluster, told.metrics))
+    await WRITES[what](MeteredClusterApi(cluster, told.metrics))
     assert written(told, what.partition(" ")[0]) == (1, 0)
 
 
 @pytest.mark.parametrize("what", WRITES)
-@pytest.mark.parametrize("error", [Later("away"), Busy("later"), Denied("no"), Rejected("what")], ids=repr)
-async def test_what_it_does_not_take_is_counted_and_said_on(what: str, error: ClusterError) -> None:
+@pytest.mark.parametrize(
+    "error", [ApiUnavailable("away"), ApiBusy("later"), ApiForbidden("no"), ApiInvalidRequest("what")], ids=repr
+)
+async def test_failed_cluster_write_is_counted_and_raised(what: str, error: ClusterError) -> None:
     told = Told()
     with pytest.raises(type(error)):
-        await WRITES[what](Counted(Answering(error), told.metrics))
+        await WRITES[what](MeteredClusterApi(Answering(error), told.metrics))
     assert written(told, what.partition(" ")[0]) == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("what", "error", "failed"),
     [
-        ("event", Exists("there"), 0),
-        ("event", Missing("no namespace"), 1),
-        ("event again", Missing("gone"), 0),
-        ("eviction", Missing("gone"), 0),
-        ("eviction", Exists("another pod"), 0),
-        ("condition", Missing("no node"), 1),
-        ("label", Missing("no node"), 1),
+        ("event", ApiConflict("there"), 0),
+        ("event", ApiNotFound("no namespace"), 1),
+        ("event again", ApiNotFound("gone"), 0),
+        ("eviction", ApiNotFound("gone"), 0),
+        ("eviction", ApiConflict("another pod"), 0),
+        ("condition", ApiNotFound("no node"), 1),
+        ("label", ApiNotFound("no node"), 1),
         ("eviction", asyncio.CancelledError(), 0),
     ],
 )
-async def test_an_answer_about_the_object_is_neither(what: str, error: BaseException, failed: int) -> None:
+async def test_conflict_or_missing_object_is_never_counted_as_a_success_and_not_always_as_a_failure(
+    what: str, error: BaseException, failed: int
+) -> None:
     told = Told()
     with pytest.raises(type(error)):
-        await WRITES[what](Counted(Answering(error), told.metrics))
+        await WRITES[what](MeteredClusterApi(Answering(error), told.metrics))
     assert written(told, what.partition(" ")[0]) == (0, failed)
 
 
-async def test_whoever_tells_the_cluster_has_its_writes_counted(tmp_path: Path) -> None:
+async def test_writes_of_the_cluster_reporter_are_counted(tmp_path: Path) -> None:
     told = Told()
-    telling = Telling(
+    telling = ClusterReporter(
         Answering,
         "node-1",
-        times=ClusterTimes(settle=PATIENCE),
+        times=ClusterReporterTimes(first_snapshot=PATIENCE),
         lock=WriterLock(tmp_path),
-        log=logger("json", "error"),
+        log=create_logger("json", "error"),
         clock=time.monotonic,
-        wall=time.time,
-        spread=lambda: 0.5,
+        wall_clock=time.time,
+        jitter=lambda: 0.5,
         observer=told.metrics,
     )
     telling.start()
     try:
-        telling.heard(snapshot(device(0)))
+        telling.on_snapshot(snapshot(device(0)))
         for what in ("condition", "label"):
             await told.shows(some, "scrubber_plugin_cluster_writes_total", what=what, outcome="ok")
     finally:
         await telling.stop()
 
 
-async def test_what_is_only_asked_is_no_write_and_the_end_is_passed_on() -> None:
+async def test_cluster_read_is_not_counted_and_close_is_passed_on() -> None:
     told, cluster = Told(), Answering()
-    counted = Counted(cluster, told.metrics)
-    assert await counted.node() is NODE
+    counted = MeteredClusterApi(cluster, told.metrics)
+    assert await counted.get_node() is NODE
     await counted.close()
     assert cluster.closed
     assert all(written(told, what) == (0, 0) for what in ("event", "condition", "label", "eviction"))

@@ -8,20 +8,20 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from plugin.driverfiles import DriverRoot, Hook
-from plugin.injection import Feature, IdStrategy, ListStrategy
-from plugin.nvidia_config import (
-    NvidiaSettings,
-    Written,
-    from_words,
+from plugin.kubelet.resources import MigStrategy
+from plugin.kubelet.shares import SharePreference, TimeSlicing
+from plugin.nvidia.driver_files import CdiHook, DriverRoot
+from plugin.nvidia.injection import Feature, IdStrategy, ListStrategy
+from plugin.nvidia.settings import (
+    NvidiaOptions,
+    NvidiaPluginSettings,
     health_check_warning,
     index_warning,
-    read_config,
-    settle,
+    options_from_flags,
+    read_config_file,
+    resolve_settings,
 )
-from plugin.resources import MigStrategy
-from plugin.shares import Preference, Sharing
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 from tests.gpus import install_driver
 
 WHOLE = """\
@@ -76,40 +76,40 @@ def config(directory: Path, text: str) -> Path:
 
 
 def refusal(directory: Path, text: str) -> str:
-    with pytest.raises(BadConfiguration) as caught:
-        read_config(config(directory, text))
+    with pytest.raises(InvalidConfiguration) as caught:
+        read_config_file(config(directory, text))
     return str(caught.value).replace(str(directory), "DIR")
 
 
-def test_a_whole_file_is_read(tmp_path: Path) -> None:
-    assert read_config(config(tmp_path, WHOLE)) == Written(
+def test_complete_nvidia_configuration_file_is_read(tmp_path: Path) -> None:
+    assert read_config_file(config(tmp_path, WHOLE)) == NvidiaOptions(
         list_strategies=(ListStrategy.VOLUME_MOUNTS, ListStrategy.CDI_CRI),
         ids=IdStrategy.INDEX,
         pass_device_specs=True,
         driver_root=PurePosixPath("/run/nvidia/driver"),
         dev_root=PurePosixPath("/"),
-        driver_root_seen=Path("/seen"),
+        driver_root_ctr_path=Path("/seen"),
         mig=MigStrategy.MIXED,
         annotation_prefix="cdi.example.com/",
         hook="/usr/local/bin/nvidia-ctk",
         fail_on_init_error=False,
         gds=True,
-        sharing=Sharing(
+        sharing=TimeSlicing(
             {"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb.me": 2},
-            renamed=True,
-            one_each=True,
-            preference=Preference.PACKED,
+            use_shared_suffix=True,
+            single_share_only=True,
+            preference=SharePreference.PACKED,
         ),
     )
 
 
-def test_every_setting_of_the_file_is_one_that_can_be_written_elsewhere(tmp_path: Path) -> None:
-    written = read_config(config(tmp_path, WHOLE))
-    unset = {each.name for each in dataclasses.fields(Written) if getattr(written, each.name) is None}
+def test_every_setting_of_the_nvidia_configuration_file_has_an_option(tmp_path: Path) -> None:
+    written = read_config_file(config(tmp_path, WHOLE))
+    unset = {each.name for each in dataclasses.fields(NvidiaOptions) if getattr(written, each.name) is None}
     assert unset == {"gdrcopy", "mofed"}
 
 
-def test_the_example_of_nvidias_documentation_means_the_defaults(tmp_path: Path) -> None:
+def test_example_of_nvidias_documentation_gives_the_defaults(tmp_path: Path) -> None:
     path = config(
         tmp_path,
         """\
@@ -125,27 +125,31 @@ flags:
 """,
     )
     nowhere = tmp_path / "nowhere"
-    assert settle(Written(), path, mounted_root=nowhere) == settle(Written(), mounted_root=nowhere) == NvidiaSettings()
+    assert (
+        resolve_settings(NvidiaOptions(), path, mounted_root=nowhere)
+        == resolve_settings(NvidiaOptions(), mounted_root=nowhere)
+        == NvidiaPluginSettings()
+    )
 
 
-def test_json_is_read_too(tmp_path: Path) -> None:
-    assert read_config(config(tmp_path, '{"version": "v1", "flags": {"migStrategy": "single"}}')) == Written(
+def test_nvidia_configuration_file_may_be_json(tmp_path: Path) -> None:
+    assert read_config_file(config(tmp_path, '{"version": "v1", "flags": {"migStrategy": "single"}}')) == NvidiaOptions(
         mig=MigStrategy.SINGLE
     )
 
 
-def test_flags_and_variables_win_over_the_file_one_setting_at_a_time(tmp_path: Path) -> None:
+def test_flags_and_variables_override_single_settings_of_the_file(tmp_path: Path) -> None:
     path = config(tmp_path, "flags: {migStrategy: mixed, failOnInitError: true, plugin: {deviceIDStrategy: index}}")
-    settings = settle(from_words(mig="single", fail_on_init_error=False), path)
+    settings = resolve_settings(options_from_flags(mig="single", fail_on_init_error=False), path)
     assert settings.mig is MigStrategy.SINGLE
     assert not settings.fail_on_init_error
     assert settings.injection.ids is IdStrategy.INDEX
 
 
-def test_false_that_is_written_wins_over_true_in_the_file(tmp_path: Path) -> None:
+def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
     path = config(tmp_path, "flags: {plugin: {passDeviceSpecs: true}}")
-    assert settle(Written(), path).injection.pass_device_specs
-    assert not settle(from_words(pass_device_specs=False), path).injection.pass_device_specs
+    assert resolve_settings(NvidiaOptions(), path).injection.pass_device_specs
+    assert not resolve_settings(options_from_flags(pass_device_specs=False), path).injection.pass_device_specs
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ def test_false_that_is_written_wins_over_true_in_the_file(tmp_path: Path) -> Non
         ("flags: {", "DIR/config.yaml:"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_unsupported_setting_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     assert refusal(tmp_path, text).startswith(sentence)
 
 
@@ -243,32 +247,37 @@ SLICED = "sharing:\n  timeSlicing:\n    resources:\n"
         ("    - gpu", "4: sharing.timeSlicing.resources.0 must be a section of keys and values."),
     ],
 )
-def test_what_cannot_be_shared_as_written_is_refused_with_its_line(tmp_path: Path, entries: str, sentence: str) -> None:
+def test_unsupported_sharing_entry_is_refused_with_its_line(tmp_path: Path, entries: str, sentence: str) -> None:
     assert refusal(tmp_path, SLICED + entries).startswith(f"DIR/config.yaml:{sentence}")
 
 
-def test_nothing_is_shared_where_nothing_is_written(tmp_path: Path) -> None:
+def test_no_device_is_shared_without_a_sharing_entry(tmp_path: Path) -> None:
     for text in ("version: v1", "sharing: {}", "sharing: {timeSlicing: {renameByDefault: true, resources: []}}"):
-        assert settle(Written(), config(tmp_path, text), mounted_root=tmp_path / "no").sharing == Sharing()
+        assert (
+            resolve_settings(NvidiaOptions(), config(tmp_path, text), mounted_root=tmp_path / "no").sharing
+            == TimeSlicing()
+        )
 
 
-def test_the_devices_of_a_simulated_node_are_shared_by_their_resources_name(tmp_path: Path) -> None:
+def test_simulated_devices_are_shared_by_their_resource_name(tmp_path: Path) -> None:
     path = config(tmp_path, SLICED + "    - {name: scrubber.dev/gpu, replicas: 4}")
-    assert settle(Written(), path).sharing == Sharing({"scrubber.dev/gpu": 4})
+    assert resolve_settings(NvidiaOptions(), path).sharing == TimeSlicing({"scrubber.dev/gpu": 4})
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match=r"--config-file .*/no.yaml cannot be read: No such file or directory\."):
-        settle(Written(), tmp_path / "no.yaml")
+def test_missing_configuration_file_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidConfiguration, match=r"--config-file .*/no.yaml cannot be read: No such file or directory\."
+    ):
+        resolve_settings(NvidiaOptions(), tmp_path / "no.yaml")
 
 
-def test_a_pipe_or_a_path_that_no_file_can_have_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_configuration_file_that_is_no_regular_file_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(BadConfiguration, match="NVIDIA's configuration is a regular file"):
-            settle(Written(), path)
-    with pytest.raises(BadConfiguration, match="cannot be read"):
-        settle(Written(), Path("a\0b"))
+        with pytest.raises(InvalidConfiguration, match="NVIDIA's configuration is a regular file"):
+            resolve_settings(NvidiaOptions(), path)
+    with pytest.raises(InvalidConfiguration, match="cannot be read"):
+        resolve_settings(NvidiaOptions(), Path("a\0b"))
 
 
 @pytest.mark.parametrize(
@@ -277,59 +286,68 @@ def test_a_pipe_or_a_path_that_no_file_can_have_keeps_nobody_waiting(tmp_path: P
         ({"strategies": ["envvar,cd"]}, '--device-list-strategy: "cd" is no way to pass devices'),
         ({"driver_root": "driver"}, '--nvidia-driver-root: "driver" is no place on the host'),
         ({"dev_root": "dev"}, '--nvidia-dev-root: "dev" is no place on the host'),
-        ({"driver_root_seen": "x"}, '--driver-root-ctr-path: "x" is no place on the host'),
+        ({"driver_root_ctr_path": "x"}, '--driver-root-ctr-path: "x" is no place on the host'),
         ({"hook": "nvidia-ctk"}, '--nvidia-cdi-hook-path: "nvidia-ctk" is no place on the host'),
     ],
 )
-def test_a_flag_that_cannot_work_is_refused_by_its_name(words: dict[str, object], sentence: str) -> None:
-    with pytest.raises(BadConfiguration, match=sentence):
-        from_words(**words)  # type: ignore[arg-type]
+def test_invalid_flag_is_refused_by_name(words: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=sentence):
+        options_from_flags(**words)  # type: ignore[arg-type]
 
 
-def test_an_empty_text_is_not_written() -> None:
-    empty = from_words(strategies=[], driver_root="", dev_root="", driver_root_seen="", annotation_prefix="", hook="")
-    assert empty == Written()
+def test_empty_flag_counts_as_unset() -> None:
+    empty = options_from_flags(
+        strategies=[], driver_root="", dev_root="", driver_root_ctr_path="", annotation_prefix="", hook=""
+    )
+    assert empty == NvidiaOptions()
 
 
-def test_device_nodes_are_below_the_drivers_root_unless_another_is_named() -> None:
+def test_device_nodes_are_below_the_driver_root_unless_a_dev_root_is_given() -> None:
     driver = "/run/nvidia/driver"
-    assert settle(from_words(driver_root=driver)).injection.dev_root == PurePosixPath(driver)
-    assert settle(from_words(driver_root=driver, dev_root="/")).injection.dev_root == PurePosixPath("/")
+    assert resolve_settings(options_from_flags(driver_root=driver)).injection.dev_root == PurePosixPath(driver)
+    assert resolve_settings(options_from_flags(driver_root=driver, dev_root="/")).injection.dev_root == PurePosixPath(
+        "/"
+    )
 
 
-def test_the_drivers_root_is_seen_where_nvidias_manifests_mount_it(tmp_path: Path) -> None:
-    words = from_words(driver_root="/run/nvidia/driver")
+def test_driver_root_is_read_at_the_mount_point_of_nvidias_manifests(tmp_path: Path) -> None:
+    words = options_from_flags(driver_root="/run/nvidia/driver")
     host = PurePosixPath("/run/nvidia/driver")
-    assert settle(words, mounted_root=tmp_path).root == DriverRoot(host, tmp_path)
-    assert settle(words, mounted_root=tmp_path / "no").root == DriverRoot(host, Path("/run/nvidia/driver"))
-    told = from_words(driver_root="/run/nvidia/driver", driver_root_seen="/elsewhere")
-    assert settle(told, mounted_root=tmp_path).root == DriverRoot(host, Path("/elsewhere"))
+    assert resolve_settings(words, mounted_root=tmp_path).root == DriverRoot(host, tmp_path)
+    assert resolve_settings(words, mounted_root=tmp_path / "no").root == DriverRoot(host, Path("/run/nvidia/driver"))
+    told = options_from_flags(driver_root="/run/nvidia/driver", driver_root_ctr_path="/elsewhere")
+    assert resolve_settings(told, mounted_root=tmp_path).root == DriverRoot(host, Path("/elsewhere"))
 
 
 @pytest.mark.parametrize("name", ["nvidia-cdi-hook", "nvidia-ctk"])
-def test_the_hook_program_is_found_on_the_host_and_looked_for_only_with_cdi(tmp_path: Path, name: str) -> None:
+def test_cdi_hook_program_is_searched_on_the_host_and_only_with_a_cdi_strategy(tmp_path: Path, name: str) -> None:
     install_driver(tmp_path, hook=name)
-    cdi = from_words(strategies=["cdi-cri"])
-    assert settle(cdi, mounted_root=tmp_path).hook == Hook(f"/usr/bin/{name}")
-    assert settle(Written(), mounted_root=tmp_path).hook is None
-    assert settle(dataclasses.replace(cdi, hook="/opt/nvidia-ctk"), mounted_root=tmp_path).hook == Hook(
+    cdi = options_from_flags(strategies=["cdi-cri"])
+    assert resolve_settings(cdi, mounted_root=tmp_path).hook == CdiHook(f"/usr/bin/{name}")
+    assert resolve_settings(NvidiaOptions(), mounted_root=tmp_path).hook is None
+    assert resolve_settings(dataclasses.replace(cdi, hook="/opt/nvidia-ctk"), mounted_root=tmp_path).hook == CdiHook(
         "/opt/nvidia-ctk"
     )
-    assert settle(dataclasses.replace(cdi, driver_root=PurePosixPath("/d")), mounted_root=tmp_path).hook is None
+    assert (
+        resolve_settings(dataclasses.replace(cdi, driver_root=PurePosixPath("/d")), mounted_root=tmp_path).hook is None
+    )
 
 
-def test_features_are_the_flags_of_nvidias_runtime() -> None:
-    asked = from_words(features={Feature.GDS: True, Feature.MOFED: False, Feature.GDRCOPY: None})
-    assert settle(asked).injection.features == {Feature.GDS}
+def test_enabled_features_are_passed_to_nvidias_runtime() -> None:
+    asked = options_from_flags(features={Feature.GDS: True, Feature.MOFED: False, Feature.GDRCOPY: None})
+    assert resolve_settings(asked).injection.features == {Feature.GDS}
 
 
-def test_indices_that_a_runtime_counts_by_itself_are_warned_of() -> None:
+def test_index_strategy_is_warned_about_where_a_runtime_numbers_devices_by_itself() -> None:
     for strategies, warned in ((["envvar"], True), (["volume-mounts", "cdi-cri"], True), (["cdi-cri"], False)):
-        assert bool(index_warning(settle(from_words(strategies=strategies, ids="index")).injection)) is warned
-        assert index_warning(settle(from_words(strategies=strategies)).injection) == ""
+        assert (
+            bool(index_warning(resolve_settings(options_from_flags(strategies=strategies, ids="index")).injection))
+            is warned
+        )
+        assert index_warning(resolve_settings(options_from_flags(strategies=strategies)).injection) == ""
 
 
-def test_disabled_health_checks_are_not_passed_over_in_silence() -> None:
+def test_disabled_health_checks_are_answered_with_a_warning() -> None:
     assert health_check_warning("") == ""
     for value in ("all", "xids", "48,79"):
         warning = health_check_warning(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plugin.main import PluginSettings, run
-from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration
 from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, device, snapshot, start
 
 
@@ -57,7 +57,7 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
             await process.wait()
 
 
-async def test_it_waits_for_the_service_then_for_the_kubelet_and_then_works(short_tmp: Path) -> None:
+async def test_plugin_waits_for_the_service_then_for_the_kubelet_and_then_serves(short_tmp: Path) -> None:
     async with plugin(short_tmp, "--registration", "classic") as running:
         await running.says("service.away")
         async with FakeService(short_tmp / "s", snapshot(device(0))) as service:
@@ -70,7 +70,7 @@ async def test_it_waits_for_the_service_then_for_the_kubelet_and_then_works(shor
                 assert [list(asked.device_ids) for asked in service.asked] == [["sim-0"]]
 
 
-async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp: Path) -> None:
+async def test_plugin_does_not_register_before_the_first_snapshot(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet, plugin(short_tmp, "--registration", "classic") as running:
         await running.says("service.away")
         assert kubelet.requests == []
@@ -82,10 +82,10 @@ async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp
 NOT_NEEDED = {
     *("lightkube", "opentelemetry", "prometheus_client", "pydantic", "rich.console", "wsgiref", "yaml"),
     *(
-        "plugin.cdi",
-        "plugin.cluster.telling",
+        "plugin.nvidia.cdi",
+        "plugin.cluster.reporter",
         "plugin.metrics",
-        "plugin.upstream.behind",
+        "plugin.upstream.proxy",
         "scrubber.observability.metrics_server",
     ),
     *("scrubber.observability.tracing", "scrubber.domain.policy", "scrubber.ports.record"),
@@ -93,7 +93,7 @@ NOT_NEEDED = {
 """What takes a while to load. A pod that is admitted while the kubelet has no plugin fails for good."""
 
 
-async def test_nothing_is_loaded_before_the_registration_that_it_does_not_need(short_tmp: Path) -> None:
+async def test_modules_not_needed_for_the_registration_are_not_imported_before_it(short_tmp: Path) -> None:
     words = ["--kubelet-dir", str(short_tmp), "--socket", str(short_tmp / "s"), "--log-format", "json"]
     async with FakeKubelet(short_tmp), FakeService(short_tmp / "s", snapshot(device(0))):
         process = await asyncio.create_subprocess_exec(
@@ -124,7 +124,7 @@ async def there(file: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_ready_file_is_made_when_a_ready_service_was_heard_and_goes_with_the_plugin(short_tmp: Path) -> None:
+async def test_ready_file_appears_with_the_first_ready_snapshot_and_disappears_with_the_plugin(short_tmp: Path) -> None:
     file = short_tmp / "ready"
     file.touch()  # left by an earlier run that was killed
     async with (
@@ -140,7 +140,7 @@ async def test_the_ready_file_is_made_when_a_ready_service_was_heard_and_goes_wi
         assert not file.exists()
 
 
-async def test_an_instance_that_stands_by_makes_its_ready_file_and_registers_when_the_old_one_goes(
+async def test_standby_instance_creates_its_ready_file_and_registers_when_the_old_one_ends(
     short_tmp: Path,
 ) -> None:
     file = short_tmp / "ready"
@@ -158,14 +158,14 @@ async def test_an_instance_that_stands_by_makes_its_ready_file_and_registers_whe
             assert (await kubelet.new_registration(after=1)).healthy == {"sim-0"}
 
 
-async def test_a_ready_file_that_cannot_be_made_is_refused_with_a_sentence(short_tmp: Path) -> None:
+async def test_ready_file_that_cannot_be_created_is_refused_with_an_error_message(short_tmp: Path) -> None:
     settings = PluginSettings(kubelet_dir=short_tmp, socket=short_tmp, ready_file=short_tmp / "missing" / "ready")
-    with pytest.raises(BadConfiguration, match="Name a file in a directory"):
+    with pytest.raises(InvalidConfiguration, match="Name a file in a directory"):
         await run(settings)
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
-async def test_a_stop_ends_the_stream_in_good_order_and_exits_with_zero(
+async def test_stop_signal_ends_the_stream_without_an_error_and_exits_with_zero(
     short_tmp: Path, signal_: signal.Signals
 ) -> None:
     async with (
@@ -180,7 +180,7 @@ async def test_a_stop_ends_the_stream_in_good_order_and_exits_with_zero(
         assert not registered.socket.exists()
 
 
-async def test_a_stop_does_not_wait_for_a_start_under_way(short_tmp: Path) -> None:
+async def test_stop_signal_does_not_wait_for_a_start_in_progress(short_tmp: Path) -> None:
     async def scrub(request: object) -> None:
         await asyncio.Event().wait()
 
@@ -196,13 +196,13 @@ async def test_a_stop_does_not_wait_for_a_start_under_way(short_tmp: Path) -> No
             assert waiting.exception() is not None
 
 
-async def test_it_stops_also_while_it_waits(short_tmp: Path) -> None:
+async def test_stop_signal_ends_a_plugin_that_waits_for_the_service(short_tmp: Path) -> None:
     async with plugin(short_tmp) as running:
         await running.says("service.away")
         assert await running.ends(signal.SIGTERM) == 0
 
 
-async def test_a_file_where_the_services_socket_should_be_ends_it_with_one_sentence(short_tmp: Path) -> None:
+async def test_regular_file_at_the_services_socket_path_ends_the_plugin_with_one_error_message(short_tmp: Path) -> None:
     (short_tmp / "s" / "plugin").mkdir(parents=True)
     (short_tmp / "s" / "plugin" / "plugin.sock").touch()
     async with plugin(short_tmp) as running:
@@ -226,8 +226,8 @@ async def test_a_file_where_the_services_socket_should_be_ends_it_with_one_sente
         ({"log_level": "loud"}, "no log level"),
     ],
 )
-async def test_a_setting_that_cannot_work_is_refused_before_anything_is_started(
+async def test_invalid_plugin_setting_is_refused_before_anything_starts(
     settings: dict[str, object], sentence: str
 ) -> None:
-    with pytest.raises(BadConfiguration, match=sentence):
+    with pytest.raises(InvalidConfiguration, match=sentence):
         await run(PluginSettings(**settings))  # type: ignore[arg-type]

@@ -19,24 +19,31 @@ from watchfiles import awatch
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.instance_lock import InstanceLock
-from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
-from plugin.logs import logger
-from plugin.server import DevicePlugin
-from scrubber.domain.errors import BadConfiguration
-from scrubber.emulator.ungated import UngatedPlugin, devices_below
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
+from plugin.kubelet.registration import KubeletPaths, Registrar, RegistrationMode, RegistrationTimes
+from plugin.kubelet.server import DevicePlugin
+from plugin.logs import create_logger
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.emulator.ungated_plugin import UngatedPlugin, read_sim_devices
 from tests.emulation import SOON, emulated
 from tests.plugin_collaborators import PATIENCE, Bell, FakeKubelet, Registered, allocation
 
 RESOURCE = "scrubber.dev/gpu"
 QUICK = RegistrationTimes(
-    poll=0.01, idle_poll=0.01, patience=0.1, visit=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
+    poll=0.01,
+    idle_poll=0.01,
+    watcher_fallback=0.1,
+    watcher_call=0.02,
+    stream=PATIENCE,
+    retry=0.02,
+    stable=60.0,
+    back_off=0.01,
 )
-IMHASTY = dataclasses.replace(QUICK, patience=0.0)
-PATIENT = dataclasses.replace(QUICK, patience=0.05)
-HASTY = dataclasses.replace(QUICK, patience=0.0)
-PATIENT = dataclasses.replace(QUICK, patience=3600.0)
+IMHASTY = dataclasses.replace(QUICK, watcher_fallback=0.0)
+PATIENT = dataclasses.replace(QUICK, watcher_fallback=0.05)
+HASTY = dataclasses.replace(QUICK, watcher_fallback=0.0)
+PATIENT = dataclasses.replace(QUICK, watcher_fallback=3600.0)
 OFFER = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True)
 
 
@@ -67,19 +74,19 @@ class Journal(io.StringIO):
 @asynccontextmanager
 async def registrar(
     kubelet_dir: Path,
-    mode: Registration,
+    mode: RegistrationMode,
     times: RegistrationTimes = QUICK,
     *,
     name: str = "a",
     journal: Journal | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     advertised = AdvertisedDevices()
-    await advertised.show((OFFER,), "one")
-    log = logger("json", "info", journal or Journal())
+    await advertised.update((OFFER,), "one")
+    log = create_logger("json", "info", journal or Journal())
     tokens = itertools.count()
     task: asyncio.Task[None] = asyncio.create_task(
         Registrar(
-            KubeletPlaces(kubelet_dir, RESOURCE),
+            KubeletPaths(kubelet_dir, RESOURCE),
             mode,
             plugin=lambda streams: DevicePlugin(RESOURCE, advertised, OpenGate(), streams=streams, log=log),
             advertised=advertised,
@@ -105,8 +112,8 @@ async def appears(directory: Path, but: set[Path] | frozenset[Path] = frozenset(
     raise AssertionError("the watch ended")
 
 
-async def test_classic_registers_under_its_name_and_serves_before(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+async def test_classic_registration_serves_before_it_registers_under_the_resource_name(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.CLASSIC):
         first = await kubelet.new_registration()
         (request,) = kubelet.requests
         assert (request.version, request.resource_name) == ("v1beta1", RESOURCE)
@@ -115,9 +122,9 @@ async def test_classic_registers_under_its_name_and_serves_before(short_tmp: Pat
         assert first.socket.stat().st_mode & 0o777 == 0o660
 
 
-async def test_classic_waits_for_a_kubelet_and_its_directory(short_tmp: Path) -> None:
+async def test_classic_registration_waits_for_the_kubelet_and_its_directory(short_tmp: Path) -> None:
     journal = Journal()
-    async with registrar(short_tmp, Registration.CLASSIC, journal=journal):
+    async with registrar(short_tmp, RegistrationMode.CLASSIC, journal=journal):
         await journal.says("device-plugins does not exist")
         (short_tmp / "device-plugins").mkdir()
         await journal.says("kubelet.sock does not exist")
@@ -126,7 +133,7 @@ async def test_classic_waits_for_a_kubelet_and_its_directory(short_tmp: Path) ->
             await journal.says("kubelet.there")
 
 
-async def test_classic_waits_for_a_kubelet_whose_dead_socket_is_still_there(short_tmp: Path) -> None:
+async def test_classic_registration_waits_for_a_kubelet_whose_dead_socket_still_exists(short_tmp: Path) -> None:
     kubelet = FakeKubelet(short_tmp)
     await kubelet.start()
     await kubelet.stop()
@@ -134,7 +141,7 @@ async def test_classic_waits_for_a_kubelet_whose_dead_socket_is_still_there(shor
     with closing(socket.socket(socket.AF_UNIX)) as dead:
         dead.bind(str(kubelet.classic / "kubelet.sock"))
     journal = Journal()
-    async with registrar(short_tmp, Registration.CLASSIC, journal=journal):
+    async with registrar(short_tmp, RegistrationMode.CLASSIC, journal=journal):
         await journal.says("failed, UNAVAILABLE")
         (kubelet.classic / "kubelet.sock").unlink()
         await kubelet.start()
@@ -142,8 +149,8 @@ async def test_classic_waits_for_a_kubelet_whose_dead_socket_is_still_there(shor
         await kubelet.stop()
 
 
-async def test_classic_registers_again_on_a_new_socket_after_a_kubelet_restart(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+async def test_classic_registration_uses_a_new_socket_after_a_kubelet_restart(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.CLASSIC):
         first = await kubelet.new_registration()
         await kubelet.stop()
         await kubelet.start()
@@ -152,8 +159,8 @@ async def test_classic_registers_again_on_a_new_socket_after_a_kubelet_restart(s
         assert set(kubelet.classic.glob("scrubber-*.sock")) == {second.socket}
 
 
-async def test_it_registers_again_when_only_the_stream_has_ended(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+async def test_plugin_registers_again_when_only_the_stream_has_ended(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.CLASSIC):
         sockets = set()
         for number in range(4):
             registered = await kubelet.new_registration(after=number)
@@ -163,7 +170,9 @@ async def test_it_registers_again_when_only_the_stream_has_ended(short_tmp: Path
         assert len(sockets) == 4
 
 
-async def test_it_registers_again_when_the_kubelet_accepts_it_and_then_opens_no_stream(short_tmp: Path) -> None:
+async def test_plugin_registers_again_when_the_kubelet_accepts_the_registration_but_opens_no_stream(
+    short_tmp: Path,
+) -> None:
     class Forgetful(FakeKubelet):
         """The end of an older stream takes the new client along, before it has asked for a list."""
 
@@ -175,24 +184,24 @@ async def test_it_registers_again_when_the_kubelet_accepts_it_and_then_opens_no_
                 return Registered(socket, channel, options)
 
     soon = dataclasses.replace(QUICK, stream=0.3)
-    async with Forgetful(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC, soon):
+    async with Forgetful(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.CLASSIC, soon):
         registered = await kubelet.new_registration()
         assert len(kubelet.requests) >= 3
         assert registered.healthy == {"gpu-0"}
 
 
-async def test_it_registers_again_when_its_socket_is_removed(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+async def test_plugin_registers_again_when_its_socket_is_removed(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.CLASSIC):
         first = await kubelet.new_registration()
         first.socket.unlink()
         second = await kubelet.new_registration(after=1)
         assert second.socket.exists()
 
 
-async def test_it_registers_again_when_the_kubelets_socket_is_made_anew_although_the_stream_lives(
+async def test_plugin_registers_again_when_the_kubelets_socket_is_recreated_although_the_stream_is_open(
     short_tmp: Path,
 ) -> None:
-    async with FakeKubelet(short_tmp) as old, registrar(short_tmp, Registration.CLASSIC):
+    async with FakeKubelet(short_tmp) as old, registrar(short_tmp, RegistrationMode.CLASSIC):
         first = await old.new_registration()
         new = FakeKubelet(short_tmp)
         new.wipes = False
@@ -201,17 +210,17 @@ async def test_it_registers_again_when_the_kubelets_socket_is_made_anew_although
             assert first.socket != new.registered[0].socket
 
 
-async def test_a_kubelet_that_refuses_is_asked_again(short_tmp: Path) -> None:
+async def test_refused_registration_is_retried(short_tmp: Path) -> None:
     kubelet = FakeKubelet(short_tmp)
     kubelet.refuse_with = "the kubelet is not ready"
-    async with kubelet, registrar(short_tmp, Registration.CLASSIC):
+    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC):
         await kubelet.until(lambda: len(kubelet.requests) >= 2)
         kubelet.refuse_with = ""
         await kubelet.new_registration()
 
 
-async def test_the_watcher_finds_what_we_are_and_where(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.WATCHER):
+async def test_plugin_watcher_finds_type_name_and_endpoint_of_the_plugin(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.WATCHER):
         found = await appears(kubelet.registry)
         info = await kubelet.visit(found)
         assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", RESOURCE, ["v1beta1"])
@@ -221,8 +230,8 @@ async def test_the_watcher_finds_what_we_are_and_where(short_tmp: Path) -> None:
         assert kubelet.requests == []
 
 
-async def test_the_watchers_socket_is_made_anew_when_the_stream_ends(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.WATCHER):
+async def test_watcher_socket_is_recreated_when_the_stream_ends(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, RegistrationMode.WATCHER):
         first = await appears(kubelet.registry)
         await kubelet.visit(first)
         await kubelet.drop(await kubelet.new_registration())
@@ -232,30 +241,30 @@ async def test_the_watchers_socket_is_made_anew_when_the_stream_ends(short_tmp: 
         assert not first.exists()
 
 
-async def test_auto_takes_the_watcher_where_there_is_no_device_plugins_directory(short_tmp: Path) -> None:
+async def test_auto_registration_uses_the_watcher_without_a_device_plugins_directory(short_tmp: Path) -> None:
     kubelet = FakeKubelet(short_tmp)
     kubelet.registry.mkdir()
-    async with registrar(short_tmp, Registration.AUTO, HASTY):
+    async with registrar(short_tmp, RegistrationMode.AUTO, HASTY):
         await kubelet.visit(await appears(kubelet.registry))
         await kubelet.new_registration()
         await kubelet.stop()
 
 
-async def test_a_killed_plugins_socket_is_removed_by_the_next_one(short_tmp: Path) -> None:
+async def test_socket_of_a_killed_plugin_is_removed_by_the_next_one(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet:
         left = kubelet.classic / "scrubber-gpu-deadbeef.sock"
         with closing(socket.socket(socket.AF_UNIX)) as killed:
             killed.bind(str(left))
         os.utime(left, (0, 0))
-        async with registrar(short_tmp, Registration.CLASSIC):
+        async with registrar(short_tmp, RegistrationMode.CLASSIC):
             registered = await kubelet.new_registration()
             assert set(kubelet.classic.glob("scrubber-*")) == {registered.socket}
 
 
-async def test_auto_leaves_the_registry_when_the_device_plugins_directory_appears(short_tmp: Path) -> None:
+async def test_auto_registration_leaves_the_registry_when_the_device_plugins_directory_appears(short_tmp: Path) -> None:
     kubelet = FakeKubelet(short_tmp)
     kubelet.registry.mkdir()
-    async with registrar(short_tmp, Registration.AUTO, HASTY):
+    async with registrar(short_tmp, RegistrationMode.AUTO, HASTY):
         await appears(kubelet.registry)
         async with kubelet:
             registered = await kubelet.new_registration()
@@ -263,52 +272,54 @@ async def test_auto_leaves_the_registry_when_the_device_plugins_directory_appear
             assert list(kubelet.registry.glob("*.sock")) == []
 
 
-async def test_auto_goes_classic_when_there_is_no_registry(short_tmp: Path) -> None:
+async def test_auto_registration_is_classic_without_a_plugins_registry(short_tmp: Path) -> None:
     kubelet = FakeKubelet(short_tmp)
     async with kubelet:
         kubelet.registry.rmdir()
-        async with registrar(short_tmp, Registration.AUTO, PATIENT):
+        async with registrar(short_tmp, RegistrationMode.AUTO, PATIENT):
             assert (await kubelet.new_registration()).socket.parent == kubelet.classic
 
 
-async def test_auto_waits_for_the_kubelets_socket_without_one_of_its_own_in_the_registry(short_tmp: Path) -> None:
+async def test_auto_registration_waits_for_the_kubelets_socket_without_a_socket_in_the_registry(
+    short_tmp: Path,
+) -> None:
     kubelet, journal = FakeKubelet(short_tmp), Journal()
     for directory in (kubelet.classic, kubelet.registry):
         directory.mkdir()
-    async with registrar(short_tmp, Registration.AUTO, HASTY, journal=journal):
+    async with registrar(short_tmp, RegistrationMode.AUTO, HASTY, journal=journal):
         await journal.says("kubelet.sock does not exist")
         async with kubelet:
             assert (await kubelet.new_registration()).socket.parent == kubelet.classic
     assert str(kubelet.registry) not in journal.getvalue()
 
 
-async def test_auto_registers_with_a_restarted_kubelet_before_its_first_node_status(short_tmp: Path) -> None:
+async def test_auto_registration_succeeds_before_the_first_node_status_of_a_restarted_kubelet(short_tmp: Path) -> None:
     """An emulated kubelet that never publishes one never looks into ``plugins_registry/`` either."""
     async with (
         emulated(short_tmp, first_node_status=3600.0) as kubelet,
-        registrar(short_tmp, Registration.AUTO, PATIENT),
+        registrar(short_tmp, RegistrationMode.AUTO, PATIENT),
     ):
         for _ in range(3):
-            await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+            await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1, SOON)
             await kubelet.restart()
             assert list(kubelet.plugins_registry.glob("*.sock")) == []
 
 
-async def test_leaving_ends_the_streams_and_removes_only_our_socket(short_tmp: Path) -> None:
+async def test_stopping_plugin_ends_its_streams_and_removes_only_its_own_socket(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet:
         other = kubelet.classic / "other.sock"
         with closing(socket.socket(socket.AF_UNIX)) as another:
             another.bind(str(other))
-            async with registrar(short_tmp, Registration.CLASSIC):
+            async with registrar(short_tmp, RegistrationMode.CLASSIC):
                 registered = await kubelet.new_registration()
             await kubelet.until(lambda: registered.ended)
             assert registered.error is None
             assert set(kubelet.classic.glob("*.sock")) == {other, kubelet.classic / "kubelet.sock"}
 
 
-@pytest.mark.parametrize("mode", [Registration.CLASSIC, Registration.AUTO])
-async def test_a_second_instance_serves_and_registers_only_once_the_first_has_ended_its_stream(
-    short_tmp: Path, mode: Registration
+@pytest.mark.parametrize("mode", [RegistrationMode.CLASSIC, RegistrationMode.AUTO])
+async def test_second_instance_registers_only_once_the_first_has_ended_its_stream(
+    short_tmp: Path, mode: RegistrationMode
 ) -> None:
     journal = Journal()
     async with FakeKubelet(short_tmp) as kubelet, AsyncExitStack() as second:
@@ -329,14 +340,16 @@ async def test_a_second_instance_serves_and_registers_only_once_the_first_has_en
         assert len(kubelet.requests) == 3
 
 
-async def test_a_second_instance_in_the_registry_makes_its_socket_only_once_the_first_ones_is_gone(
+async def test_second_instance_creates_its_registry_socket_only_once_the_first_ones_is_gone(
     short_tmp: Path,
 ) -> None:
     journal = Journal()
     async with FakeKubelet(short_tmp) as kubelet, AsyncExitStack() as second:
-        async with registrar(short_tmp, Registration.WATCHER, name="old"):
+        async with registrar(short_tmp, RegistrationMode.WATCHER, name="old"):
             old = await appears(kubelet.registry)
-            await second.enter_async_context(registrar(short_tmp, Registration.WATCHER, name="new", journal=journal))
+            await second.enter_async_context(
+                registrar(short_tmp, RegistrationMode.WATCHER, name="new", journal=journal)
+            )
             await journal.says("plugin.standing-by")
             assert set(kubelet.registry.glob("*.sock")) == {old}
         await kubelet.visit(await appears(kubelet.registry, but={old}))
@@ -344,12 +357,14 @@ async def test_a_second_instance_in_the_registry_makes_its_socket_only_once_the_
         assert not old.exists()
 
 
-async def test_an_instance_that_stands_by_serves_on_a_new_socket_after_a_kubelet_restart(short_tmp: Path) -> None:
+async def test_standby_instance_serves_on_a_new_socket_after_a_kubelet_restart(short_tmp: Path) -> None:
     journal = Journal()
     async with FakeKubelet(short_tmp) as kubelet, AsyncExitStack() as second:
-        async with registrar(short_tmp, Registration.CLASSIC, name="old"):
+        async with registrar(short_tmp, RegistrationMode.CLASSIC, name="old"):
             await kubelet.new_registration()
-            await second.enter_async_context(registrar(short_tmp, Registration.CLASSIC, name="new", journal=journal))
+            await second.enter_async_context(
+                registrar(short_tmp, RegistrationMode.CLASSIC, name="new", journal=journal)
+            )
             await journal.says("plugin.standing-by")
             await kubelet.stop()
             await kubelet.start()
@@ -359,59 +374,59 @@ async def test_an_instance_that_stands_by_serves_on_a_new_socket_after_a_kubelet
         assert new.socket.name.startswith("scrubber-gpu-new")
 
 
-async def test_instances_of_other_resources_do_not_wait_for_each_other(short_tmp: Path) -> None:
+async def test_instance_locks_of_different_resources_are_independent(short_tmp: Path) -> None:
     first, second = (InstanceLock(short_tmp, name) for name in ("scrubber.dev/gpu", "nvidia.com/gpu"))
     again = InstanceLock(short_tmp, "scrubber.dev/gpu")
-    assert first.take()
-    assert second.take()
-    assert not again.take()
+    assert first.try_acquire()
+    assert second.try_acquire()
+    assert not again.try_acquire()
     first.release()
-    assert again.take()
+    assert again.try_acquire()
     again.release()
     second.release()
 
 
-async def test_the_lock_of_a_registered_instance_outlives_a_kubelet_that_clears_its_directory(short_tmp: Path) -> None:
+async def test_lock_of_a_registered_instance_survives_the_removal_of_its_file(short_tmp: Path) -> None:
     older, newer = InstanceLock(short_tmp, RESOURCE), InstanceLock(short_tmp, RESOURCE)
-    assert older.take()
+    assert older.try_acquire()
     older.path.unlink()
-    assert older.take()
-    assert not newer.take()
+    assert older.try_acquire()
+    assert not newer.try_acquire()
     older.release()
-    assert newer.take()
+    assert newer.try_acquire()
     newer.release()
 
 
-async def test_an_instance_whose_lock_file_was_removed_waits_for_the_one_that_locked_its_successor(
+async def test_instance_whose_lock_file_was_removed_waits_for_the_instance_that_locked_the_new_file(
     short_tmp: Path,
 ) -> None:
     older, newer = InstanceLock(short_tmp, RESOURCE), InstanceLock(short_tmp, RESOURCE)
-    assert older.take()
+    assert older.try_acquire()
     older.path.unlink()
-    assert newer.take()
-    assert not older.take()
+    assert newer.try_acquire()
+    assert not older.try_acquire()
     newer.release()
-    assert older.take()
+    assert older.try_acquire()
     older.release()
 
 
-async def test_where_no_lock_can_be_made_every_instance_registers(short_tmp: Path) -> None:
-    assert InstanceLock(short_tmp / "missing", RESOURCE).take()
+async def test_every_instance_registers_where_no_lock_can_be_created(short_tmp: Path) -> None:
+    assert InstanceLock(short_tmp / "missing", RESOURCE).try_acquire()
 
 
-async def test_a_file_where_the_kubelets_socket_should_be_ends_the_plugin_with_a_sentence(short_tmp: Path) -> None:
+async def test_regular_file_at_the_kubelets_socket_path_ends_the_plugin_with_an_error_message(short_tmp: Path) -> None:
     (short_tmp / "device-plugins").mkdir()
     (short_tmp / "device-plugins" / "kubelet.sock").touch()
-    async with registrar(short_tmp, Registration.CLASSIC) as task, asyncio.timeout(PATIENCE):
+    async with registrar(short_tmp, RegistrationMode.CLASSIC) as task, asyncio.timeout(PATIENCE):
         await asyncio.wait({task})
-        assert isinstance(task.exception(), BadConfiguration)
+        assert isinstance(task.exception(), InvalidConfiguration)
 
 
-async def test_the_ungated_plugin_gives_the_same_mounts_and_asks_nobody(short_tmp: Path) -> None:
+async def test_ungated_plugin_returns_the_same_mounts_and_needs_no_service(short_tmp: Path) -> None:
     place = short_tmp / "sim" / "devices" / "0"
     place.mkdir(parents=True)
     (place / "device.json").write_text('{"id": "SIM-7"}')
-    async with FakeKubelet(short_tmp) as kubelet, UngatedPlugin(short_tmp, devices_below(short_tmp / "sim")):
+    async with FakeKubelet(short_tmp) as kubelet, UngatedPlugin(short_tmp, read_sim_devices(short_tmp / "sim")):
         registered = await kubelet.new_registration()
         assert not registered.options.pre_start_required
         assert registered.healthy == {"SIM-7"}

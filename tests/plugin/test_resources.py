@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.devices import AdvertisedDevice, ServiceVerdict
-from plugin.logs import logger
-from plugin.resources import Arrangement, Layout, MigStrategy, Resources
+from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
+from plugin.kubelet.resources import AdvertisedLists, AdvertisedResources, MigStrategy, ResourceLayout
+from plugin.logs import create_logger
 from scrubber.domain.device import Access, AccessKind
 from tests.gpus import gpu, instance
 
@@ -23,11 +23,11 @@ SIM = AdvertisedDevice(
 )
 
 
-def arranged(mig: str, *offers: AdvertisedDevice, resource: str = "") -> Arrangement:
-    return Layout(MigStrategy(mig), resource).arrange(offers)[1]
+def arranged(mig: str, *offers: AdvertisedDevice, resource: str = "") -> AdvertisedLists:
+    return ResourceLayout(MigStrategy(mig), resource).assign_resources(offers)[1]
 
 
-def ids(arrangement: Arrangement) -> dict[str, list[str]]:
+def ids(arrangement: AdvertisedLists) -> dict[str, list[str]]:
     return {resource: [offer.id for offer in part] for resource, part in arrangement.lists.items()}
 
 
@@ -35,21 +35,21 @@ def gone(offer: AdvertisedDevice) -> AdvertisedDevice:
     return replace(offer, verdict=ServiceVerdict.WITHHELD, healthy=False, gone=True, refusal="gone")
 
 
-def test_without_a_name_a_device_is_advertised_as_what_it_is() -> None:
+def test_device_is_advertised_under_its_vendors_resource_name_unless_one_is_given() -> None:
     assert ids(arranged("none", gpu(0), SIM)) == {"nvidia.com/gpu": [gpu(0).id], "scrubber.dev/gpu": ["sim-0"]}
     assert ids(arranged("none", gpu(0), SIM, resource="a.b/c")) == {"a.b/c": [gpu(0).id, "sim-0"]}
 
 
-def test_none_advertises_whole_gpus_only_and_says_so() -> None:
+def test_strategy_none_advertises_whole_gpus_only_and_warns_about_mig_instances() -> None:
     arrangement = arranged("none", gpu(0), instance(1, 0), instance(1, 1))
     assert ids(arrangement) == {"nvidia.com/gpu": [gpu(0).id]}
-    assert arrangement.notes == (
+    assert arrangement.warnings == (
         "MIG instances are not advertised: --mig-strategy is none; choose single or mixed (2 of them)",
     )
-    assert arrangement.complaint == ""
+    assert arrangement.error == ""
 
 
-def test_single_advertises_instances_of_one_kind_as_gpus() -> None:
+def test_strategy_single_advertises_devices_of_one_kind_as_gpus() -> None:
     parts = [instance(number, part) for number in (0, 1) for part in (0, 1)]
     assert ids(arranged("single", *parts)) == {"nvidia.com/gpu": [each.id for each in parts]}
     assert ids(arranged("single", gpu(0), gpu(1))) == {"nvidia.com/gpu": [gpu(0).id, gpu(1).id]}
@@ -63,31 +63,33 @@ def test_single_advertises_instances_of_one_kind_as_gpus() -> None:
         ((instance(0, 0, "unknown"), instance(1, 0, "unknown")), "the driver does not say which profile"),
     ],
 )
-def test_single_refuses_a_node_of_several_kinds(offers: tuple[AdvertisedDevice, ...], why: str) -> None:
+def test_strategy_single_refuses_a_node_with_several_kinds_of_devices(
+    offers: tuple[AdvertisedDevice, ...], why: str
+) -> None:
     arrangement = arranged("single", *offers)
     assert arrangement.lists == {}
-    assert why in arrangement.complaint
-    assert "Choose mixed, or cut all GPUs alike." in arrangement.complaint
+    assert why in arrangement.error
+    assert "Choose mixed, or cut all GPUs alike." in arrangement.error
 
 
-def test_single_judges_only_what_is_there_and_what_a_ready_service_has_said() -> None:
+def test_strategy_single_ignores_gone_devices_and_devices_without_a_verdict() -> None:
     parts = [instance(0, 0), instance(0, 1)]
-    assert arranged("single", *parts, gone(gpu(7))).complaint == ""
+    assert arranged("single", *parts, gone(gpu(7))).error == ""
     unspoken = gpu(1, verdict=ServiceVerdict.NONE)
     assert ids(arranged("single", *parts, unspoken)) == {"nvidia.com/gpu": [each.id for each in parts]}
 
 
-def test_single_withholds_what_it_has_listed_when_the_node_is_cut_anew() -> None:
-    layout, _ = Layout(MigStrategy.SINGLE).arrange([instance(0, 0)])
-    layout, later = layout.arrange([instance(0, 0), instance(1, 0, "3g.40gb")])
+def test_strategy_single_withholds_listed_devices_when_the_node_is_repartitioned() -> None:
+    layout, _ = ResourceLayout(MigStrategy.SINGLE).assign_resources([instance(0, 0)])
+    layout, later = layout.assign_resources([instance(0, 0), instance(1, 0, "3g.40gb")])
     (listed,) = later.lists["nvidia.com/gpu"]
-    assert (listed.id, listed.healthy, listed.refusal) == (instance(0, 0).id, False, later.complaint)
-    _, again = layout.arrange([instance(0, 0), gone(instance(1, 0, "3g.40gb"))])
+    assert (listed.id, listed.healthy, listed.refusal) == (instance(0, 0).id, False, later.error)
+    _, again = layout.assign_resources([instance(0, 0), gone(instance(1, 0, "3g.40gb"))])
     assert again.lists["nvidia.com/gpu"][0].healthy
-    assert again.complaint == ""
+    assert again.error == ""
 
 
-def test_mixed_has_a_resource_for_each_profile() -> None:
+def test_strategy_mixed_advertises_one_resource_per_profile() -> None:
     offers = (gpu(0), instance(1, 0), instance(1, 1, "1g.10gb+me"), instance(1, 2, "1c.3g.40gb"))
     assert ids(arranged("mixed", *offers)) == {
         "nvidia.com/gpu": [offers[0].id],
@@ -100,21 +102,21 @@ def test_mixed_has_a_resource_for_each_profile() -> None:
 
 
 @pytest.mark.parametrize("profile", ["", "unknown", "1g/10gb", "no name"])
-def test_an_instance_without_a_usable_profile_is_left_out_and_named(profile: str) -> None:
+def test_mig_instance_without_a_usable_profile_is_left_out_with_a_warning(profile: str) -> None:
     arrangement = arranged("mixed", instance(0, 0, profile), gpu(1))
     assert ids(arrangement) == {"nvidia.com/gpu": [gpu(1).id]}
-    assert f'profile "{profile}" is not advertised' in arrangement.notes[0]
+    assert f'profile "{profile}" is not advertised' in arrangement.warnings[0]
 
 
-def test_simulated_devices_are_not_asked_for_a_strategy() -> None:
+def test_mig_strategy_does_not_affect_simulated_devices() -> None:
     part = replace(SIM, id="sim-0:1", index="0:1", parent="sim-0")
     for mig in MigStrategy:
         assert ids(arranged(mig, SIM, part)) == {"scrubber.dev/gpu": ["sim-0", "sim-0:1"]}
 
 
-def test_an_instance_that_comes_back_with_another_profile_is_out_of_service_under_its_old_one() -> None:
-    layout, _ = Layout(MigStrategy.MIXED).arrange([instance(0, 0)])
-    _, later = layout.arrange([instance(0, 0, "1g.10gb+me")])
+def test_mig_instance_that_returns_with_another_profile_is_withheld_under_its_old_resource() -> None:
+    layout, _ = ResourceLayout(MigStrategy.MIXED).assign_resources([instance(0, 0)])
+    _, later = layout.assign_resources([instance(0, 0, "1g.10gb+me")])
     (old,), (new,) = later.lists["nvidia.com/mig-1g.10gb"], later.lists["nvidia.com/mig-1g.10gb.me"]
     assert (old.id, old.healthy, new.id, new.healthy) == (instance(0, 0).id, False, instance(0, 0).id, True)
     assert old.refusal == f"Device {old.id} is not advertised as nvidia.com/mig-1g.10gb any more."
@@ -128,14 +130,16 @@ offers_ = st.lists(
 
 
 @given(mig=st.sampled_from(MigStrategy), rounds=st.lists(offers_, min_size=1, max_size=4))
-def test_a_device_once_listed_stays_listed_where_it_was(mig: MigStrategy, rounds: list[list[AdvertisedDevice]]) -> None:
-    layout = Layout(mig)
+def test_device_once_listed_stays_listed_in_the_same_resource(
+    mig: MigStrategy, rounds: list[list[AdvertisedDevice]]
+) -> None:
+    layout = ResourceLayout(mig)
     known: dict[str, AdvertisedDevice] = {}
     homes: set[tuple[str, str]] = set()
     for present in rounds:
         now = {offer.id: offer for offer in present}
         known = {id_: gone(offer) for id_, offer in known.items()} | now
-        layout, arrangement = layout.arrange(known.values())
+        layout, arrangement = layout.assign_resources(known.values())
         dealt = {(id_, resource) for resource, part in ids(arrangement).items() for id_ in part}
         assert homes <= dealt
         homes = dealt
@@ -150,9 +154,9 @@ def events(lines: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.getvalue().splitlines()]
 
 
-async def test_each_resource_has_a_board_and_the_node_has_them_all() -> None:
-    resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
-    await resources.show((gpu(0), instance(1, 0)), "epoch")
+async def test_each_resource_has_its_own_list_and_the_node_has_all_devices() -> None:
+    resources = AdvertisedResources(ResourceLayout(MigStrategy.MIXED), log=create_logger("json", "error"))
+    await resources.update((gpu(0), instance(1, 0)), "epoch")
     assert {name: [offer.id for offer in advertised.devices] for name, advertised in resources.lists.items()} == {
         "nvidia.com/gpu": [gpu(0).id],
         "nvidia.com/mig-1g.10gb": [instance(1, 0).id],
@@ -162,25 +166,25 @@ async def test_each_resource_has_a_board_and_the_node_has_them_all() -> None:
     assert {advertised.version for advertised in resources.lists.values()} == {1}
 
 
-async def test_a_change_of_one_resource_is_no_news_to_the_others() -> None:
-    resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
-    await resources.show((gpu(0), instance(1, 0)), "epoch")
-    await resources.show((gpu(0, verdict=ServiceVerdict.WITHHELD), instance(1, 0)), "epoch")
+async def test_change_of_one_resource_does_not_change_the_lists_of_others() -> None:
+    resources = AdvertisedResources(ResourceLayout(MigStrategy.MIXED), log=create_logger("json", "error"))
+    await resources.update((gpu(0), instance(1, 0)), "epoch")
+    await resources.update((gpu(0, verdict=ServiceVerdict.WITHHELD), instance(1, 0)), "epoch")
     assert {name: advertised.version for name, advertised in resources.lists.items()} == {
         "nvidia.com/gpu": 2,
         "nvidia.com/mig-1g.10gb": 1,
     }
 
 
-async def test_what_cannot_be_published_is_unhealthy_on_every_board() -> None:
+async def test_device_that_cannot_be_published_is_withheld_in_every_list() -> None:
     published: list[tuple[list[str], str]] = []
 
     def publish(offers: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
         published.append(([offer.id for offer in offers], epoch))
         return {gpu(1).id: "No specification."}
 
-    resources = Resources(Layout(), log=logger("json", "error"), publish=publish)
-    await resources.show((gpu(0), gpu(1)), "epoch")
+    resources = AdvertisedResources(ResourceLayout(), log=create_logger("json", "error"), publish=publish)
+    await resources.update((gpu(0), gpu(1)), "epoch")
     assert published == [([gpu(0).id, gpu(1).id], "epoch")]
     for advertised in (resources, resources.lists["nvidia.com/gpu"]):
         assert {offer.id: offer.healthy for offer in advertised.devices} == {gpu(0).id: True, gpu(1).id: False}
@@ -189,17 +193,17 @@ async def test_what_cannot_be_published_is_unhealthy_on_every_board() -> None:
         assert (found.verdict, found.refusal) == (ServiceVerdict.WITHHELD, "No specification.")
 
 
-async def test_what_is_wrong_with_the_layout_is_said_once_and_so_is_that_it_is_over() -> None:
+async def test_layout_problem_is_logged_once_and_so_is_its_end() -> None:
     lines = io.StringIO()
-    resources = Resources(Layout(MigStrategy.SINGLE), log=logger("json", "info", lines))
+    resources = AdvertisedResources(ResourceLayout(MigStrategy.SINGLE), log=create_logger("json", "info", lines))
     for offers in ((gpu(0), instance(1, 0)), (gpu(0), instance(1, 0)), (gpu(0),)):
-        await resources.show(offers, "epoch")
+        await resources.update(offers, "epoch")
     assert [each["event"] for each in events(lines)] == ["node.not-advertised", "node.advertised"]
 
 
-async def test_what_is_left_out_is_said_once() -> None:
+async def test_devices_left_out_are_logged_once() -> None:
     lines = io.StringIO()
-    resources = Resources(Layout(), log=logger("json", "info", lines))
+    resources = AdvertisedResources(ResourceLayout(), log=create_logger("json", "info", lines))
     for _ in range(3):
-        await resources.show((gpu(0), instance(1, 0)), "epoch")
+        await resources.update((gpu(0), instance(1, 0)), "epoch")
     assert [each["event"] for each in events(lines)] == ["node.partly-advertised"]

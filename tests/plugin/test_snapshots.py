@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from plugin.devices import ServiceVerdict
-from plugin.service import advertised_devices
+from plugin.kubelet.devices import ServiceVerdict
+from plugin.service_client import advertised_devices
 from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
@@ -22,57 +22,57 @@ def snapshot(*devices: pb.SnapshotDevice, envvar_refused: bool = False) -> pb.Sn
     return pb.Snapshot(version=1, devices=devices, ready=True, epoch="one", envvar_refused=envvar_refused)
 
 
-def test_an_instance_is_seen_with_its_parent_and_its_profile() -> None:
+def test_mig_instance_is_read_with_its_parent_and_its_profile() -> None:
     (found,) = advertised_devices(snapshot(seen(instance(0, 1, "1g.10gb+me"))))
     assert (found.parent, found.profile) == (gpu(0).id, "1g.10gb+me")
 
 
-def test_the_service_tells_a_gpu_s_pci_address_by_which_a_vendors_plugin_may_call_it() -> None:
+def test_service_reports_the_pci_address_of_a_gpu() -> None:
     part = replace(device(0), traits=(("pci_address", "0000:3b:00.0"),))
     view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one")
-    (found,) = advertised_devices(messages.snapshot(view))
+    (found,) = advertised_devices(messages.snapshot_message(view))
     assert found.pci_address == "0000:3b:00.0"
 
 
-def test_what_a_container_is_given_arrives_as_the_backend_says_it() -> None:
+def test_device_access_arrives_as_the_backend_defined_it() -> None:
     access = tuple(Access(kind, f"/host/{kind}", f"/container/{kind}") for kind in AccessKind)
     other = replace(device(0), access=access)
     view = NodeView(1, (DeviceView(other, DeviceRecord(other.id)),), ready=True, epoch="one")
-    (found,) = advertised_devices(messages.snapshot(view))
+    (found,) = advertised_devices(messages.snapshot_message(view))
     assert (found.access, found.refusal) == (access, "")
 
 
 @pytest.mark.parametrize(("by_envvar", "refused"), [(False, False), (False, True), (True, False), (True, True)])
-def test_a_gpu_is_withheld_only_when_the_policy_refuses_what_the_plugin_would_do(
-    by_envvar: bool, refused: bool
-) -> None:
+def test_gpu_is_withheld_only_if_the_policy_forbids_the_plugins_strategy(by_envvar: bool, refused: bool) -> None:
     shown = snapshot(seen(gpu(0)), simulated(0), envvar_refused=refused)
-    found, other = advertised_devices(shown, by_envvar=by_envvar)
+    found, other = advertised_devices(shown, uses_envvar=by_envvar)
     assert (found.verdict is ServiceVerdict.OFFERED) is not (by_envvar and refused)
     assert ("environment variable" in found.refusal) is (by_envvar and refused)
     assert other.verdict is ServiceVerdict.OFFERED
 
 
-def test_a_device_that_is_out_of_service_anyway_keeps_its_own_sentence() -> None:
+def test_device_out_of_service_keeps_the_services_refusal_message() -> None:
     sick = seen(gpu(0), advertised=False)
     sick.refusal = "Device GPU-00000000 is quarantined (xid-79)."
-    (found,) = advertised_devices(snapshot(sick, envvar_refused=True), by_envvar=True)
+    (found,) = advertised_devices(snapshot(sick, envvar_refused=True), uses_envvar=True)
     assert found.refusal == sick.refusal
 
 
-def test_the_service_tells_the_profile_and_what_its_policy_refuses() -> None:
+def test_service_reports_mig_profile_and_forbidden_envvar_strategy() -> None:
     part = replace(device(0), parent="GPU-p", profile="3g.40gb")
-    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one", envvar_refused=True)
-    told = messages.snapshot(view)
+    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one", refuses_envvar=True)
+    told = messages.snapshot_message(view)
     assert (told.devices[0].profile, told.devices[0].parent, told.envvar_refused) == ("3g.40gb", "GPU-p", True)
-    assert messages.plugin_part(view) != messages.plugin_part(replace(view, envvar_refused=False))
+    assert messages.snapshot_key(view) != messages.snapshot_key(replace(view, refuses_envvar=False))
     assert (
-        messages.snapshot(replace(view, devices=(DeviceView(device(0), DeviceRecord("GPU-a0")),))).devices[0].profile
+        messages.snapshot_message(replace(view, devices=(DeviceView(device(0), DeviceRecord("GPU-a0")),)))
+        .devices[0]
+        .profile
         == ""
     )
 
 
-def test_a_withheld_device_has_a_sentence_for_the_pod_and_an_offered_one_has_none() -> None:
+def test_withheld_device_has_a_refusal_message_and_an_advertised_device_has_none() -> None:
     silent = simulated(0, advertised=False)
     talkative = simulated(1, refusal="It was quarantined a while ago.")
     withheld, offered = advertised_devices(snapshot(silent, talkative))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plugin.kubelet import KubeletPlaces
-from plugin.sockets import SocketIdentity, answers, remove_dead
-from scrubber.domain.errors import BadConfiguration
+from plugin.kubelet.registration import KubeletPaths
+from plugin.kubelet.sockets import SocketFile, has_listener, remove_stale_sockets
+from scrubber.domain.errors import InvalidConfiguration
 
 RESOURCE = "scrubber.dev/gpu"
 
@@ -23,28 +23,28 @@ def listening(path: Path) -> socket.socket:
     return server
 
 
-def test_a_socket_made_anew_is_another_one_whatever_its_inode(short_tmp: Path) -> None:
+def test_recreated_socket_differs_from_the_old_one_whatever_its_inode(short_tmp: Path) -> None:
     path = short_tmp / "kubelet.sock"
-    assert SocketIdentity.of(path) is None
+    assert SocketFile.of(path) is None
     with closing(listening(path)):
-        first = SocketIdentity.of(path)
+        first = SocketFile.of(path)
         os.chmod(path, 0o660)
-        assert SocketIdentity.of(path) == first
+        assert SocketFile.of(path) == first
     path.unlink()
     with closing(listening(path)):
         anew = path.lstat()
         os.utime(path, ns=(anew.st_atime_ns, anew.st_mtime_ns + 1))
-        assert SocketIdentity.of(path) not in (None, first)
+        assert SocketFile.of(path) not in (None, first)
 
 
-def test_a_regular_file_is_no_socket(short_tmp: Path) -> None:
+def test_regular_file_is_refused_as_a_socket(short_tmp: Path) -> None:
     path = short_tmp / "kubelet.sock"
     path.touch()
-    with pytest.raises(BadConfiguration, match=r"kubelet\.sock is a regular file, not a socket"):
-        SocketIdentity.of(path)
+    with pytest.raises(InvalidConfiguration, match=r"kubelet\.sock is a regular file, not a socket"):
+        SocketFile.of(path)
 
 
-async def test_only_our_dead_sockets_are_removed(short_tmp: Path) -> None:
+async def test_only_the_plugins_own_dead_sockets_are_removed(short_tmp: Path) -> None:
     alive, dead, other, file = (
         short_tmp / name
         for name in (
@@ -58,32 +58,32 @@ async def test_only_our_dead_sockets_are_removed(short_tmp: Path) -> None:
     listening(other).close()
     file.touch()
     with closing(listening(alive)):
-        assert await answers(alive, timeout=5.0)
-        assert not await answers(dead, timeout=5.0)
+        assert await has_listener(alive, timeout=5.0)
+        assert not await has_listener(dead, timeout=5.0)
         just_now = dead.lstat().st_mtime
-        assert await remove_dead(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now) == []
-        assert await remove_dead(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now + 60) == [dead]
+        assert await remove_stale_sockets(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now) == []
+        assert await remove_stale_sockets(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now + 60) == [dead]
     assert sorted(path.name for path in short_tmp.iterdir()) == sorted([alive.name, other.name, file.name])
 
 
-def test_a_kubelet_directory_that_is_too_long_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match=r"has \d+ bytes; a Unix socket's may have 107\. Choose a shorter"):
-        KubeletPlaces(tmp_path / ("d" * 100), RESOURCE).check()
+def test_kubelet_directory_with_too_long_a_path_is_refused_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"has \d+ bytes; a Unix socket's may have 107\. Choose a shorter"):
+        KubeletPaths(tmp_path / ("d" * 100), RESOURCE).check()
 
 
-def test_a_file_where_the_kubelet_should_be_is_refused(short_tmp: Path) -> None:
+def test_regular_file_at_a_kubelet_path_is_refused(short_tmp: Path) -> None:
     (short_tmp / "file").touch()
-    with pytest.raises(BadConfiguration, match="is a file: the kubelet's directory is asked for"):
-        KubeletPlaces(short_tmp / "file", RESOURCE).check()
+    with pytest.raises(InvalidConfiguration, match="is a file: the kubelet's directory is asked for"):
+        KubeletPaths(short_tmp / "file", RESOURCE).check()
     (short_tmp / "device-plugins").mkdir()
     (short_tmp / "device-plugins" / "kubelet.sock").touch()
-    with pytest.raises(BadConfiguration, match="is a regular file, not a socket"):
-        KubeletPlaces(short_tmp, RESOURCE).check()
+    with pytest.raises(InvalidConfiguration, match="is a regular file, not a socket"):
+        KubeletPaths(short_tmp, RESOURCE).check()
 
 
 @pytest.mark.parametrize("name", ["scrubber.dev/gpu", "nvidia.com/gpu", "a/b", "nvidia.com/mig-1g.10gb"])
-def test_a_name_that_the_kubelet_takes_is_taken(short_tmp: Path, name: str) -> None:
-    KubeletPlaces(short_tmp, name).check()
+def test_resource_name_that_the_kubelet_accepts_is_accepted(short_tmp: Path, name: str) -> None:
+    KubeletPaths(short_tmp, name).check()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,6 @@ def test_a_name_that_the_kubelet_takes_is_taken(short_tmp: Path, name: str) -> N
         f"scrubber.dev/{'g' * 64}",
     ],
 )
-def test_a_name_that_the_kubelet_would_refuse_is_refused_before(short_tmp: Path, name: str) -> None:
-    with pytest.raises(BadConfiguration, match="Write DOMAIN/NAME, such as"):
-        KubeletPlaces(short_tmp, name).check()
+def test_resource_name_that_the_kubelet_would_refuse_is_refused_first(short_tmp: Path, name: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="Write DOMAIN/NAME, such as"):
+        KubeletPaths(short_tmp, name).check()

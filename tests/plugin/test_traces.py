@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.gate import GateTimes
-from plugin.kubelet import RegistrationTimes
+from plugin.kubelet.registration import RegistrationTimes
 from plugin.main import PluginSettings, PluginTimes, run
 from scrubber.config.settings import TraceExport
 from scrubber.domain.errors import NotReady, Quarantined, ScrubberError
@@ -110,7 +110,7 @@ def written(capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan]) -> dic
 
 
 @pytest.mark.parametrize("behind", KINDS)
-async def test_what_was_granted_is_in_the_trace_of_its_call(
+async def test_log_line_of_a_granted_call_carries_the_trace_of_the_call(
     short_tmp: Path, capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan], behind: bool
 ) -> None:
     async with node(short_tmp, behind=behind) as here:
@@ -121,7 +121,7 @@ async def test_what_was_granted_is_in_the_trace_of_its_call(
 
 
 @pytest.mark.parametrize("behind", KINDS)
-async def test_what_was_refused_is_in_the_trace_of_its_call_which_says_by_what(
+async def test_refused_call_is_traced_with_its_error_type(
     short_tmp: Path, capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan], behind: bool
 ) -> None:
     async with node(short_tmp, behind=behind) as here:
@@ -138,7 +138,7 @@ async def test_what_was_refused_is_in_the_trace_of_its_call_which_says_by_what(
     }
 
 
-async def test_a_call_that_names_no_device_of_ours_has_its_trace_too(
+async def test_call_with_an_unknown_device_is_traced(
     short_tmp: Path, capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan]
 ) -> None:
     async with node(short_tmp, behind=False) as here:
@@ -147,7 +147,7 @@ async def test_a_call_that_names_no_device_of_ours_has_its_trace_too(
     assert written(capfd, spans) == {"allocation.refused": "Allocate"}
 
 
-async def test_what_a_vendors_plugin_refuses_is_in_the_trace_of_the_call(
+async def test_refusal_by_a_vendors_plugin_is_traced_with_the_call(
     short_tmp: Path, capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan]
 ) -> None:
     async def refuse(_: list[str]) -> None:

@@ -17,21 +17,21 @@ import grpc
 import pytest
 import watchfiles
 
-from plugin.announcements import to_nobody
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.gate import GateTimes
-from plugin.injection import Injection, ListStrategy
-from plugin.kubelet import RegistrationTimes
+from plugin.kubelet.registration import RegistrationTimes
 from plugin.main import PluginSettings, PluginTimes, run
-from plugin.nvidia_config import NvidiaSettings
-from plugin.service import WatchTimes
-from plugin.upstream.behind import Behind, BehindTimes
-from plugin.upstream.reception import ReceptionTimes, check_directory
-from plugin.upstream.upstream import UpstreamTimes
+from plugin.nvidia.injection import ListStrategy, NvidiaInjection
+from plugin.nvidia.settings import NvidiaPluginSettings
+from plugin.resource_mapping import discard_mapping
+from plugin.service_client import WatchTimes
+from plugin.upstream.proxy import UpstreamProxy, UpstreamProxyTimes
+from plugin.upstream.registry import UpstreamRegistryTimes, check_directory
+from plugin.upstream.resource import UpstreamResourceTimes
 from plugin.upstream.vendor import VendorTimes
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import BadConfiguration, NotReady, Quarantined, ScrubberError
+from scrubber.domain.errors import InvalidConfiguration, NotReady, Quarantined, ScrubberError
 from tests.emulation import Refusal, TinyPlugin
 from tests.plugin_collaborators import (
     PATIENCE,
@@ -48,23 +48,23 @@ from tests.plugin_collaborators import (
 
 GPU = "vendor.example/gpu"
 NIC = "vendor.example/nic"
-BEHIND = BehindTimes(
-    upstream=UpstreamTimes(grace=PATIENCE, rest=PATIENCE, absent=0.2),
-    vendor=VendorTimes(look=0.05, pause=0.0, heartbeat=60.0, preferred=PATIENCE),
-    reception=ReceptionTimes(poll=0.02, patience=PATIENCE),
+BEHIND = UpstreamProxyTimes(
+    upstream=UpstreamResourceTimes(grace=PATIENCE, pause=PATIENCE, vendor_away=0.2),
+    vendor=VendorTimes(poll=0.05, pause=0.0, heartbeat=60.0, preferred=PATIENCE),
+    registry=UpstreamRegistryTimes(poll=0.02, rotation_delay=PATIENCE),
 )
 STEADY = PluginTimes(
-    gate=GateTimes(absent=0.2, retry=0.02, reserve=PATIENCE),
+    gate=GateTimes(service_away=0.2, retry=0.02, reserve=PATIENCE),
     registration=RegistrationTimes(stream=PATIENCE),
     watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
-    behind=BEHIND,
+    upstream=BEHIND,
 )
 """Nothing happens by itself that the test would have to be faster than."""
 
 
 def steady(**changes: Any) -> PluginTimes:
     """As :data:`STEADY`, but for these parts of the times of what stands behind us."""
-    return dataclasses.replace(STEADY, behind=dataclasses.replace(BEHIND, **changes))
+    return dataclasses.replace(STEADY, upstream=dataclasses.replace(BEHIND, **changes))
 
 
 class Vendor(TinyPlugin):
@@ -144,7 +144,10 @@ class Node:
 
 @asynccontextmanager
 async def node(
-    directory: Path, shown: pb.Snapshot | None = None, times: PluginTimes = STEADY, injection: Injection | None = None
+    directory: Path,
+    shown: pb.Snapshot | None = None,
+    times: PluginTimes = STEADY,
+    injection: NvidiaInjection | None = None,
 ) -> AsyncIterator[Node]:
     """A service with two simulated devices, a kubelet, and our plugin, behind which nobody stands yet."""
     settings = PluginSettings(
@@ -153,7 +156,7 @@ async def node(
         registration="classic",
         log_format="json",
         log_level="error",
-        nvidia=NvidiaSettings(injection=injection or Injection()),
+        nvidia=NvidiaPluginSettings(injection=injection or NvidiaInjection()),
         upstream_dir=directory / "u",
         times=times,
     )
@@ -178,7 +181,7 @@ async def fails(call: Any) -> grpc.aio.AioRpcError:
     return failure.value
 
 
-async def test_the_list_passes_through_and_only_health_is_added_to(short_tmp: Path) -> None:
+async def test_vendors_list_passes_through_and_only_health_is_restricted(short_tmp: Path) -> None:
     vendor = Vendor()
     numa = api.TopologyInfo(nodes=[api.NUMANode(ID=0), api.NUMANode(ID=1)])
     vendor.devices["sim-0"].topology.CopyFrom(numa)
@@ -195,14 +198,16 @@ async def test_the_list_passes_through_and_only_health_is_added_to(short_tmp: Pa
         await here.shown(registered, "sim-0")
 
 
-async def test_the_kubelet_is_told_to_ask_before_every_start_whatever_the_vendor_wants(short_tmp: Path) -> None:
+async def test_pre_start_is_required_whatever_the_vendor_requires(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor(options=api.DevicePluginOptions()))
         options = (await here.registered()).options
         assert (options.pre_start_required, options.get_preferred_allocation_available) == (True, True)
 
 
-async def test_an_allocation_is_told_to_the_service_and_answered_by_the_vendor_unchanged(short_tmp: Path) -> None:
+async def test_allocation_is_reserved_at_the_service_and_the_vendors_answer_is_returned_unchanged(
+    short_tmp: Path,
+) -> None:
     vendor = Vendor("0", "1")
     vendor.answer = api.ContainerAllocateResponse(
         envs={"VENDOR": "x"},
@@ -220,7 +225,7 @@ async def test_an_allocation_is_told_to_the_service_and_answered_by_the_vendor_u
         assert [list(each.container_requests[0].devices_ids) for each in vendor.allocate_requests] == [["1"]]
 
 
-async def test_replicas_are_told_and_asked_for_as_the_kubelet_names_them(short_tmp: Path) -> None:
+async def test_vendor_replicas_are_announced_and_requested_by_the_kubelets_ids(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor("sim-0::0", "sim-0::1", "sim-1::0", "sim-1::1"))
         registered = await here.registered()
@@ -233,7 +238,7 @@ async def test_replicas_are_told_and_asked_for_as_the_kubelet_names_them(short_t
         ]
 
 
-async def test_what_is_quarantined_is_refused_before_the_vendor_is_asked(short_tmp: Path) -> None:
+async def test_quarantined_device_is_refused_before_the_vendor_is_called(short_tmp: Path) -> None:
     vendor = Vendor()
     async with node(short_tmp, snapshot(device(0, advertised=False, refusal="No: XID 95."), device(1))) as here:
         await here.vendor(vendor)
@@ -242,14 +247,14 @@ async def test_what_is_quarantined_is_refused_before_the_vendor_is_asked(short_t
         assert (refusal.code(), refusal.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "No: XID 95.")
 
         async def quarantined(request: pb.ReserveRequest) -> None:
-            raise Quarantined("XID 48", public="No: XID 48.")
+            raise Quarantined("XID 48", public_message="No: XID 48.")
 
         here.service.on_reserve = quarantined
         assert (await fails(registered.plugin.Allocate(allocation("sim-1")))).details() == "No: XID 48."
         assert vendor.allocate_requests == []
 
 
-async def test_what_the_vendor_refuses_is_refused_in_its_own_words(short_tmp: Path) -> None:
+async def test_vendors_refusal_is_returned_with_its_own_message(short_tmp: Path) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(pre_start_required=True))
 
     async def refuse(devices: list[str]) -> None:
@@ -265,7 +270,7 @@ async def test_what_the_vendor_refuses_is_refused_in_its_own_words(short_tmp: Pa
             assert (refusal.code(), refusal.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "not on a Friday")
 
 
-async def test_before_a_start_the_gate_is_asked_first_and_then_the_vendor(short_tmp: Path) -> None:
+async def test_start_passes_the_gate_first_and_then_the_vendor(short_tmp: Path) -> None:
     order: list[str] = []
     vendor = Vendor("0", "1", options=api.DevicePluginOptions(pre_start_required=True))
 
@@ -286,9 +291,9 @@ async def test_before_a_start_the_gate_is_asked_first_and_then_the_vendor(short_
         assert left < 30
 
 
-async def test_a_start_that_the_gate_refuses_is_not_the_vendors_business(short_tmp: Path) -> None:
+async def test_start_refused_by_the_gate_does_not_reach_the_vendor(short_tmp: Path) -> None:
     async def scrubbing(request: pb.HandOverRequest) -> None:
-        raise NotReady("s7", public="The device is being scrubbed (scrub s7).")
+        raise NotReady("s7", public_message="The device is being scrubbed (scrub s7).")
 
     vendor = Vendor(options=api.DevicePluginOptions(pre_start_required=True))
     async with node(short_tmp) as here:
@@ -299,7 +304,7 @@ async def test_a_start_that_the_gate_refuses_is_not_the_vendors_business(short_t
         assert vendor.pre_starts == []
 
 
-async def test_a_vendor_that_does_not_want_to_be_asked_before_a_start_is_not(short_tmp: Path) -> None:
+async def test_vendor_without_pre_start_is_not_called_before_a_start(short_tmp: Path) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(pre_start_required=False))
     async with node(short_tmp) as here:
         await here.vendor(vendor)
@@ -307,7 +312,9 @@ async def test_a_vendor_that_does_not_want_to_be_asked_before_a_start_is_not(sho
         assert vendor.pre_starts == []
 
 
-async def test_no_certificate_is_spent_on_a_start_that_the_vendor_cannot_be_asked_for(short_tmp: Path) -> None:
+async def test_start_is_refused_without_a_grant_while_the_vendor_that_requires_pre_start_is_down(
+    short_tmp: Path,
+) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(pre_start_required=True))
     async with node(short_tmp) as here:
         await here.vendor(vendor)
@@ -323,7 +330,7 @@ async def test_no_certificate_is_spent_on_a_start_that_the_vendor_cannot_be_aske
 # Preference
 
 
-async def test_the_vendor_prefers_among_the_clean_ones(short_tmp: Path) -> None:
+async def test_vendor_chooses_its_preferred_devices_among_the_clean_ones(short_tmp: Path) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(get_preferred_allocation_available=True))
     vendor.preferred = ["sim-1"]
     async with node(short_tmp, snapshot(device(0), device(1, certified=True))) as here:
@@ -335,7 +342,7 @@ async def test_the_vendor_prefers_among_the_clean_ones(short_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["no say", "an error", "nonsense", "silence"])
-async def test_where_the_vendor_prefers_nothing_the_clean_ones_are_preferred(short_tmp: Path, how: str) -> None:
+async def test_clean_devices_are_preferred_where_the_vendor_gives_no_preference(short_tmp: Path, how: str) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(get_preferred_allocation_available=how != "no say"))
     vendor.preferred = ["sim-7"] if how == "nonsense" else None
     vendor.hung = {"GetPreferredAllocation"} if how == "silence" else set()
@@ -351,7 +358,7 @@ async def test_where_the_vendor_prefers_nothing_the_clean_ones_are_preferred(sho
 # Ids
 
 
-async def test_ids_that_mean_no_device_are_listed_as_unhealthy_and_never_handed_out(short_tmp: Path) -> None:
+async def test_ids_of_unknown_devices_are_listed_as_unhealthy_and_never_allocated(short_tmp: Path) -> None:
     vendor = Vendor("sim-0", "SN-77")
     async with node(short_tmp) as here:
         await here.vendor(vendor)
@@ -364,7 +371,7 @@ async def test_ids_that_mean_no_device_are_listed_as_unhealthy_and_never_handed_
         assert (vendor.allocate_requests, here.service.reserved, here.service.asked) == ([], [], [])
 
 
-async def test_the_service_knows_what_a_list_means_before_the_kubelet_has_the_list(short_tmp: Path) -> None:
+async def test_resource_mapping_is_announced_to_the_service_before_the_kubelet_gets_the_list(short_tmp: Path) -> None:
     told, may_go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(request: pb.AnnounceRequest) -> None:
@@ -380,7 +387,7 @@ async def test_the_service_knows_what_a_list_means_before_the_kubelet_has_the_li
         assert (await here.registered()).healthy == {"0", "1"}
 
 
-async def test_a_service_that_was_started_anew_is_told_what_ids_mean_without_a_change_of_the_list(
+async def test_restarted_service_gets_the_resource_mapping_without_a_change_of_the_list(
     short_tmp: Path,
 ) -> None:
     async with node(short_tmp) as here:
@@ -393,7 +400,7 @@ async def test_a_service_that_was_started_anew_is_told_what_ids_mean_without_a_c
         assert len(registered.lists) == 1
 
 
-async def test_what_an_id_was_stays_announced_when_the_vendor_lists_it_no_more(short_tmp: Path) -> None:
+async def test_id_that_the_vendor_no_longer_lists_stays_announced(short_tmp: Path) -> None:
     vendor = Vendor("0", "1")
     async with node(short_tmp) as here:
         await here.vendor(vendor)
@@ -405,7 +412,7 @@ async def test_what_an_id_was_stays_announced_when_the_vendor_lists_it_no_more(s
         assert list(here.service.asked[-1].device_ids) == ["0"]
 
 
-async def test_a_container_that_restarts_on_an_id_that_no_list_of_ours_had_is_asked_for(short_tmp: Path) -> None:
+async def test_restart_on_an_id_that_was_never_listed_is_announced_and_requested(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor("1"))
         registered = await here.registered()
@@ -414,7 +421,7 @@ async def test_a_container_that_restarts_on_an_id_that_no_list_of_ours_had_is_as
         assert list(here.service.asked[-1].device_ids) == ["0"]
 
 
-async def test_an_id_that_has_become_another_device_is_never_handed_out_again(short_tmp: Path) -> None:
+async def test_id_that_changed_its_device_is_never_handed_out_again(short_tmp: Path) -> None:
     """An index counts anew when a device is lost; containers keep the answer that they were given."""
     async with node(short_tmp) as here:
         await here.vendor(Vendor("0", "1"))
@@ -430,7 +437,7 @@ async def test_an_id_that_has_become_another_device_is_never_handed_out_again(sh
         assert (here.service.reserved, here.service.asked) == ([], [])
 
 
-async def test_a_service_that_cannot_be_told_keeps_nobody_from_registering(short_tmp: Path) -> None:
+async def test_failed_announcement_does_not_prevent_the_registration(short_tmp: Path) -> None:
     async def broken(request: pb.AnnounceRequest) -> None:
         raise ScrubberError("no")
 
@@ -440,7 +447,7 @@ async def test_a_service_that_cannot_be_told_keeps_nobody_from_registering(short
         assert (await here.registered()).healthy == {"0", "1"}
 
 
-async def test_one_device_in_two_resources_is_handed_out_in_neither(short_tmp: Path) -> None:
+async def test_device_listed_in_two_resources_is_handed_out_in_neither_resource(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor("sim-0", "sim-1"))
         registered = await here.registered()
@@ -449,7 +456,7 @@ async def test_one_device_in_two_resources_is_handed_out_in_neither(short_tmp: P
         assert (await here.registered(NIC)).lists[-1] == {"0": "Unhealthy"}
 
 
-async def test_a_device_that_appears_later_on_the_node_makes_its_id_a_name(short_tmp: Path) -> None:
+async def test_unknown_id_becomes_healthy_once_its_device_appears_on_the_node(short_tmp: Path) -> None:
     async with node(short_tmp, snapshot(device(0))) as here:
         await here.vendor(Vendor())
         registered = await here.registered()
@@ -480,7 +487,7 @@ async def test_a_container_restarts_on_a_device_that_the_vendor_no_longer_lists(
         (allocation("sim-9"), "not one of this plugin's"),
     ],
 )
-async def test_an_allocation_that_makes_no_sense_does_not_reach_the_vendor(
+async def test_invalid_allocation_does_not_reach_the_vendor(
     short_tmp: Path, request_: api.AllocateRequest, sentence: str
 ) -> None:
     vendor = Vendor()
@@ -495,7 +502,7 @@ async def test_an_allocation_that_makes_no_sense_does_not_reach_the_vendor(
 # Answers
 
 
-async def test_an_answer_that_gives_another_device_is_refused_and_ends_the_trust(short_tmp: Path) -> None:
+async def test_vendors_answer_with_another_device_is_refused_and_makes_its_resource_unhealthy(short_tmp: Path) -> None:
     vendor = Vendor("0", "1")
     other = "/sim/1/memory"
     vendor.answer = api.ContainerAllocateResponse(mounts=[api.Mount(host_path=other, container_path="/dev/simgpu1")])
@@ -514,13 +521,13 @@ async def test_an_answer_that_gives_another_device_is_refused_and_ends_the_trust
         await here.shown(registered, "0", "1")
 
 
-async def test_devices_are_not_announced_by_the_variable_when_the_vendor_was_told_otherwise(short_tmp: Path) -> None:
+async def test_vendors_envvar_answer_is_refused_if_the_strategy_is_another_one(short_tmp: Path) -> None:
     vendor = Vendor()
     vendor.answer = api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "sim-0"})
     async with node(short_tmp) as here:
         await here.vendor(vendor)
         await (await here.registered()).plugin.Allocate(allocation("sim-0"))
-    strict = Injection(strategies=(ListStrategy.VOLUME_MOUNTS,))
+    strict = NvidiaInjection(strategies=(ListStrategy.VOLUME_MOUNTS,))
     short = short_tmp / "2"
     short.mkdir()
     async with node(short, injection=strict) as here:
@@ -570,7 +577,7 @@ async def garbage(here: Node, *calls: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("call", ["Allocate", "PreStartContainer"])
-async def test_bytes_that_are_no_answer_are_refused_with_a_sentence(short_tmp: Path, call: str) -> None:
+async def test_malformed_answer_of_the_vendor_is_refused_with_a_message(short_tmp: Path, call: str) -> None:
     async with node(short_tmp) as here, garbage(here, call):
         await here.register("garbage.sock")
         plugin = (await here.registered()).plugin
@@ -584,14 +591,14 @@ async def test_bytes_that_are_no_answer_are_refused_with_a_sentence(short_tmp: P
         assert again.details() == refusal.details()
 
 
-async def test_a_list_that_is_no_message_is_no_list(short_tmp: Path) -> None:
+async def test_malformed_list_of_the_vendor_is_ignored(short_tmp: Path) -> None:
     async with node(short_tmp) as here, garbage(here, "ListAndWatch"):
         await here.register("garbage.sock")
         await here.vendor(Vendor("sim-1"))
         assert (await here.registered()).lists == [{"sim-1": "Healthy"}]
 
 
-async def test_a_plugin_whose_options_cannot_be_read_is_not_taken(short_tmp: Path) -> None:
+async def test_vendor_whose_options_cannot_be_read_is_not_registered(short_tmp: Path) -> None:
     async with node(short_tmp) as here, garbage(here, "GetDevicePluginOptions"):
         refusal = await fails(here.register("garbage.sock"))
         assert "its answer to GetDevicePluginOptions cannot be read" in str(refusal.details())
@@ -604,7 +611,7 @@ async def test_a_plugin_whose_options_cannot_be_read_is_not_taken(short_tmp: Pat
         [api.Device(ID="", health="Healthy")],
     ],
 )
-async def test_a_list_that_makes_no_sense_makes_everything_unhealthy_until_the_plugin_registers_again(
+async def test_invalid_list_makes_the_resource_unhealthy_until_the_vendor_registers_again(
     short_tmp: Path, devices: Sequence[api.Device]
 ) -> None:
     class Lying(Vendor):
@@ -629,7 +636,7 @@ async def test_a_list_that_makes_no_sense_makes_everything_unhealthy_until_the_p
 # Coming and going
 
 
-async def test_several_resources_are_registered_each_for_itself(short_tmp: Path) -> None:
+async def test_each_vendor_resource_is_registered_separately(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor("0"))
         await here.vendor(Vendor("1"), NIC)
@@ -639,7 +646,7 @@ async def test_several_resources_are_registered_each_for_itself(short_tmp: Path)
         assert sorted(here.service.announced) == [(GPU, {"0": "sim-0"}), (NIC, {"1": "sim-1"})]
 
 
-async def test_nothing_is_registered_before_vendor_and_service_have_both_spoken(short_tmp: Path) -> None:
+async def test_vendor_resource_is_not_registered_before_both_vendor_and_service_have_reported(short_tmp: Path) -> None:
     mute = Vendor()
     mute.hung = {"ListAndWatch"}
     async with node(short_tmp) as here:
@@ -649,10 +656,12 @@ async def test_nothing_is_registered_before_vendor_and_service_have_both_spoken(
         assert {request.resource_name for request in here.kubelet.requests} == {NIC}
 
 
-async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a_while(short_tmp: Path) -> None:
+async def test_vendor_that_hangs_in_an_allocation_makes_only_its_own_resource_unhealthy_for_a_while(
+    short_tmp: Path,
+) -> None:
     hanging = Vendor("sim-0")
     vendors = dataclasses.replace(BEHIND.vendor, allocate=1.0)
-    times = steady(upstream=UpstreamTimes(grace=PATIENCE, rest=0.5), vendor=vendors)
+    times = steady(upstream=UpstreamResourceTimes(grace=PATIENCE, pause=0.5), vendor=vendors)
     async with node(short_tmp, times=times) as here:
         await here.vendor(hanging)
         await here.vendor(Vendor("sim-1"), NIC)
@@ -668,11 +677,11 @@ async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a
         await here.shown(mine, "sim-0")
 
 
-async def test_a_plugin_that_says_nothing_and_answers_nothing_is_unhealthy_after_the_grace(short_tmp: Path) -> None:
+async def test_unresponsive_vendor_is_unhealthy_after_its_grace_period(short_tmp: Path) -> None:
     vendor = Vendor()
     # Our socket stays: were it made anew meanwhile, the registration below might be cut short with the old one.
     vendors = dataclasses.replace(BEHIND.vendor, heartbeat=0.2, probe=1.0)
-    times = steady(upstream=UpstreamTimes(grace=0.3), vendor=vendors)
+    times = steady(upstream=UpstreamResourceTimes(grace=0.3), vendor=vendors)
     async with node(short_tmp, times=times) as here:
         await here.vendor(vendor)
         registered = await here.registered()
@@ -683,7 +692,7 @@ async def test_a_plugin_that_says_nothing_and_answers_nothing_is_unhealthy_after
         await here.shown(registered, "sim-0", "sim-1")
 
 
-async def test_a_plugin_that_registers_again_within_the_grace_changes_nobodys_health(short_tmp: Path) -> None:
+async def test_vendor_that_registers_again_within_the_grace_period_changes_no_health(short_tmp: Path) -> None:
     first, second = Vendor(), Vendor("sim-1")
     async with node(short_tmp) as here:
         await here.vendor(first)
@@ -697,7 +706,7 @@ async def test_a_plugin_that_registers_again_within_the_grace_changes_nobodys_he
         assert (len(first.allocate_requests), len(second.allocate_requests)) == (0, 1)
 
 
-async def test_an_allocation_goes_on_when_the_plugin_is_replaced_under_it(short_tmp: Path) -> None:
+async def test_allocation_continues_when_the_vendors_plugin_is_replaced_meanwhile(short_tmp: Path) -> None:
     first, second = Vendor(), Vendor()
     asked = asyncio.Event()
 
@@ -706,7 +715,9 @@ async def test_an_allocation_goes_on_when_the_plugin_is_replaced_under_it(short_
         await asyncio.Event().wait()
 
     first.on_allocate = never
-    async with node(short_tmp, times=steady(upstream=UpstreamTimes(grace=PATIENCE, absent=PATIENCE))) as here:
+    async with node(
+        short_tmp, times=steady(upstream=UpstreamResourceTimes(grace=PATIENCE, vendor_away=PATIENCE))
+    ) as here:
         await here.vendor(first)
         waiting = asyncio.ensure_future((await here.registered()).plugin.Allocate(allocation("sim-0")))
         await asyncio.wait_for(asked.wait(), PATIENCE)
@@ -716,10 +727,14 @@ async def test_an_allocation_goes_on_when_the_plugin_is_replaced_under_it(short_
         assert len(second.allocate_requests) == 1
 
 
-async def test_the_socket_is_made_anew_for_a_plugin_that_is_gone_and_not_for_one_that_is_there(short_tmp: Path) -> None:
+async def test_upstream_socket_is_recreated_for_a_vendor_that_is_gone_and_not_for_one_that_is_present(
+    short_tmp: Path,
+) -> None:
     vendor = Vendor()
     # One that has registered again and has sent no list yet is away for that long, too.
-    async with node(short_tmp, times=steady(reception=ReceptionTimes(poll=0.02, patience=3.0, closing=0.1))) as here:
+    async with node(
+        short_tmp, times=steady(registry=UpstreamRegistryTimes(poll=0.02, rotation_delay=3.0, closing=0.1))
+    ) as here:
         await here.vendor(vendor)
         await here.registered()
         made = here.socket.stat()
@@ -734,7 +749,7 @@ async def test_the_socket_is_made_anew_for_a_plugin_that_is_gone_and_not_for_one
         assert here.socket.stat().st_mtime_ns > made.st_mtime_ns
 
 
-async def test_a_socket_of_ours_that_was_removed_is_made_anew(short_tmp: Path) -> None:
+async def test_removed_upstream_socket_is_recreated(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor())
         here.socket.unlink()
@@ -743,7 +758,7 @@ async def test_a_socket_of_ours_that_was_removed_is_made_anew(short_tmp: Path) -
         await here.shown(registered, "sim-1")
 
 
-async def test_a_service_that_stays_away_makes_everything_unhealthy(short_tmp: Path) -> None:
+async def test_service_outage_makes_all_vendor_devices_unhealthy(short_tmp: Path) -> None:
     times = dataclasses.replace(STEADY, watch=dataclasses.replace(STEADY.watch, grace=0.5))
     async with node(short_tmp, times=times) as here:
         await here.vendor(Vendor())
@@ -754,7 +769,7 @@ async def test_a_service_that_stays_away_makes_everything_unhealthy(short_tmp: P
         await here.shown(registered, "sim-0", "sim-1")
 
 
-async def test_the_kubelets_restart_is_no_news_for_the_vendor(short_tmp: Path) -> None:
+async def test_kubelet_restart_does_not_affect_the_vendor(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor())
         first = await here.registered()
@@ -786,7 +801,7 @@ async def test_the_kubelets_restart_is_no_news_for_the_vendor(short_tmp: Path) -
         ("link", GPU, "v1beta1", "not a socket"),
     ],
 )
-async def test_a_registration_that_cannot_be_is_refused_with_a_sentence(
+async def test_invalid_vendor_registration_is_refused_with_a_message(
     short_tmp: Path, endpoint: str, resource: str, version: str, sentence: str
 ) -> None:
     async with node(short_tmp) as here:
@@ -796,7 +811,7 @@ async def test_a_registration_that_cannot_be_is_refused_with_a_sentence(
         assert sentence in str((await fails(here.register(endpoint, resource, version))).details())
 
 
-async def test_only_root_and_this_user_may_register(short_tmp: Path) -> None:
+async def test_only_root_and_the_plugins_user_may_register_a_vendor(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor())
         assert stat.S_IMODE(here.socket.stat().st_mode) & 0o007 == 0
@@ -811,24 +826,24 @@ def settings(directory: Path, upstream: Path, **more: Any) -> PluginSettings:
 
 
 @pytest.mark.parametrize("name", ["device-plugins", "plugins_registry", "link"])
-async def test_the_kubelets_own_directory_is_refused(short_tmp: Path, name: str) -> None:
+async def test_kubelets_directory_is_refused_as_the_upstream_directory(short_tmp: Path, name: str) -> None:
     (short_tmp / "device-plugins").mkdir()
     (short_tmp / "link").symlink_to(short_tmp / "device-plugins")
-    with pytest.raises(BadConfiguration, match="kubelet's own directory"):
+    with pytest.raises(InvalidConfiguration, match="kubelet's own directory"):
         await run(settings(short_tmp, short_tmp / name))
     assert list((short_tmp / "device-plugins").iterdir()) == []
 
 
-async def test_a_directory_that_others_may_write_to_is_refused(short_tmp: Path) -> None:
+async def test_upstream_directory_writable_by_others_is_refused(short_tmp: Path) -> None:
     (short_tmp / "u").mkdir()
     (short_tmp / "u").chmod(0o1777)
-    with pytest.raises(BadConfiguration, match="who may write there may register"):
+    with pytest.raises(InvalidConfiguration, match="who may write there may register"):
         await run(settings(short_tmp, short_tmp / "u"))
 
 
-async def test_a_directory_that_a_kubelet_serves_is_refused(short_tmp: Path) -> None:
+async def test_upstream_directory_that_a_kubelet_serves_is_refused(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp / "other"):
-        with pytest.raises(BadConfiguration, match="Somebody else serves"):
+        with pytest.raises(InvalidConfiguration, match="Somebody else serves"):
             await run(settings(short_tmp, short_tmp / "other" / "device-plugins"))
         assert (short_tmp / "other" / "device-plugins" / "kubelet.sock").is_socket()
 
@@ -841,7 +856,7 @@ async def test_a_directory_that_a_kubelet_serves_is_refused(short_tmp: Path) -> 
         ({}, "s/file", "cannot be made a directory"),
     ],
 )
-async def test_a_setting_that_cannot_work_is_refused_before_anything_is_started(
+async def test_invalid_upstream_setting_is_refused_before_anything_starts(
     short_tmp: Path, more: dict[str, Any], upstream: str, sentence: str
 ) -> None:
     (short_tmp / "s").mkdir()
@@ -870,12 +885,12 @@ class Told:
 @asynccontextmanager
 async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[None]]]:
     log = Told()
-    behind = Behind(
+    behind = UpstreamProxy(
         directory / "u",
         directory,
         times=BEHIND,
-        injection=Injection(),
-        announce=to_nobody,
+        injection=NvidiaInjection(),
+        publish_mapping=discard_mapping,
         log=log,
         clock=time.monotonic,
     )
@@ -885,7 +900,7 @@ async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[N
     await asyncio.wait({task})
 
 
-async def test_a_second_instance_waits_until_the_first_is_gone(short_tmp: Path) -> None:
+async def test_second_instance_waits_until_the_first_has_released_the_upstream_socket(short_tmp: Path) -> None:
     path = short_tmp / "u" / "kubelet.sock"
     async with receiving(short_tmp) as (one, first):
         await one.says("reception.serving")
@@ -899,7 +914,7 @@ async def test_a_second_instance_waits_until_the_first_is_gone(short_tmp: Path) 
     assert not path.exists()
 
 
-async def test_a_socket_that_a_killed_instance_left_is_replaced(short_tmp: Path) -> None:
+async def test_upstream_socket_left_by_a_killed_instance_is_replaced(short_tmp: Path) -> None:
     (short_tmp / "u").mkdir(mode=0o700)
     path = short_tmp / "u" / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -910,7 +925,7 @@ async def test_a_socket_that_a_killed_instance_left_is_replaced(short_tmp: Path)
             await asyncio.wait_for(channel.channel_ready(), PATIENCE)
 
 
-async def test_a_start_without_a_deadline_is_served_too(short_tmp: Path) -> None:
+async def test_start_without_a_deadline_is_served(short_tmp: Path) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(pre_start_required=True))
     async with node(short_tmp) as here:
         await here.vendor(vendor)

@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
         (("--upstream-dir", "vendor"), "from-the-variable", "vendor"),
     ],
 )
-def test_the_directory_is_a_flag_or_a_variable_or_none(
+def test_upstream_directory_is_given_by_flag_or_variable_or_not_at_all(
     told: list[Path | None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.devices import AdvertisedDevice, ServiceVerdict
-from plugin.upstream.answers import Reach, named_by_variable
-from plugin.upstream.listing import Said, judged
-from plugin.upstream.names import Directory, Known, Meaning
-from plugin.upstream.renewal import Renewals
-from plugin.upstream.server import clean_first, within
-from plugin.upstream.standing import Standing
+from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
+from plugin.upstream.allocate_response import DevicePaths, uses_envvar
+from plugin.upstream.device_ids import DeviceIds, DeviceNames, ResolvedId
+from plugin.upstream.device_list import VendorReport, build_entries
+from plugin.upstream.server import is_valid_preference, narrow_to_clean
+from plugin.upstream.socket_rotation import SocketRotation
+from plugin.upstream.vendor_state import VendorState
 
 
 def offer(id_: str, **facts: object) -> AdvertisedDevice:
     return AdvertisedDevice(**{"id": id_, "index": id_, "verdict": ServiceVerdict.OFFERED, "healthy": True, **facts})  # type: ignore[arg-type]
 
 
-def listed(said: Said, offers: dict[str, AdvertisedDevice]) -> dict[str, tuple[str, str]]:
-    meanings = {each.ID: Meaning(each.ID) for each in said.devices}
-    return {entry.id: (entry.sent.health, entry.why) for entry in judged(said, meanings, offers)}
+def listed(said: VendorReport, offers: dict[str, AdvertisedDevice]) -> dict[str, tuple[str, str]]:
+    meanings = {each.ID: ResolvedId(each.ID) for each in said.devices}
+    return {entry.id: (entry.message.health, entry.unhealthy_reason) for entry in build_entries(said, meanings, offers)}
 
 
 # What is listed
@@ -35,91 +35,91 @@ def listed(said: Said, offers: dict[str, AdvertisedDevice]) -> dict[str, tuple[s
     healthy=st.booleans(),
     known=st.booleans(),
 )
-def test_healthy_is_said_only_when_everybody_says_so(
+def test_device_is_healthy_only_if_vendor_and_service_agree(
     vendors: str, trouble: str, verdict: ServiceVerdict, healthy: bool, known: bool
 ) -> None:
-    said = Said((api.Device(ID="a", health=vendors),), trouble=trouble)
-    meaning = Meaning("a") if known else Meaning(refusal="Who is that?")
-    (entry,) = judged(
+    said = VendorReport((api.Device(ID="a", health=vendors),), unusable_reason=trouble)
+    meaning = ResolvedId("a") if known else ResolvedId(refusal="Who is that?")
+    (entry,) = build_entries(
         said, {"a": meaning}, {"a": offer("a", verdict=verdict, healthy=healthy and verdict is ServiceVerdict.OFFERED)}
     )
     everybody = vendors == "Healthy" and not trouble and verdict is ServiceVerdict.OFFERED and healthy and known
-    assert (entry.sent.health == "Healthy") is everybody
-    assert bool(entry.why) is not everybody
+    assert (entry.message.health == "Healthy") is everybody
+    assert bool(entry.unhealthy_reason) is not everybody
 
 
-def test_nothing_of_the_vendors_list_is_changed_but_health() -> None:
+def test_vendors_list_entry_is_unchanged_except_for_health() -> None:
     topology = api.TopologyInfo(nodes=[api.NUMANode(ID=0), api.NUMANode(ID=1)])
     newer = b"\xfa\x01\x05later"  # a field that a later protocol may have
     device = api.Device.FromString(api.Device(ID="a", health="Healthy", topology=topology).SerializeToString() + newer)
-    (well,) = judged(Said((device,)), {"a": Meaning("a")}, {"a": offer("a")})
-    assert well.sent.SerializeToString() == device.SerializeToString()
-    (sick,) = judged(Said((device,)), {"a": Meaning("a")}, {"a": offer("a", healthy=False)})
-    sick.sent.health = "Healthy"
-    assert sick.sent.SerializeToString() == device.SerializeToString()
+    (well,) = build_entries(VendorReport((device,)), {"a": ResolvedId("a")}, {"a": offer("a")})
+    assert well.message.SerializeToString() == device.SerializeToString()
+    (sick,) = build_entries(VendorReport((device,)), {"a": ResolvedId("a")}, {"a": offer("a", healthy=False)})
+    sick.message.health = "Healthy"
+    assert sick.message.SerializeToString() == device.SerializeToString()
 
 
-def test_the_vendors_own_word_for_what_is_not_healthy_stays() -> None:
-    said = Said((api.Device(ID="a", health="Overheated"),))
+def test_vendors_own_name_for_an_unhealthy_state_is_kept() -> None:
+    said = VendorReport((api.Device(ID="a", health="Overheated"),))
     assert listed(said, {"a": offer("a")})["a"][0] == "Overheated"
 
 
-def test_what_a_list_leaves_out_stays_unhealthy_until_it_is_back() -> None:
+def test_device_dropped_from_the_vendors_list_stays_unhealthy_until_it_returns() -> None:
     a, b = api.Device(ID="a", health="Healthy"), api.Device(ID="b", health="Healthy")
-    said = Said().after((a, b)).after((b,)).after((b,))
+    said = VendorReport().with_list((a, b)).with_list((b,)).with_list((b,))
     assert [each.ID for each in said.dropped] == ["a"]
     assert listed(said, {"a": offer("a"), "b": offer("b")})["a"][0] == "Unhealthy"
-    assert said.after((a, b)).dropped == ()
+    assert said.with_list((a, b)).dropped == ()
 
 
 # How a plugin stands
 
 
-def test_a_plugin_that_is_away_keeps_its_health_for_the_grace_and_not_longer() -> None:
-    away = Standing(10.0).lost("It went.", 100.0).lost("Still away.", 105.0)
-    assert (away.trouble(109.9), away.trouble(110.0)) == ("", "Still away.")
-    assert away.changes_in(104.0) == 6.0
-    assert away.changes_in(110.0) is None
-    assert away.heard().trouble(500.0) == ""
+def test_disconnected_vendor_keeps_its_health_for_the_grace_period_only() -> None:
+    away = VendorState(10.0).on_disconnect("It went.", 100.0).on_disconnect("Still away.", 105.0)
+    assert (away.unusable_reason(109.9), away.unusable_reason(110.0)) == ("", "Still away.")
+    assert away.seconds_until_change(104.0) == 6.0
+    assert away.seconds_until_change(110.0) is None
+    assert away.on_list().unusable_reason(500.0) == ""
 
 
-def test_registering_alone_does_not_end_an_absence() -> None:
-    assert Standing(10.0).lost("It went.", 100.0).registered().trouble(111.0) == "It went."
+def test_registration_alone_does_not_end_a_vendors_absence() -> None:
+    assert VendorState(10.0).on_disconnect("It went.", 100.0).on_registration().unusable_reason(111.0) == "It went."
 
 
-def test_a_plugin_at_rest_is_not_used_and_registering_ends_that() -> None:
-    resting = Standing(10.0).resting("It hung.", 160.0, told="It is away.")
-    assert (resting.fault(159.9), resting.fault(160.0)) == ("It is away.", "")
-    assert (resting.trouble(159.9), resting.trouble(160.0)) == ("It hung.", "")
-    assert resting.changes_in(100.0) == 60.0
-    assert resting.registered().trouble(120.0) == ""
+def test_vendor_is_not_used_after_a_timeout_until_it_registers_again_or_the_pause_ends() -> None:
+    resting = VendorState(10.0).on_timeout("It hung.", 160.0, public_reason="It is away.")
+    assert (resting.public_fault(159.9), resting.public_fault(160.0)) == ("It is away.", "")
+    assert (resting.unusable_reason(159.9), resting.unusable_reason(160.0)) == ("It hung.", "")
+    assert resting.seconds_until_change(100.0) == 60.0
+    assert resting.on_registration().unusable_reason(120.0) == ""
 
 
-def test_a_list_that_cannot_be_used_is_forgiven_only_when_the_plugin_registers_again() -> None:
-    useless = Standing(10.0).useless("It names a device twice.", told="It cannot be used.")
-    assert (useless.fault(0.0), useless.registered().fault(0.0)) == ("It cannot be used.", "")
-    assert not useless.present
-    assert useless.heard().trouble(1e9) == "It names a device twice."
-    assert useless.registered().trouble(0.0) == ""
+def test_invalid_list_is_forgiven_only_when_the_vendor_registers_again() -> None:
+    useless = VendorState(10.0).on_invalid("It names a device twice.", public_reason="It cannot be used.")
+    assert (useless.public_fault(0.0), useless.on_registration().public_fault(0.0)) == ("It cannot be used.", "")
+    assert not useless.is_present
+    assert useless.on_list().unusable_reason(1e9) == "It names a device twice."
+    assert useless.on_registration().unusable_reason(0.0) == ""
 
 
 # When the socket is made anew
 
 
-def test_the_socket_is_made_anew_later_each_time_and_a_handful_of_times() -> None:
-    renewals = Renewals(patience=2.0, most=3)
-    done = [tenth / 10 for tenth in range(600) if renewals.due({"v/gpu": 0.0}, tenth / 10)]
+def test_upstream_socket_is_rotated_with_growing_delays_and_a_limited_number_of_times() -> None:
+    renewals = SocketRotation(initial_delay=2.0, max_rotations=3)
+    done = [tenth / 10 for tenth in range(600) if renewals.check_due({"v/gpu": 0.0}, tenth / 10)]
     assert done == [2.0, 6.0, 14.0]
 
 
-def test_a_plugin_that_comes_and_goes_is_not_met_with_patience_anew_each_time() -> None:
-    renewals = Renewals(patience=2.0, steady=300.0)
-    assert renewals.due({"v/gpu": 0.0}, 2.0)
-    assert not renewals.due({}, 3.0)
-    assert not renewals.due({"v/gpu": 4.0}, 6.5)
-    assert renewals.due({"v/gpu": 4.0}, 8.0)
-    assert not renewals.due({}, 400.0)
-    assert renewals.due({"v/gpu": 401.0}, 403.0)
+def test_rotation_delay_is_reset_only_after_a_long_presence_of_the_vendor() -> None:
+    renewals = SocketRotation(initial_delay=2.0, reset_after=300.0)
+    assert renewals.check_due({"v/gpu": 0.0}, 2.0)
+    assert not renewals.check_due({}, 3.0)
+    assert not renewals.check_due({"v/gpu": 4.0}, 6.5)
+    assert renewals.check_due({"v/gpu": 4.0}, 8.0)
+    assert not renewals.check_due({}, 400.0)
+    assert renewals.check_due({"v/gpu": 401.0}, 403.0)
 
 
 # What is preferred
@@ -142,14 +142,14 @@ def preference(available: str, size: int, must: str = "") -> api.ContainerPrefer
         (1, "d", "a c d"),
     ],
 )
-def test_the_vendor_is_asked_among_the_clean_ones_where_there_are_enough(size: int, must: str, asked: str) -> None:
+def test_vendor_chooses_among_clean_devices_where_enough_are_available(size: int, must: str, asked: str) -> None:
     offers = {
         "a": offer("a", certified=True),
         "b": offer("b", scrubbing=True),
         "c": offer("c", certified=True),
         "d": offer("d"),
     }
-    request = clean_first(preference("a b c d", size, must), offers)
+    request = narrow_to_clean(preference("a b c d", size, must), offers)
     assert list(request.available_deviceIDs) == asked.split()
     assert (list(request.must_include_deviceIDs), request.allocation_size) == (must.split(), size)
 
@@ -158,18 +158,20 @@ def test_the_vendor_is_asked_among_the_clean_ones_where_there_are_enough(size: i
     ("answer", "good"),
     [("a b", True), ("b", False), ("a", True), ("", True), ("a a", False), ("a z", False), ("a b c", False)],
 )
-def test_a_preference_is_of_what_was_asked_or_it_is_none(answer: str, good: bool) -> None:
+def test_vendors_preference_is_valid_only_for_the_requested_devices(answer: str, good: bool) -> None:
     asked = api.PreferredAllocationRequest(container_requests=[preference("a b c", 2, "a")])
     answered = api.ContainerPreferredAllocationResponse(deviceIDs=answer.split())
-    assert within(asked, api.PreferredAllocationResponse(container_responses=[answered])) is good
-    assert not within(asked, api.PreferredAllocationResponse())
+    assert is_valid_preference(asked, api.PreferredAllocationResponse(container_responses=[answered])) is good
+    assert not is_valid_preference(asked, api.PreferredAllocationResponse())
 
 
 # What an answer reaches
 
 CONTROL = "/dev/nvidiactl"
-NODE = Directory((Known("GPU-a", "0"), Known("GPU-b", "1")))
-REACH = Reach({"GPU-a": frozenset({"/dev/nvidia0", CONTROL}), "GPU-b": frozenset({"/dev/nvidia1", CONTROL})}, NODE)
+NODE = DeviceIds((DeviceNames("GPU-a", "0"), DeviceNames("GPU-b", "1")))
+REACH = DevicePaths(
+    {"GPU-a": frozenset({"/dev/nvidia0", CONTROL}), "GPU-b": frozenset({"/dev/nvidia1", CONTROL})}, NODE
+)
 
 
 def spec(path: str) -> api.DeviceSpec:
@@ -202,16 +204,16 @@ def spec(path: str) -> api.DeviceSpec:
         (api.ContainerAllocateResponse(mounts=[api.Mount(host_path="/opt/vendor", container_path="/opt")]), []),
     ],
 )
-def test_an_answer_that_reaches_another_device_is_found(
+def test_vendors_answer_that_reaches_an_unallocated_device_is_detected(
     answer: api.ContainerAllocateResponse, strangers: list[str]
 ) -> None:
-    assert REACH.strangers(answer, ["GPU-a"]) == strangers
+    assert REACH.unallocated_devices(answer, ["GPU-a"]) == strangers
 
 
 @pytest.mark.parametrize(
     ("value", "named"),
     [("GPU-a", True), ("all", True), ("void", False), ("", False), ("/var/run/nvidia-container-devices", False)],
 )
-def test_whether_the_variable_names_devices(value: str, named: bool) -> None:
+def test_uses_envvar_detects_whether_the_variable_names_devices(value: str, named: bool) -> None:
     answer = api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": value})
-    assert named_by_variable(answer) is named
+    assert uses_envvar(answer) is named

@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from plugin.devices import AdvertisedDevice, AdvertisedDevices
-from plugin.logs import logger
-from plugin.service import ServiceWatch, WatchTimes
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
+from plugin.logs import create_logger
+from plugin.service_client import ServiceWatch, WatchTimes
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import Away
+from scrubber.domain.errors import Unavailable
 from tests.plugin_collaborators import PATIENCE, device, snapshot
 
 TIMES = WatchTimes(grace=0.05, heartbeat=60.0, probe=1.0, retry=0.01)
@@ -32,7 +32,7 @@ class Service:
             self._heard = True
             yield self._shown
             await self.goes.wait()
-        raise Away("The scrub service does not answer.")
+        raise Unavailable("The scrub service does not answer.")
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
         return self._shown
@@ -44,13 +44,13 @@ class Service:
 async def lines(service: Service, until: Callable[[tuple[AdvertisedDevice, ...]], bool]) -> list[dict[str, Any]]:
     """About devices, by the time that the advertised is so after the service went."""
     stream, advertised = io.StringIO(), AdvertisedDevices()
-    log = logger("json", "info", stream)
+    log = create_logger("json", "info", stream)
     watch = ServiceWatch(service, advertised, times=TIMES, log=log, clock=time.monotonic)
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(PATIENCE):
-        await advertised.until(lambda: bool(advertised.devices))
+        await advertised.wait_until(lambda: bool(advertised.devices))
         service.goes.set()
-        await advertised.until(lambda: until(advertised.devices))
+        await advertised.wait_until(lambda: until(advertised.devices))
     task.cancel()
     await asyncio.wait({task})
     told = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -61,19 +61,19 @@ def none_healthy(offers: tuple[AdvertisedDevice, ...]) -> bool:
     return not any(offer.healthy for offer in offers)
 
 
-async def test_a_device_that_goes_with_the_service_is_withheld_and_the_line_says_why() -> None:
+async def test_device_withheld_with_the_service_down_is_logged_with_the_reason() -> None:
     good, bad = await lines(Service(snapshot(device(0))), none_healthy)
     assert (good["event"], good["level"], good["word"], good["sentence"]) == ("device.healthy", "info", "offered", None)
     assert (bad["event"], bad["level"], bad["word"]) == ("device.unhealthy", "warning", "withheld")
     assert "No scrub service that is ready was there for 0.05 s" in bad["sentence"]
 
 
-async def test_a_device_that_was_out_of_service_before_keeps_the_service_s_sentence() -> None:
+async def test_device_out_of_service_is_logged_with_the_services_message() -> None:
     (line,) = await lines(Service(snapshot(device(0, advertised=False, refusal="No: XID 95."))), none_healthy)
     assert (line["level"], line["word"], line["sentence"]) == ("warning", "withheld", "No: XID 95.")
 
 
-async def test_a_device_of_which_nobody_has_spoken_is_neither_offered_nor_withheld() -> None:
+async def test_device_without_a_verdict_is_logged_as_neither_offered_nor_withheld() -> None:
     (line,) = await lines(Service(snapshot(device(0), ready=False)), none_healthy)
     assert (line["level"], line["word"]) == ("warning", "none")
     assert "has said anything" in line["sentence"]

@@ -10,11 +10,11 @@ import pytest
 
 from bench import fault
 from bench.figures import Amount, Quantiles, Timing, growth_exponent, quantile
-from bench.machine import Machine, here
+from bench.machine import Machine, describe_machine
 from bench.report import SCHEMA, Report, dump, load, render
-from bench.targets import judge
+from bench.targets import evaluate_targets
 from scrubber.config.policy_file import load_policy
-from scrubber.domain.tally import KEPT
+from scrubber.domain.health.history import MAX_ENTRIES
 
 BENCH = Path(__file__).parents[2] / "bench"
 LATEST = BENCH / "results" / "latest.json"
@@ -37,7 +37,7 @@ def timing(name: str, milliseconds: float, reference: float | None = None) -> Ti
 
 def report(*timings: Timing, amounts: tuple[Amount, ...] = ()) -> Report:
     machine = Machine("A processor", 2, 4.0, "Linux 6.1", "CPython 3.11.2", "1.85.1", 0.25)
-    targets = judge(timings, amounts)
+    targets = evaluate_targets(timings, amounts)
     return Report(SCHEMA, "1.0", "2026-01-02T03:04Z", False, 10.0, "marker", machine, timings, amounts, targets)
 
 
@@ -57,29 +57,29 @@ def report(*timings: Timing, amounts: tuple[Amount, ...] = ()) -> Report:
         ([1.0, 2.0], 1.0, 2.0),
     ],
 )
-def test_a_quantile_is_a_sample_that_was_measured(samples: list[float], share: float, wanted: float) -> None:
+def test_quantile_is_one_of_the_measured_samples(samples: list[float], share: float, wanted: float) -> None:
     assert quantile(samples, share) == wanted
 
 
 @pytest.mark.parametrize(("samples", "share"), [([], 0.5), ([1.0], 0.0), ([1.0], 1.5)])
-def test_there_is_no_quantile_of_nothing(samples: list[float], share: float) -> None:
+def test_quantile_of_no_samples_is_an_error(samples: list[float], share: float) -> None:
     with pytest.raises(ValueError, match=r"quantile|share"):
         quantile(samples, share)
 
 
-def test_of_few_samples_the_p99_is_the_worst() -> None:
+def test_p99_of_few_samples_is_the_worst_sample() -> None:
     assert Quantiles.of([0.3, 0.1, 0.2]) == Quantiles(samples=3, p50=0.2, p99=0.3, worst=0.3)
 
 
 @pytest.mark.parametrize(
     ("seconds", "wanted"), [([1.0, 1.0, 1.0], 0.0), ([1.0, 10.0, 100.0], 1.0), ([1.0, 1.0, 100.0], 2.0)]
 )
-def test_growth_is_that_of_the_steepest_step(seconds: list[float], wanted: float) -> None:
+def test_growth_exponent_is_that_of_the_steepest_step(seconds: list[float], wanted: float) -> None:
     assert growth_exponent([1, 10, 100], seconds) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("sizes", "seconds"), [([4], [1.0]), ([4, 4], [1.0, 1.0]), ([4, 8], [0.0, 1.0])])
-def test_growth_needs_sizes_that_grow(sizes: list[float], seconds: list[float]) -> None:
+def test_growth_exponent_needs_increasing_sizes(sizes: list[float], seconds: list[float]) -> None:
     with pytest.raises(ValueError, match=r"sizes"):
         growth_exponent(sizes, seconds)
 
@@ -87,75 +87,75 @@ def test_growth_needs_sizes_that_grow(sizes: list[float], seconds: list[float]) 
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_ratio_is_to_the_reference_of_the_same_run() -> None:
+def test_timing_ratio_is_relative_to_the_reference_of_the_same_run() -> None:
     assert timing("x", 6.0, reference=2.0).ratio_p99 == pytest.approx(3.0)
     assert timing("x", 6.0).ratio_p99 is None
 
 
-def test_the_worst_of_all_hand_overs_decides() -> None:
+def test_hand_over_target_is_judged_by_the_worst_row() -> None:
     name = "hand-over.same-container"
-    targets = judge([timing(f"{name}.{row}", 3.0, 1.0) for row in ("pods-1", "pods-16")], ())
+    targets = evaluate_targets([timing(f"{name}.{row}", 3.0, 1.0) for row in ("pods-1", "pods-16")], ())
     assert [(each.name, each.met) for each in targets] == [(name, True)]
-    targets = judge([timing(f"{name}.pods-16", 3.0, 1.0), timing(f"{name}.devices-64", 6.0, 1.0)], ())
+    targets = evaluate_targets([timing(f"{name}.pods-16", 3.0, 1.0), timing(f"{name}.devices-64", 6.0, 1.0)], ())
     assert [(each.name, each.met) for each in targets] == [(name, False)]
     assert targets[0].measured == pytest.approx(6.0)
 
 
-def test_a_target_at_its_limit_is_met_and_one_that_is_missed_has_a_cause() -> None:
-    met, missed = (judge([timing("fault.devices-16", each)], ())[0] for each in (50.0, 51.0))
+def test_target_at_its_limit_is_met_and_a_missed_target_has_a_cause() -> None:
+    met, missed = (evaluate_targets([timing("fault.devices-16", each)], ())[0] for each in (50.0, 51.0))
     assert met.measured == pytest.approx(met.limit)
     assert (met.met, met.cause) == (True, "")
     assert not missed.met
     assert missed.cause
 
 
-def test_the_slowest_command_decides() -> None:
-    (target,) = judge([timing("command.version", 60.0, 80.0), timing("command.devices", 130.0, 80.0)], ())
+def test_command_target_is_judged_by_the_slowest_command() -> None:
+    (target,) = evaluate_targets([timing("command.version", 60.0, 80.0), timing("command.devices", 130.0, 80.0)], ())
     assert (target.name, target.met) == ("command", False)
     assert target.measured == pytest.approx(260.0)
 
 
 @pytest.mark.parametrize("name", ["command.policy-check", "command.doctor"])
-def test_a_command_that_does_more_than_ask_is_judged_by_itself_and_by_the_same_limit(name: str) -> None:
-    asks, more = judge([timing("command.devices", 60.0, 80.0), timing(name, 130.0, 80.0)], ())
+def test_command_that_does_more_than_query_is_judged_separately_by_the_same_limit(name: str) -> None:
+    asks, more = evaluate_targets([timing("command.devices", 60.0, 80.0), timing(name, 130.0, 80.0)], ())
     assert (asks.name, asks.met) == ("command", True)
     assert (more.name, more.met, more.unit) == (name, False, "ms")
     assert more.measured == pytest.approx(260.0)
     assert more.limit == asks.limit
 
 
-def test_growth_with_devices_is_judged_by_all_their_numbers() -> None:
+def test_growth_target_is_judged_by_all_device_counts() -> None:
     prefix = "hand-over.same-container.devices-"
-    (target,) = judge([timing(f"{prefix}{size}", size) for size in (256, 4, 64)], ())
+    (target,) = evaluate_targets([timing(f"{prefix}{size}", size) for size in (256, 4, 64)], ())
     assert target.name == "growth.devices"
     assert "4, 64, 256" in target.sentence
     assert target.measured == pytest.approx(1.0)
 
 
-def test_scrapes_are_judged_at_the_largest_number_of_devices() -> None:
-    (target,) = judge([timing("scrape.devices-256", 21.0, 1.0), timing("scrape.devices-32", 4.0, 1.0)], ())
+def test_scrape_target_is_judged_at_the_largest_device_count() -> None:
+    (target,) = evaluate_targets([timing("scrape.devices-256", 21.0, 1.0), timing("scrape.devices-32", 4.0, 1.0)], ())
     assert (target.name, target.met, target.unit) == ("scrape", False, "ms")
     assert target.measured == pytest.approx(21.0)
     assert "256 devices" in target.sentence
 
 
-def test_restarts_beside_scrapers_are_compared_with_those_without_and_count_for_no_other_target() -> None:
+def test_scraped_restarts_are_compared_with_unscraped_ones_and_count_for_no_other_target() -> None:
     prefix = "hand-over.same-container.scraped-"
-    (target,) = judge([timing(f"{prefix}by-none", 10.0, 1.0), timing(f"{prefix}by-a-crowd", 80.0, 2.0)], ())
+    (target,) = evaluate_targets([timing(f"{prefix}by-none", 10.0, 1.0), timing(f"{prefix}by-a-crowd", 80.0, 2.0)], ())
     assert (target.name, target.met, target.unit) == ("scrape.crowd", False, "times")
     assert target.measured == pytest.approx(4.0)
 
 
-def test_the_start_of_the_plugin_is_judged_by_its_median_and_a_rolling_update_by_the_longest_gap() -> None:
-    start, gap = judge([timing("start.plugin", 299.0, 100.0), timing("rolling-update", 17.0)], ())
+def test_plugin_start_is_judged_by_its_median_and_a_rolling_update_by_the_longest_gap() -> None:
+    start, gap = evaluate_targets([timing("start.plugin", 299.0, 100.0), timing("rolling-update", 17.0)], ())
     assert (start.name, start.met, gap.name, gap.met) == ("start.plugin", True, "rolling-update", False)
     assert start.measured == pytest.approx(299.0)
     assert gap.measured == pytest.approx(51.0)
     assert "3.0 times" in start.sentence
 
 
-def test_what_was_not_measured_is_not_judged() -> None:
-    assert judge([], ()) == ()
+def test_target_that_was_not_measured_is_not_judged() -> None:
+    assert evaluate_targets([], ()) == ()
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -167,11 +167,11 @@ EXAMPLE = report(
 )
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_benchmark_report_round_trips_through_its_file() -> None:
     assert load(dump(EXAMPLE)) == EXAMPLE
 
 
-def test_programs_find_ratios_and_verdicts_in_the_file() -> None:
+def test_benchmark_file_contains_ratios_and_target_results() -> None:
     document = json.loads(dump(EXAMPLE))
     assert document["timings"][0]["ratio_p99"] == 8.0
     assert document["timings"][1]["ratio_p99"] is None
@@ -187,7 +187,7 @@ def test_programs_find_ratios_and_verdicts_in_the_file() -> None:
         lambda document: document["timings"][0]["measured"].update(p50="fast"),
     ],
 )
-def test_a_file_of_another_shape_is_refused(spoil: object) -> None:
+def test_invalid_benchmark_file_is_refused(spoil: object) -> None:
     document = json.loads(dump(EXAMPLE))
     assert callable(spoil)
     spoil(document)
@@ -195,7 +195,7 @@ def test_a_file_of_another_shape_is_refused(spoil: object) -> None:
         load(json.dumps(document))
 
 
-def test_the_table_has_every_figure_beside_its_reference_and_every_missed_target_with_its_cause() -> None:
+def test_benchmark_table_shows_references_and_causes_of_missed_targets() -> None:
     table = render(EXAMPLE)
     assert "| hand-over.same-container.pods-16 | 12.00 | 24.00 | echo | 1.50 | 3.00 | 8.0 | 8.0 | 100 |" in table
     assert "| start.service | 1500 | 3000 |  |  |  |  |  | 100 |" in table
@@ -205,8 +205,8 @@ def test_the_table_has_every_figure_beside_its_reference_and_every_missed_target
         assert (f"- {target.sentence}: {target.cause}" in table) is not target.met
 
 
-def test_the_machine_is_described_without_its_name() -> None:
-    told = " ".join(str(value) for value in dataclasses.asdict(here()).values())
+def test_machine_description_does_not_contain_the_hostname() -> None:
+    told = " ".join(str(value) for value in dataclasses.asdict(describe_machine()).values())
     assert re.search(r"\d", told)
     assert socket.gethostname() not in told.split()
 
@@ -214,7 +214,7 @@ def test_the_machine_is_described_without_its_name() -> None:
 # -- the results in the tree -------------------------------------------------------------------------------------------
 
 
-def test_the_recorded_results_are_whole() -> None:
+def test_recorded_benchmark_results_are_complete() -> None:
     latest = load(LATEST.read_text())
     assert not latest.quick
     assert {each.name for each in latest.targets} | NOT_RECORDED_YET >= PROMISED
@@ -225,7 +225,7 @@ def test_the_recorded_results_are_whole() -> None:
             assert quantiles is None or 0 < quantiles.p50 <= quantiles.p99 <= quantiles.worst
 
 
-def test_the_recorded_table_says_what_the_recorded_figures_say() -> None:
+def test_recorded_benchmark_table_matches_the_recorded_figures() -> None:
     assert (BENCH / "RESULTS.md").read_text() == render(load(LATEST.read_text()))
 
 
@@ -234,11 +234,11 @@ def test_a_recorded_target_has_a_cause_if_and_only_if_it_was_missed() -> None:
 
 
 @pytest.mark.parametrize("name", ["RESULTS.md", "README.md", "results/latest.json"])
-def test_nothing_recorded_names_this_machine(name: str) -> None:
+def test_recorded_results_contain_no_hostname_and_no_local_path(name: str) -> None:
     text = (BENCH / name).read_text()
     assert socket.gethostname() not in re.findall(r"[\w.-]+", text)
     assert not re.search(r"/(tmp|home|work|root|dev/shm)/", text)
 
 
-def test_the_policy_that_faults_are_measured_under_is_one(tmp_path: Path) -> None:
-    assert load_policy(fault.quick_recovery(tmp_path)).recovery.resets_per_day == KEPT
+def test_policy_of_the_fault_benchmark_is_valid(tmp_path: Path) -> None:
+    assert load_policy(fault.quick_recovery(tmp_path)).recovery.max_resets_per_day == MAX_ENTRIES

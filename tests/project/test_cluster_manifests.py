@@ -13,11 +13,11 @@ import typer
 import yaml
 from lightkube.models.core_v1 import Node
 
-from plugin.cluster.bulletin import GONE, REASONS
-from plugin.cluster.duties import NodeTimes
-from plugin.cluster.view import AWAY, CONDITION, PREFIX, STOPPED
-from plugin.service import WatchTimes
-from scrubber.cli import plugin_flags
+from plugin.cluster.event_diff import GONE_REASON, REASONS
+from plugin.cluster.view import CONDITION_TYPE, LABEL_PREFIX, PLUGIN_STOPPED_CONDITION, SERVICE_AWAY_CONDITION
+from plugin.cluster.writers import WriterTimes
+from plugin.service_client import WatchTimes
+from scrubber.cli import plugin_options
 from tests.cluster.api_server import ApiServerStandIn
 from tests.deployed import BASE, CDI, DEPLOY, ROOT, documents, said_of, yaml_of
 
@@ -64,13 +64,13 @@ def allowed(component: Path) -> set[str]:
     return {f"{verb} {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
-def test_the_role_allows_what_the_plugin_asks_and_nothing_else() -> None:
+def test_cluster_role_allows_exactly_the_requests_of_the_plugin() -> None:
     assert allowed(CLUSTER) == ApiServerStandIn().allowed
     assert allowed(EVICTION) == {"create pods/eviction"}
 
 
 @pytest.mark.parametrize("component", [CLUSTER, EVICTION])
-def test_a_role_is_the_plugins_account_s_alone(component: Path) -> None:
+def test_cluster_role_is_bound_to_the_plugins_service_account_only(component: Path) -> None:
     role, binding = of_kind(component, "ClusterRole"), of_kind(component, "ClusterRoleBinding")
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",
@@ -83,14 +83,14 @@ def test_a_role_is_the_plugins_account_s_alone(component: Path) -> None:
     ]
 
 
-def test_nobody_may_evict_by_the_way() -> None:
+def test_eviction_permission_is_a_separate_component() -> None:
     assert {each["kind"] for each in added(EVICTION)} == {"ClusterRole", "ClusterRoleBinding"}
     assert set(yaml_of(EVICTION)) == {"apiVersion", "kind", "resources"}
     assert str(EVICTION.name) not in str(yaml_of(CLUSTER))
 
 
 @pytest.mark.parametrize("base", [BASE, CDI])
-def test_only_the_plugins_pod_gets_a_token_and_the_name_of_its_node(base: Path) -> None:
+def test_only_the_plugins_pod_gets_a_token_and_its_node_name(base: Path) -> None:
     before = {(each["kind"], said_of(each, "name")): each for each in documents(base)}
     after = patched(base)
     changed = {key for key in before if before[key] != after[key]}
@@ -107,13 +107,13 @@ def test_only_the_plugins_pod_gets_a_token_and_the_name_of_its_node(base: Path) 
 
 def variable() -> str:
     """That names the node to the plugin."""
-    option = get_args(plugin_flags.NodeNameOption)[1]
+    option = get_args(plugin_options.NodeNameOption)[1]
     assert isinstance(option, typer.models.OptionInfo)
     assert isinstance(option.envvar, str)
     return option.envvar
 
 
-def test_what_a_role_cannot_say_an_admission_policy_does() -> None:
+def test_admission_policy_restricts_the_plugin_to_its_labels_condition_and_own_node() -> None:
     policy, binding = (of_kind(CLUSTER, f"ValidatingAdmissionPolicy{word}") for word in ("", "Binding"))
     spec = policy["spec"]
     assert spec["failurePolicy"] == "Fail"
@@ -125,13 +125,13 @@ def test_what_a_role_cannot_say_an_admission_policy_does() -> None:
     (account,) = of_kind(CLUSTER, "ClusterRoleBinding")["subjects"]
     assert condition["expression"].endswith(f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"')
     expressions = " ".join(each["expression"] for each in spec["validations"])
-    assert set(re.findall(r'startsWith\("([^"]+)"\)', expressions)) == {PREFIX}
-    assert set(re.findall(r'type == "([^"]+)"', expressions)) == {CONDITION}
+    assert set(re.findall(r'startsWith\("([^"]+)"\)', expressions)) == {LABEL_PREFIX}
+    assert set(re.findall(r'type == "([^"]+)"', expressions)) == {CONDITION_TYPE}
     assert "object.spec == oldObject.spec" in expressions
     assert all(each["message"] for each in spec["validations"])
 
 
-def test_of_a_nodes_status_nothing_but_the_conditions_may_differ() -> None:
+def test_admission_policy_allows_changes_to_conditions_of_the_node_status_only() -> None:
     """The ports of the kubelet, volumes and images are there, too; each must be as it was, or as absent as it was."""
     spec = of_kind(CLUSTER, "ValidatingAdmissionPolicy")["spec"]
     (guard,) = [each["expression"] for each in spec["validations"] if "variables.status" in each["expression"]]
@@ -166,7 +166,7 @@ def undefined(expression: str) -> list[str]:
     return found
 
 
-def test_the_api_server_s_type_check_knows_every_field_that_the_admission_policy_names() -> None:
+def test_admission_policy_uses_only_fields_known_to_the_type_check() -> None:
     spec = of_kind(CLUSTER, "ValidatingAdmissionPolicy")["spec"]
     expressions = [each["expression"] for each in (*spec["variables"], *spec["validations"], *spec["matchConditions"])]
     assert [each for expression in expressions for each in undefined(expression)] == []
@@ -183,11 +183,11 @@ def test_the_api_server_s_type_check_knows_every_field_that_the_admission_policy
         ("dyn(object.status).capacity", []),
     ],
 )
-def test_what_the_type_check_does_not_know_is_found(expression: str, wrong: list[str]) -> None:
+def test_type_check_of_the_admission_policy_finds_unknown_fields(expression: str, wrong: list[str]) -> None:
     assert undefined(expression) == wrong
 
 
-def test_the_plugin_reaches_the_network_and_the_service_does_not() -> None:
+def test_network_policy_allows_egress_for_the_plugin_only() -> None:
     policy = of_kind(CLUSTER, "NetworkPolicy")
     labels = patched(BASE)["DaemonSet", "scrubber-plugin"]["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"] == {"matchLabels": labels}
@@ -196,23 +196,29 @@ def test_the_plugin_reaches_the_network_and_the_service_does_not() -> None:
 
 
 @pytest.mark.parametrize("component", [CLUSTER, EVICTION])
-def test_every_manifest_of_a_component_is_in_it(component: Path) -> None:
+def test_every_manifest_of_a_cluster_component_is_in_its_kustomization(component: Path) -> None:
     assert yaml_of(component)["kind"] == "Component"
     assert set(yaml_of(component)["resources"]) == {each.name for each in component.iterdir()} - {"kustomization.yaml"}
 
 
-def test_the_page_names_everything_that_is_told() -> None:
+def test_cluster_page_names_every_condition_label_and_event() -> None:
     code = (ROOT / "plugin" / "cluster" / "view.py").read_text()
-    told = {CONDITION, GONE, *REASONS.values(), AWAY.reason, STOPPED.reason}
+    told = {
+        CONDITION_TYPE,
+        GONE_REASON,
+        *REASONS.values(),
+        SERVICE_AWAY_CONDITION.reason,
+        PLUGIN_STOPPED_CONDITION.reason,
+    }
     told |= set(re.findall(r'"((?:All|Some|None|No)[A-Z][A-Za-z]+)"', code))
-    told |= {f"{PREFIX}{word}" for word in ("clean", "dirty", "quarantined")}
+    told |= {f"{LABEL_PREFIX}{word}" for word in ("clean", "dirty", "quarantined")}
     assert len(told) > 12
     assert {each for each in told if f"`{each}`" not in PAGE} == set()
     named = set(re.findall(r"^\| (?:node|pod) \| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert named == {GONE, *REASONS.values(), "GpuNotHandedOver"}
+    assert named == {GONE_REASON, *REASONS.values(), "GpuNotHandedOver"}
 
 
-def test_the_page_says_whom_an_eviction_hits_and_what_a_stolen_token_can_do() -> None:
+def test_cluster_page_describes_eviction_targets_and_the_impact_of_a_stolen_token() -> None:
     hits = PAGE.partition("## Whom an eviction hits")[2].partition("\n## ")[0]
     for each in ("never the one that holds", "without a controller", "Off by default", "containers that run"):
         assert each in hits
@@ -222,8 +228,8 @@ def test_the_page_says_whom_an_eviction_hits_and_what_a_stolen_token_can_do() ->
     assert "any event of any namespace" in can
 
 
-def test_the_page_says_the_times_that_the_plugin_keeps() -> None:
-    times, watch = NodeTimes(), WatchTimes()
+def test_cluster_page_states_the_intervals_that_the_plugin_uses() -> None:
+    times, watch = WriterTimes(), WatchTimes()
     assert times.labels == 60
     assert "at most once a minute" in PAGE.partition("## The labels")[2].partition("\n## ")[0]
     silence = watch.heartbeat + watch.probe + watch.grace
@@ -233,7 +239,7 @@ def test_the_page_says_the_times_that_the_plugin_keeps() -> None:
     assert f"once more {times.confirm:g} s after the plugin's first write" in PAGE
 
 
-def test_the_page_says_what_was_not_tried() -> None:
+def test_cluster_page_states_that_no_real_gpu_node_was_tested() -> None:
     assert "A node with a real\nGPU has not been tried.**" in PAGE
     for each in (CLUSTER, EVICTION):
         assert str(each.relative_to(ROOT)) in PAGE or f"gpu-scrubber/{each.relative_to(ROOT)}" in PAGE

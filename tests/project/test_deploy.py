@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import typer
 
-from plugin.kubelet import KubeletPlaces
+from plugin.kubelet.registration import KubeletPaths
 from plugin.main import PluginSettings
-from plugin.nvidia_config import MOUNTED_ROOT
+from plugin.nvidia.settings import DRIVER_ROOT_MOUNT
 from scrubber.adapters.kubelet.checkpoint import CHECKPOINT
-from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.api.sockets import Purpose, Sockets
 from scrubber.backends import BACKENDS
+from scrubber.cli.commands.serve import RegistrationChoice
 from scrubber.cli.main import app
-from scrubber.cli.serve import Registration
 from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import ServiceSettings
 from tests.deployed import (
@@ -72,12 +72,12 @@ def parsed(
 def needed_by_the_plugin() -> set[tuple[str, str, str]]:
     """By the program's own defaults: its socket of the service's, and the directory of the kubelet's own socket."""
     settings = PluginSettings()
-    kubelet = KubeletPlaces(settings.kubelet_dir, "nvidia.com/gpu")
+    kubelet = KubeletPaths(settings.kubelet_dir, "nvidia.com/gpu")
     own = str(Sockets(settings.socket).path(Purpose.PLUGIN).parent)
-    return {(own, own, "ro"), (str(kubelet.classic), str(kubelet.classic), "rw")}
+    return {(own, own, "ro"), (str(kubelet.device_plugins), str(kubelet.device_plugins), "rw")}
 
 
-def test_the_plugins_manifest_mounts_what_it_needs_and_nothing_else() -> None:
+def test_plugin_manifest_mounts_exactly_the_needed_paths() -> None:
     assert mounts(PLUGIN) == needed_by_the_plugin()
     assert {path for path, _, _ in mounts(PLUGIN)} == {"/run/scrubber/plugin", "/var/lib/kubelet/device-plugins"}
     for each in PLUGIN.container["volumeMounts"]:
@@ -88,16 +88,16 @@ def test_the_plugins_manifest_mounts_what_it_needs_and_nothing_else() -> None:
     assert len(PLUGIN.pod["volumes"]) == len(PLUGIN.container["volumeMounts"])
 
 
-def test_by_cdi_the_plugin_gets_the_specifications_and_the_drivers_files_besides() -> None:
+def test_cdi_overlay_adds_mounts_for_cdi_specifications_and_driver_files_only() -> None:
     found = mounts(workload("scrubber-plugin", CDI))
     assert found > mounts(PLUGIN)
     written = str(PluginSettings().nvidia.cdi_directory)
-    assert found - mounts(PLUGIN) == {(written, written, "rw"), ("/usr", f"{MOUNTED_ROOT}/usr", "ro")}
+    assert found - mounts(PLUGIN) == {(written, written, "rw"), ("/usr", f"{DRIVER_ROOT_MOUNT}/usr", "ro")}
     assert workload("scrubber", CDI) == SERVICE
 
 
 @pytest.mark.parametrize("directory", [BASE, CDI])
-def test_the_plugin_is_root_without_a_capability_in_namespaces_of_its_own(directory: Path) -> None:
+def test_plugin_container_runs_as_root_without_capabilities_in_its_own_namespaces(directory: Path) -> None:
     of = workload("scrubber-plugin", directory)
     assert of.pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     assert of.container["securityContext"] == {
@@ -110,7 +110,7 @@ def test_the_plugin_is_root_without_a_capability_in_namespaces_of_its_own(direct
     assert not {"initContainers", "ephemeralContainers"} & set(of.pod)
 
 
-def test_the_plugin_of_the_unit_is_as_confined() -> None:
+def test_plugin_unit_is_as_confined_as_the_plugin_container() -> None:
     said = unit("scrubber-plugin.service")
     assert said["CapabilityBoundingSet"] == [""]
     assert "AmbientCapabilities" not in said
@@ -122,7 +122,7 @@ def test_the_plugin_of_the_unit_is_as_confined() -> None:
         assert said[directive] == ["yes"], directive
 
 
-def test_devices_are_not_named_by_a_variable_that_any_pod_can_set() -> None:
+def test_deployments_do_not_use_the_envvar_list_strategy() -> None:
     assert environment_of(PLUGIN)["DEVICE_LIST_STRATEGY"] == "volume-mounts"
     assert environment_of(workload("scrubber-plugin", CDI))["DEVICE_LIST_STRATEGY"] == "cdi-cri"
     assert unit("scrubber-plugin.service")["Environment"] == ["DEVICE_LIST_STRATEGY=volume-mounts"]
@@ -131,21 +131,21 @@ def test_devices_are_not_named_by_a_variable_that_any_pod_can_set() -> None:
 # --- the service -----------------------------------------------------------------------------------------------------
 
 
-def test_the_service_has_every_path_that_its_settings_name_and_no_other() -> None:
+def test_service_manifest_mounts_exactly_the_paths_of_its_settings() -> None:
     settings = ServiceSettings(backend=BACKENDS["nvidia"])
     read = [
         settings.pod_resources_socket.parent,
         (settings.kubelet_dir / CHECKPOINT).parent,
         settings.pod_logs_dir,
     ]
-    written = [settings.socket, settings.state_dir, Places().dev, Places().sys / "fs" / "cgroup"]
+    written = [settings.socket_dir, settings.state_dir, DriverPaths().dev, DriverPaths().sys / "fs" / "cgroup"]
     assert mounts(SERVICE) == {
         *((str(path), str(path), "ro") for path in read),
         *((str(path), str(path), "rw") for path in written),
     }
 
 
-def test_the_service_is_where_it_sees_the_nodes_processes() -> None:
+def test_service_container_shares_the_nodes_process_namespace() -> None:
     assert SERVICE.pod["hostPID"] is True
     assert SERVICE.container["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "privileged": True}
     assert not {"hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(SERVICE.pod)
@@ -155,7 +155,7 @@ def test_the_service_is_where_it_sees_the_nodes_processes() -> None:
     assert not SERVICE.container["terminationMessagePath"].startswith("/dev/")
 
 
-def test_the_unit_of_the_service_closes_nothing_that_it_needs() -> None:
+def test_service_unit_allows_everything_that_the_service_needs() -> None:
     said = unit("scrubber.service")
     closed = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"}  # any of these closes /dev/nvidia*
     blind = {"ProtectProc", "ProcSubset", "PrivatePIDs", "PrivateUsers", "PrivateNetwork", "RootDirectory", "User"}
@@ -166,16 +166,16 @@ def test_the_unit_of_the_service_closes_nothing_that_it_needs() -> None:
     assert not {"CapabilityBoundingSet", "MemoryDenyWriteExecute", "ProtectKernelModules", "MemoryMax"} & set(said)
 
 
-def test_the_unit_makes_the_directories_that_the_service_looks_for() -> None:
+def test_service_unit_creates_the_directories_that_the_service_uses() -> None:
     said, settings = unit("scrubber.service"), ServiceSettings(backend=BACKENDS["nvidia"])
     assert f"/var/lib/{said['StateDirectory'][0]}" == str(settings.state_dir) == said["RequiresMountsFor"][0]
-    assert f"/run/{said['RuntimeDirectory'][0]}" == str(settings.socket)
+    assert f"/run/{said['RuntimeDirectory'][0]}" == str(settings.socket_dir)
     assert said["StateDirectoryMode"] == ["0700"]
     # A pod has a directory below it mounted, and would keep the one that is removed.
     assert said["RuntimeDirectoryPreserve"] == ["yes"]
 
 
-def test_no_reset_is_broken_off_by_a_stop_and_no_eraser_outlives_one() -> None:
+def test_stop_timeout_outlasts_a_reset_and_no_eraser_survives_a_stop() -> None:
     said = unit("scrubber.service")
     assert said["KillMode"] == ["mixed"]  # SIGTERM to the service alone, then SIGKILL to the rest of its cgroup
     reset = load_policy("default").limits.reset
@@ -183,7 +183,7 @@ def test_no_reset_is_broken_off_by_a_stop_and_no_eraser_outlives_one() -> None:
     assert int(said["TimeoutStopSec"][0].removesuffix("s")) >= 2 * reset
 
 
-def test_the_supervisor_is_told_of_a_loop_that_stands_still() -> None:
+def test_systemd_watchdog_and_probes_detect_a_stalled_service() -> None:
     said = unit("scrubber.service")
     assert said["Type"] == ["notify"]
     (beat,) = re.findall(r'WATCHDOG=1"\)\n +await clock\.sleep\(([\d.]+)\)', (ROOT / "scrubber/daemon.py").read_text())
@@ -195,17 +195,19 @@ def test_the_supervisor_is_told_of_a_loop_that_stands_still() -> None:
 
 
 @pytest.mark.parametrize("of", [SERVICE, PLUGIN, workload("scrubber-plugin", CDI)], ids=["service", "plugin", "cdi"])
-class TestBoth:
-    def test_its_flags_and_variables_are_the_programs(self, of: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestBothWorkloads:
+    def test_workload_flags_and_variables_are_valid_for_its_program(
+        self, of: Workload, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         command, values = parsed(of.container["args"], monkeypatch, environment_of(of))
         assert command == ("serve" if of.pod.get("hostPID") else "plugin")
         if command == "serve":
             assert values["backend"] == "nvidia"
         else:  # the only way to register that its mounts allow
-            assert values["registration"] is Registration.CLASSIC
+            assert values["registration"] is RegistrationChoice.CLASSIC
         assert "command" not in of.container  # the image's entry point
 
-    def test_it_has_no_token_and_no_variables_of_the_clusters(self, of: Workload) -> None:
+    def test_workload_has_no_token_and_no_service_links(self, of: Workload) -> None:
         assert of.pod["automountServiceAccountToken"] is False
         assert of.pod["enableServiceLinks"] is False
         (account,) = [
@@ -215,7 +217,7 @@ class TestBoth:
         ]
         assert account["automountServiceAccountToken"] is False
 
-    def test_neither_memory_nor_a_taint_takes_the_gate_away(self, of: Workload) -> None:
+    def test_workload_tolerates_all_taints_and_has_node_critical_priority(self, of: Workload) -> None:
         assert of.pod["priorityClassName"] == "system-node-critical"
         assert of.pod["tolerations"] == [{"operator": "Exists"}]
         assert set(of.container["resources"]["requests"]) == {"cpu", "memory"}
@@ -226,21 +228,21 @@ class TestBoth:
         wanted = {"maxUnavailable": 1, "maxSurge": 0} if service else {"maxUnavailable": 0, "maxSurge": 1}
         assert of.whole["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": wanted}
 
-    def test_its_selector_is_its_own(self, of: Workload) -> None:
+    def test_workload_selector_matches_its_own_pods_only(self, of: Workload) -> None:
         labels = of.whole["spec"]["template"]["metadata"]["labels"]
         assert of.whole["spec"]["selector"] == {"matchLabels": labels}
         assert labels["app.kubernetes.io/component"] == ("service" if of.pod.get("hostPID") else "plugin")
 
-    def test_its_image_is_a_name_that_stands_for_yours(self, of: Workload) -> None:
+    def test_workload_image_is_a_placeholder(self, of: Workload) -> None:
         assert of.container["image"] == "scrubber:VERSION"
 
-    def test_the_page_gives_a_reason_for_each_mount(self, of: Workload) -> None:
+    def test_deployment_page_explains_each_mount(self, of: Workload) -> None:
         for path, _, _ in mounts(of):
             assert re.search(rf"^\| `{re.escape(path)}` \| .{{20,}} \|$", PAGE, re.MULTILINE), path
 
 
 @pytest.mark.parametrize("directory", [BASE, CDI])
-def test_the_plugins_probe_waits_for_the_file_that_the_plugin_makes_and_never_restarts_it(directory: Path) -> None:
+def test_plugin_probe_waits_for_the_ready_file_and_never_restarts_the_plugin(directory: Path) -> None:
     of = workload("scrubber-plugin", directory)
     (flag,) = [word for word in of.container["args"] if word.startswith("--ready-file=")]
     file = Path(flag.partition("=")[2])
@@ -251,7 +253,7 @@ def test_the_plugins_probe_waits_for_the_file_that_the_plugin_makes_and_never_re
     assert not {"livenessProbe", "readinessProbe"} & set(of.container)
 
 
-def test_two_instances_of_the_plugin_share_no_port() -> None:
+def test_plugin_instances_use_no_host_port() -> None:
     for directory in (BASE, CDI, DEPLOY / "kubernetes" / "metrics"):
         of = workload("scrubber-plugin", directory)
         assert "hostNetwork" not in of.pod
@@ -259,20 +261,20 @@ def test_two_instances_of_the_plugin_share_no_port() -> None:
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
-def test_a_probe_asks_what_the_program_answers(probe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_probe_runs_an_existing_command(probe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *words = SERVICE.container[probe]["exec"]["command"]
     assert f'ENTRYPOINT ["{program}"]' in CONTAINERFILE
     command, values = parsed(words, monkeypatch, {})
-    assert (command, values["socket"]) == ("devices", ServiceSettings(backend=BACKENDS["nvidia"]).socket)
+    assert (command, values["socket"]) == ("devices", ServiceSettings(backend=BACKENDS["nvidia"]).socket_dir)
 
 
 @pytest.mark.parametrize("name", sorted(UNITS))
-def test_a_unit_starts_what_there_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said = unit(name)
     ((program, *words),) = [line.split() for line in said["ExecStart"]]
     environment = dict(line.split("=", 1) for line in said.get("Environment", []))
     command, values = parsed(words, monkeypatch, environment)
-    assert values.get("registration", Registration.CLASSIC) is Registration.CLASSIC
+    assert values.get("registration", RegistrationChoice.CLASSIC) is RegistrationChoice.CLASSIC
     assert program == "/opt/scrubber/bin/scrubber"
     assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
     assert said["Restart"] == ["always"]
@@ -282,7 +284,7 @@ def test_a_unit_starts_what_there_is(name: str, monkeypatch: pytest.MonkeyPatch)
     assert {"LimitNOFILE", "TasksMax"} <= set(said)
 
 
-def test_the_page_says_what_was_not_tried() -> None:
+def test_deployment_page_states_that_no_real_gpu_node_was_tested() -> None:
     assert "a node with a real GPU has not been tried.**" in PAGE
     for name in [*UNITS, "kubernetes/base", "kubernetes/cdi", "Containerfile"]:
         assert name in PAGE

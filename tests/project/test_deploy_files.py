@@ -80,7 +80,7 @@ def unknown(value: Any, fields: Any, at: str) -> list[str]:
 
 
 @pytest.mark.parametrize("directory", [BASE, CDI])
-def test_every_field_is_one_that_kubernetes_knows(directory: Path) -> None:
+def test_every_manifest_field_is_known_to_kubernetes(directory: Path) -> None:
     for each in documents(directory):
         fields = {"apiVersion": None, "kind": None, "metadata": META} | KINDS[each["apiVersion"], each["kind"]]
         assert unknown(each, fields, each["kind"]) == []
@@ -88,7 +88,7 @@ def test_every_field_is_one_that_kubernetes_knows(directory: Path) -> None:
     assert kinds == {"Namespace", "ServiceAccount", "NetworkPolicy", "DaemonSet"}  # and so no role
 
 
-def test_every_manifest_is_in_the_kustomization_and_in_the_one_namespace() -> None:
+def test_every_base_manifest_is_in_the_kustomization_and_in_one_namespace() -> None:
     written = {path.name for path in BASE.iterdir()} - {"kustomization.yaml"}
     assert set(yaml_of(BASE)["resources"]) == written
     (namespace,) = [each for each in documents() if each["kind"] == "Namespace"]
@@ -97,11 +97,11 @@ def test_every_manifest_is_in_the_kustomization_and_in_the_one_namespace() -> No
 
 
 @pytest.mark.parametrize("name", sorted(UNITS | DROP_INS))
-def test_every_directive_is_one_that_systemd_knows(name: str) -> None:
+def test_every_unit_directive_is_known_to_systemd(name: str) -> None:
     assert set(unit(name)) <= DIRECTIVES  # one that it does not know is a warning in a log, and then nothing
 
 
-def test_no_file_names_a_registry() -> None:
+def test_no_deployment_file_names_a_registry() -> None:
     host = re.compile(r"\b[a-z0-9-]+(\.[a-z0-9-]+)*\.(com|io|org|net|dev|cloud)(:\d+)?/[a-z0-9._/-]+:[A-Za-z0-9]")
     for path in (each for each in DEPLOY.rglob("*") if each.is_file()):
         text = path.read_text()
@@ -110,7 +110,7 @@ def test_no_file_names_a_registry() -> None:
         assert ":latest" not in text, path
 
 
-def test_every_image_that_ours_is_built_from_is_pinned_by_digest() -> None:
+def test_every_base_image_is_pinned_by_digest() -> None:
     arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", CONTAINERFILE, re.MULTILINE))
     stages = re.findall(r"^FROM (?:--\S+ )*(\S+)(?: AS (\S+))?", CONTAINERFILE, re.MULTILINE)
     named = {alias for _, alias in stages if alias}
@@ -130,7 +130,7 @@ def locked(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("cuda", ["12", "13"])
-def test_the_image_holds_what_was_tested_and_what_the_gpu_needs(cuda: str) -> None:
+def test_image_contains_the_tested_packages_and_the_gpu_libraries(cuda: str) -> None:
     own, base = locked(DEPLOY / "container" / f"cuda{cuda}.txt"), locked(ROOT / "requirements" / "base.txt")
     assert all(own.values())
     assert base.keys() <= own.keys()
@@ -142,7 +142,7 @@ def test_the_image_holds_what_was_tested_and_what_the_gpu_needs(cuda: str) -> No
     assert not locked(ROOT / "requirements" / "build.txt").keys() & own.keys()
 
 
-def test_what_the_image_is_built_from_is_there() -> None:
+def test_files_copied_into_the_image_exist() -> None:
     sources = [words.split()[:-1] for words in re.findall(r"^COPY (?!--from)(.+)$", CONTAINERFILE, re.MULTILINE)]
     for word in (word for words in sources for word in words):
         for cuda in ("12", "13"):

@@ -12,9 +12,9 @@ import yaml
 
 from plugin.main import PluginSettings
 from scrubber.backends import BACKENDS
-from scrubber.cli import metrics_flags
+from scrubber.cli import daemon_options
 from scrubber.config.settings import Address, MetricsTls, ServiceSettings
-from scrubber.observability.metrics_server import Tls
+from scrubber.observability.metrics_server import TlsFiles
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.deployed import (
     BASE,
@@ -67,7 +67,7 @@ def template(name: str, base: Path = BASE) -> Document:
 
 @pytest.mark.parametrize("base", [BASE, CDI])
 @pytest.mark.parametrize("name", PORTS)
-def test_each_program_listens_where_its_pod_is_scraped_and_nothing_else_changes(name: str, base: Path) -> None:
+def test_metrics_component_adds_only_the_metrics_port_and_address(name: str, base: Path) -> None:
     was = copy.deepcopy(workload(name, base).whole)
     now = copy.deepcopy(patched(base)["DaemonSet", name])
     (container,) = now["spec"]["template"]["spec"]["containers"]
@@ -78,7 +78,7 @@ def test_each_program_listens_where_its_pod_is_scraped_and_nothing_else_changes(
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_the_address_is_one_that_the_program_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_address_is_valid_for_its_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (container,) = template(name)["spec"]["containers"]
     environment = {each["name"]: each.get("value", "some-value") for each in container["env"]}
     command, values = parsed(container["args"], monkeypatch, environment)
@@ -87,11 +87,13 @@ def test_the_address_is_one_that_the_program_takes(name: str, monkeypatch: pytes
     # Without the component it is the pod's own loopback, which nobody reaches.
     _, values = parsed(container["args"], monkeypatch, {})
     assert values["metrics_address"] is None
-    default = {"serve": metrics_flags.SERVICE_ADDRESS, "plugin": metrics_flags.PLUGIN_ADDRESS}[command]
+    default = {"serve": daemon_options.SERVICE_DEFAULT_ADDRESS, "plugin": daemon_options.PLUGIN_DEFAULT_ADDRESS}[
+        command
+    ]
     assert Address.parse(default) == Address("127.0.0.1", PORTS[name])
 
 
-def test_prometheus_gets_in_and_nobody_else() -> None:
+def test_network_policy_admits_prometheus_only() -> None:
     (policy,) = of_kind("NetworkPolicy").values()
     spec = policy["spec"]
     assert spec["policyTypes"] == ["Ingress"]
@@ -110,7 +112,7 @@ def test_prometheus_gets_in_and_nobody_else() -> None:
     assert nobody["spec"]["podSelector"] == {}  # all the rest stays closed
 
 
-def test_each_program_is_found_and_gets_the_labels_that_boards_go_by() -> None:
+def test_pod_monitors_select_both_programs_and_set_the_labels_of_the_dashboards() -> None:
     monitors = of_kind("PodMonitor")
     assert set(monitors) == set(PORTS)
     for name, monitor in monitors.items():
@@ -127,7 +129,7 @@ def test_each_program_is_found_and_gets_the_labels_that_boards_go_by() -> None:
         }
 
 
-def test_every_manifest_of_the_component_is_in_it_and_in_the_one_namespace() -> None:
+def test_every_manifest_of_the_metrics_component_is_in_its_kustomization_and_namespace() -> None:
     assert yaml_of(METRICS)["kind"] == "Component"
     assert set(yaml_of(METRICS)["resources"]) == {each.name for each in METRICS.iterdir()} - {"kustomization.yaml"}
     assert {each["kind"] for each in added()} == {"NetworkPolicy", "PodMonitor", "PrometheusRule"}
@@ -136,7 +138,7 @@ def test_every_manifest_of_the_component_is_in_it_and_in_the_one_namespace() -> 
             assert each["metadata"]["namespace"] == yaml_of(BASE)["namespace"]
 
 
-def test_nodes_without_kubernetes_get_the_same_labels() -> None:
+def test_static_scrape_configuration_sets_the_labels_of_the_pod_monitors() -> None:
     static = yaml.safe_load(STATIC.read_text())
     assert set(static) == {"scrape_configs"}
     nodes: dict[str, list[str]] = {}
@@ -151,30 +153,30 @@ def test_nodes_without_kubernetes_get_the_same_labels() -> None:
 
 
 @only_with(POSSIBLE)
-def test_prometheus_takes_the_example() -> None:
+def test_static_scrape_configuration_passes_promtool() -> None:
     verdict = promtool("check", "config", str(STATIC))
     assert verdict.returncode == 0, verdict.stdout
 
 
-def test_the_unit_of_the_plugin_can_be_scraped_with_its_drop_in_and_by_the_node_alone() -> None:
+def test_plugin_unit_with_its_metrics_drop_in_is_reachable_from_the_node_only() -> None:
     assert unit("scrubber-plugin.service")["PrivateNetwork"] == ["yes"]  # its loopback is nobody else's
     assert unit(DROP_IN) == {"PrivateNetwork": ["no"], "IPAddressDeny": ["any"], "IPAddressAllow": ["localhost"]}
     assert {name.partition(".d/")[0] for name in DROP_INS} <= set(UNITS)
     assert not {"PrivateNetwork", "IPAddressDeny"} & set(unit("scrubber.service"))
 
 
-def test_both_daemons_know_the_same_files() -> None:
-    given = MetricsTls.given(Path("/c"), Path("/k"), Path("/ca"))
+def test_both_daemons_use_the_same_tls_settings() -> None:
+    given = MetricsTls.from_flags(Path("/c"), Path("/k"), Path("/ca"))
     assert given == MetricsTls(Path("/c"), Path("/k"), Path("/ca"))
     assert given is not None
-    what_is_served: Tls = given
+    what_is_served: TlsFiles = given
     assert what_is_served.client_ca == Path("/ca")
     assert (
         ServiceSettings(backend=BACKENDS["sim"], sim_dir=Path("/")).metrics_tls is PluginSettings().metrics_tls is None
     )
 
 
-def test_the_page_says_how_they_are_scraped_and_what_there_is_not() -> None:
+def test_metrics_page_documents_flags_ports_and_limitations() -> None:
     for word in ("cert", "key", "client-ca"):
         assert f"--metrics-{word}" in PAGE
     for job, port in PORTS.items():
@@ -186,7 +188,7 @@ def test_the_page_says_how_they_are_scraped_and_what_there_is_not() -> None:
     assert "without a restart" in PAGE
 
 
-def test_every_file_in_an_example_of_the_page_is_mounted_there() -> None:
+def test_certificate_files_in_the_example_are_mounted() -> None:
     """The patch for certificates in pods: what the variables name lies in what is mounted."""
     example = re.search(r"```yaml\n(# certificates.*?)```", PAGE, re.DOTALL)
     assert example is not None

@@ -9,8 +9,8 @@ import pytest
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.evidence import Severity
+from scrubber.domain.health.signal_table import Classification
 from scrubber.domain.policy import Policy
-from scrubber.domain.signal_table import Meaning
 
 PAGE = Path(__file__).parents[2] / "docs" / "health.md"
 NO_WAY = "\u2013"
@@ -20,23 +20,23 @@ ROWS = {
 }
 
 
-def what_follows(code: str, meaning: Meaning) -> tuple[str, str]:
-    sustained = Policy().health.sustained
+def what_follows(code: str, meaning: Classification) -> tuple[str, str]:
+    sustained = Policy().health.quarantine_after
     match meaning.severity:
         case Severity.FAULT:
-            return "quarantined", meaning.way_back.value
+            return "quarantined", meaning.recovery_method.value
         case Severity.WARNING if code in sustained:
-            return f"suspect; quarantined after {sustained[code] / 60:g} min", meaning.way_back.value
+            return f"suspect; quarantined after {sustained[code] / 60:g} min", meaning.recovery_method.value
         case Severity.WARNING:
-            return "suspect", meaning.way_back.value
+            return "suspect", meaning.recovery_method.value
         case _:
             return "noted", NO_WAY
 
 
-@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.meanings))
-def test_the_page_says_what_follows_on_each_signal(code: str) -> None:
-    assert ROWS[code] == what_follows(code, NVIDIA_SIGNALS.meanings[code])
+@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.classifications))
+def test_health_page_states_the_effect_of_each_signal(code: str) -> None:
+    assert ROWS[code] == what_follows(code, NVIDIA_SIGNALS.classifications[code])
 
 
-def test_the_page_names_no_signal_that_there_is_not() -> None:
-    assert ROWS.keys() - NVIDIA_SIGNALS.meanings.keys() == {"operator"}
+def test_health_page_names_no_unknown_signal() -> None:
+    assert ROWS.keys() - NVIDIA_SIGNALS.classifications.keys() == {"operator"}

@@ -69,26 +69,26 @@ def run_away_from_the_checkout(installed: Path, code: str) -> str:
 
 
 class TestWheel:
-    def test_it_carries_the_service_the_plugin_and_the_licence(self, installed: Path) -> None:
+    def test_wheel_contains_service_plugin_and_licence(self, installed: Path) -> None:
         for package in ("scrubber", "plugin"):
             in_tree = {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")}
             in_wheel = {path.relative_to(installed) for path in (installed / package).rglob("*.py")}
             assert in_wheel == in_tree
         assert list(installed.glob("*.dist-info/licenses/LICENSE"))
 
-    def test_it_carries_the_shipped_policies(self, installed: Path) -> None:
+    def test_wheel_contains_the_bundled_policies(self, installed: Path) -> None:
         in_tree = {path.name: path.read_bytes() for path in (ROOT / "policies").glob("*.yaml")}
         in_wheel = {path.name: path.read_bytes() for path in (installed / "scrubber/_policies").glob("*.yaml")}
         assert "default.yaml" in in_tree
         assert in_wheel == in_tree
 
-    def test_it_carries_nothing_else(self, installed: Path) -> None:
+    def test_wheel_contains_no_other_packages(self, installed: Path) -> None:
         assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"scrubber", "plugin"}
 
-    def test_its_version_is_the_one_the_code_says(self, distribution: importlib.metadata.Distribution) -> None:
+    def test_wheel_version_equals_the_version_in_the_code(self, distribution: importlib.metadata.Distribution) -> None:
         assert distribution.version == scrubber.__version__
 
-    def test_its_command_starts_away_from_the_checkout(self, installed: Path) -> None:
+    def test_installed_command_starts_outside_the_checkout(self, installed: Path) -> None:
         where = run_away_from_the_checkout(
             installed,
             "from importlib.metadata import distribution; import sys;"
@@ -97,15 +97,13 @@ class TestWheel:
         )
         assert Path(where.strip()).is_relative_to(installed)
 
-    def test_the_base_install_asks_for_no_gpu_library(self, distribution: importlib.metadata.Distribution) -> None:
+    def test_base_requirements_include_no_gpu_library(self, distribution: importlib.metadata.Distribution) -> None:
         requirements = [Requirement(line) for line in distribution.requires or ()]
         base = {requirement.name for requirement in requirements if requirement.marker is None}
         assert base
         assert not {name for name in base if VENDOR.match(name)}
 
-    def test_the_extras_bring_the_libraries_that_not_everybody_needs(
-        self, distribution: importlib.metadata.Distribution
-    ) -> None:
+    def test_extras_require_the_optional_libraries(self, distribution: importlib.metadata.Distribution) -> None:
         requirements = [Requirement(line) for line in distribution.requires or ()]
         by_extra = {
             extra: {each.name for each in requirements if each.marker and each.marker.evaluate({"extra": extra})}
@@ -134,24 +132,24 @@ def locked(name: str) -> dict[str, tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-class TestLock:
-    def test_every_requirement_has_a_hash(self, name: str) -> None:
+class TestLockFile:
+    def test_every_locked_requirement_has_a_hash(self, name: str) -> None:
         requirements = locked(name)
         assert requirements
         for package, (_, hashes) in requirements.items():
             assert hashes, package
             assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes), package
 
-    def test_it_names_no_host_and_no_path(self, name: str) -> None:
+    def test_lock_file_names_no_host_and_no_path(self, name: str) -> None:
         text = (ROOT / "requirements" / name).read_text()
         assert not re.search(
             r"https?:|://|\bfile:|^-|--(extra-)?index-url|--find-links|(^|[\s=@])[/~]", text, re.MULTILINE
         )
 
-    def test_only_the_tests_bring_gpu_libraries(self, name: str) -> None:
+    def test_only_the_lock_file_of_the_tests_includes_gpu_libraries(self, name: str) -> None:
         assert bool([package for package in locked(name) if VENDOR.match(package)]) is (name == "dev.txt")
 
-    def test_it_satisfies_pyproject(self, name: str) -> None:
+    def test_lock_file_satisfies_pyproject(self, name: str) -> None:
         base, groups = project()["project"]["dependencies"], project()["dependency-groups"]
         dev = [each for each in groups["dev"] if isinstance(each, str)]
         wanted = {"base.txt": base, "build.txt": groups["build"], "dev.txt": base + groups["build"] + dev}[name]
@@ -161,7 +159,7 @@ class TestLock:
             assert requirement.specifier.contains(version), requirement
 
 
-def test_the_tests_run_on_the_versions_that_are_shipped() -> None:
+def test_tests_run_on_the_locked_versions_of_the_release() -> None:
     dev = locked("dev.txt")
     for part in (locked("base.txt"), locked("build.txt")):
         assert part == {package: dev[package] for package in part}
@@ -174,7 +172,7 @@ def test_the_tests_run_on_the_versions_that_are_shipped() -> None:
         ("protobuf", "*_pb2.py", r"^# Protobuf Python Version: ([\d.]+)"),
     ],
 )
-def test_no_older_runtime_is_allowed_than_the_generated_code_asks_for(library: str, files: str, stamp: str) -> None:
+def test_minimum_runtime_version_satisfies_the_generated_code(library: str, files: str, stamp: str) -> None:
     (declared,) = (each for each in map(Requirement, project()["project"]["dependencies"]) if each.name == library)
     (oldest,) = (Version(each.version) for each in declared.specifier if each.operator == ">=")
     generated = [path for package in ("scrubber", "plugin") for path in (ROOT / package).rglob(files)]

@@ -20,14 +20,14 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[st
     return out, done.stdout.split()
 
 
-def test_the_generated_code_is_what_the_protos_say(regenerated: tuple[Path, list[str]]) -> None:
+def test_generated_code_matches_the_proto_files(regenerated: tuple[Path, list[str]]) -> None:
     out, names = regenerated
     stale = [name for name in names if (out / name).read_bytes() != (ROOT / name).read_bytes()]
     assert names
     assert stale == [], "run `make protos`"
 
 
-def test_no_generated_file_is_left_without_its_proto(regenerated: tuple[Path, list[str]]) -> None:
+def test_every_generated_file_has_a_proto_file(regenerated: tuple[Path, list[str]]) -> None:
     _out, names = regenerated
     found = [
         str(path.relative_to(ROOT))
@@ -46,12 +46,14 @@ def test_no_generated_file_is_left_without_its_proto(regenerated: tuple[Path, li
         (podresources_pb2, "scrubber/wire/podresources.proto", "v1"),
     ],
 )
-def test_each_file_stands_under_its_own_path_in_the_descriptor_pool(module: object, path: str, package: str) -> None:
+def test_each_proto_file_is_registered_under_its_own_path_in_the_descriptor_pool(
+    module: object, path: str, package: str
+) -> None:
     descriptor = module.DESCRIPTOR  # type: ignore[attr-defined]
     assert (descriptor.name, descriptor.package) == (path, package)
 
 
-def test_the_wire_numbers_are_the_kubelets() -> None:
+def test_protobuf_field_numbers_match_the_kubelets() -> None:
     """A message written field by field as the kubelet would; a renumbered field would read back wrongly."""
     register = b"\x0a\x07v1beta1\x12\x06x.sock\x1a\x10scrubber.dev/gpu\x22\x04\x08\x01\x10\x01"
     request = deviceplugin_pb2.RegisterRequest.FromString(register)

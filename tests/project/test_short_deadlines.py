@@ -31,26 +31,26 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
         r'"do": "tell"\}, deadline=0\.2\)',
         "Nothing is asked while the last child lives, which no signal ends.",
     ),
-    ("test_children*", r"kill_limit=0\.05, send_signal=lambda", "No signal ends the child."),
-    ("test_sim_eraser", r"kill_limit=0\.05, send_signal=lambda", "No signal ends the child."),
-    ("test_nvidia_events_contract", r"kill_limit=0\.1, send_signal=lambda", "No signal ends the child."),
-    ("test_nvidia_reset", r"kill_limit = 0\.05|kill_limit=0\.05, kill=lambda", "No signal ends the child."),
+    ("test_children*", r"kill_timeout=0\.05, send_signal=lambda", "No signal ends the child."),
+    ("test_sim_eraser", r"kill_timeout=0\.05, send_signal=lambda", "No signal ends the child."),
+    ("test_nvidia_events_contract", r"kill_timeout=0\.1, send_signal=lambda", "No signal ends the child."),
+    ("test_nvidia_reset", r"kill_timeout = 0\.05|kill_timeout=0\.05, kill=lambda", "No signal ends the child."),
     (
         "test_nvidia_reset",
-        r"NvidiaSmi\(Places\(world\.root\), kill_limit=0\.05\)$",
+        r"NvidiaSmi\(DriverPaths\(world\.root\), kill_timeout=0\.05\)$",
         "What keeps the output open never closes it.",
     ),
-    ("test_nvidia_reset", r'run\(gpus, about, 0\.5\)|"Device 0", 0\.5\)', "The reset hangs."),
+    ("test_nvidia_reset", r'run\(gpus, subject, 0\.5\)|"Device 0", 0\.5\)', "The reset hangs."),
     ("test_nvidia_smi_standin", r"stuck\.wait\(0\.3\)", "The reset hangs."),
     ("test_nvidia_reset", r"resetter\.reset\(device, 0\.2\)|ask\(device, deadline=0\.05\)", "The driver hangs."),
     ("backend_contract", r"resetter\.reset\(device, 0\.2\)", "The driver hangs."),
     ("test_nvml_standin", r"answers_within\(0\.2\)", "The driver hangs."),
-    ("test_sim_holders", r"walk_deadline=0\.05", "The child that is to walk hangs."),
+    ("test_sim_holders", r"walk_timeout=0\.05", "The child that is to walk hangs."),
     ("test_nvidia_holders", r"walk_deadline=0\.05", "The child that is to walk hangs."),
-    ("test_sim_eraser", r"__init__\(start_limit=0\.05\)", "The child never says that it is ready."),
-    ("test_erasing", r"silence=0\.05\)", "The eraser never says anything."),
-    ("test_sim_eraser", r"end_orphan\(device, 0\.2\)", "The lock is held by a process that is not ended."),
-    ("test_sim_eraser", r'setattr\(orphans, "_PATIENCE", 0\.1\)', "The orphan is stopped, and never ends by itself."),
+    ("test_sim_eraser", r"__init__\(start_timeout=0\.05\)", "The child never says that it is ready."),
+    ("test_erasing", r"silence_timeout=0\.05\)", "The eraser never says anything."),
+    ("test_sim_eraser", r"terminate_orphan\(device, 0\.2\)", "The lock is held by a process that is not ended."),
+    ("test_sim_eraser", r'setattr\(orphans, "_GRACE", 0\.1\)', "The orphan is stopped, and never ends by itself."),
     ("test_containers_cgroup", r", leftovers, 0\.1\) == leftovers", "It begins with the signal, of which nobody dies."),
     ("test_children", r'echo": (echo|1)\}, (deadline=)?0\.02\)', "Nothing else runs until the answer lies there."),
     ("test_standstill", r"\bSHORT\b", "Nothing else runs until what is waited for lies there."),
@@ -60,15 +60,15 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_calls", r"grace=0\.3|grace=0\.05, heartbeat=0\.05", "It begins when the service has gone, or hangs."),
     ("test_upstream", r"grace=0\.[35]", "It begins when the other side has gone, or hangs."),
     ("test_calls", r"reserve=0\.2", "An allocation is answered whether or not the service was told of it."),
-    ("plugin/test_*", r"absent=0\.\d", "The service has gone; no test has it come back during a call."),
-    ("test_upstream", r"absent=0\.2", "The other side has gone; no test has it come back during a call."),
+    ("plugin/test_*", r"service_away=0\.\d", "The service has gone; no test has it come back during a call."),
+    ("test_upstream", r"vendor_away=0\.2", "The other side has gone; no test has it come back during a call."),
     ("test_upstream", r"heartbeat=0\.2, probe=1\.0", "Silence after which the vendor's plugin is asked."),
-    ("test_upstream", r"rest=0\.5", "The time that a plugin which hung is left alone."),
+    ("test_upstream", r"pause=0\.5", "The time that a plugin which hung is left alone."),
     ("test_upstream", r"closing=0\.1", "Registrations under way are cut short, and none is."),
     ("vendor_plugin", r"server\.stop\(0\.1\)", "Calls under way are cut short: the plugin goes."),
     (
         "plugin/test_*",
-        r"poll=0\.01, idle_poll=0\.01|patience=0\.05",
+        r"watcher_fallback=0\.(05|1)",
         "Nobody comes to the registry; it is asked until it answers.",
     ),
     ("test_metrics_contract", r"stream=0\.02", "The kubelet opens no stream."),
@@ -78,8 +78,8 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
         "The plugin registers again and waits twice as long, until the stream comes.",
     ),
     ("test_announcements", r"timeout=0\.01", "The service never answers."),
-    ("test_cluster_telling", r"settle=0\.01", "No service is ever there."),
-    ("test_cluster_telling", r"farewell=0\.05", "The last words are not taken."),
+    ("test_cluster_telling", r"first_snapshot=0\.01", "No service is ever there."),
+    ("test_cluster_telling", r"shutdown=0\.05", "The last words are not taken."),
     ("test_cluster_telling", r"heartbeat=0\.01|^restart=0\.01", "A pause before the same is done again."),
     ("test_cluster_client", r'"node-1", deadline=0\.05\)', "The API server never answers."),
     ("test_kubelet_adapter", r"deadline=0\.2\)", "The kubelet never answers."),
@@ -96,7 +96,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_allocation", r"sync_loop_health=0\.001", "The main loop is held until that was noticed."),
     ("test_containers", r"log_directory_removal=0\.02", "The pod is no more."),
     ("test_containers", r"delete\(running, grace=0\.05\)", "The container does not end by itself."),
-    ("test_containers", r"dying_for=0\.01", "It begins when the pod has been deleted."),
+    ("test_containers", r"linger=0\.01", "It begins when the pod has been deleted."),
     ("test_registration", r"resource_removal=0\.05", "It begins when the stream has ended."),
     ("test_registration", r"dial_back=0\.2", "Nobody serves the socket."),
     ("test_start", r"pre_start_deadline=0\.05", "Three starts hang; one more that is late is asked again."),
@@ -108,23 +108,25 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_clock", r"timeout\(0\.001\)", "The body sleeps for a minute."),
     ("test_consent", r"wait\(0\.001\)", "A pause between two looks."),
     ("test_metrics_tls", r"waited\.wait\(0\.01\)", "A pause between two looks."),
-    ("test_nvidia_holders", r"settle=0\.02,", "A pause between two looks."),
-    ("test_sim_holders", r"settle=0\.05\)", "A pause between two looks."),
+    ("test_nvidia_holders", r"confirm_seconds=0\.02,", "A pause between two looks."),
+    ("test_sim_holders", r"confirm_seconds=0\.05\)", "A pause between two looks."),
     ("test_judgement", r"grace=0\.3|dying_for=0\.1", "A figure in what a soak has recorded."),
 )
 """Module, pattern of a line, and why nothing that the test waits for has to happen before that deadline."""
 
 NAMED = re.compile(
-    "timeout|deadline|limit|dying_for|patience|grace|silence|settle|probe|absent|reserve|farewell|wait|within|closing|"
-    "stream|register|dial_back|removal|health|heartbeat|rest|budget|hang"
+    "timeout|deadline|limit|dying_for|linger|patience|grace|silence|settle|confirm|stabilize|idle_period|probe|absent|away|"
+    "reserve|farewell|shutdown|first_snapshot|wait|within|closing|stream|register|fallback|delay|dial_back|removal|health|"
+    "heartbeat|rest|pause|budget|hang"
 )
 """What the name of a parameter or an attribute has in it that says how long something may take."""
 
 WAITING = frozenset({
-    "acquire", "answers_within", "ask", "ask_kubelet", "ask_service", "call", "changed", "communicate", "delete", "end",
-    "end_orphan", "end_unread", "erase", "get", "hand_over", "hear", "join", "part", "patience", "poll", "ready",
-    "receive", "reset", "resume", "result", "run", "select", "setattr", "settled", "shows", "stop", "timeout",
-    "timeout_at", "until", "wait", "wait_for",
+    "acquire", "answers_within", "ask", "call", "changed", "communicate", "delete", "end", "erase", "get", "hand_over",
+    "hear", "join", "kill_cgroups", "part", "poll", "query_kubelet", "query_service", "receive", "request", "reset",
+    "resume", "result", "run", "select", "setattr", "settled", "shows", "stall_tolerant_timeout", "stop", "terminate",
+    "terminate_orphan", "timeout", "timeout_at", "until", "wait", "wait_for", "wait_for_change", "wait_until",
+    "wait_until_idle", "wait_until_ready",
 })  # fmt: skip
 """Functions of which an argument says how long something may take."""
 
@@ -228,7 +230,7 @@ def found() -> dict[Path, list[str]]:
     return {path: each for path, each in lines.items() if each}
 
 
-def test_a_deadline_of_less_than_a_second_is_one_that_is_meant_to_expire() -> None:
+def test_every_deadline_below_one_second_is_listed_as_meant_to_expire() -> None:
     unknown = [
         f"{path.relative_to(TESTS.parent)}: {line}"
         for path, lines in found().items()
@@ -238,7 +240,7 @@ def test_a_deadline_of_less_than_a_second_is_one_that_is_meant_to_expire() -> No
     assert unknown == [], "needs the common patience, or a line here that says why nothing has to come before it"
 
 
-def test_every_reason_for_a_short_deadline_is_still_needed() -> None:
+def test_every_listed_short_deadline_still_exists() -> None:
     places = found()
     unused = [
         (module, pattern)
@@ -270,7 +272,7 @@ def test_every_reason_for_a_short_deadline_is_still_needed() -> None:
         "class Times:\n    grace: float = 0.3",
     ],
 )
-def test_a_short_deadline_is_found_however_it_is_written(line: str) -> None:
+def test_short_deadline_is_detected_however_it_is_written(line: str) -> None:
     source = f"SHORT = 0.3\nasync def test() -> None:\n    {line.replace(chr(10), chr(10) + '    ')}\n"
     assert short_deadlines(source, ast.parse(source), {}) == [line.splitlines()[-1].strip()]
 
@@ -289,13 +291,13 @@ def test_a_short_deadline_is_found_however_it_is_written(line: str) -> None:
         "flag = wait(True)",
     ],
 )
-def test_a_pause_a_figure_and_a_generous_deadline_are_none(line: str) -> None:
+def test_pauses_figures_and_long_deadlines_are_not_detected_as_short_deadlines(line: str) -> None:
     source = f"SOON = 30.0\nasync def test() -> None:\n    {line}\n"
     assert short_deadlines(source, ast.parse(source), {}) == []
 
 
 @pytest.mark.parametrize(("seconds", "short"), [(0.5, True), (30.0, False)])
-def test_a_short_deadline_is_found_that_another_module_names(seconds: float, short: bool) -> None:
+def test_short_deadline_imported_from_another_module_is_detected(seconds: float, short: bool) -> None:
     source = "from tests.elsewhere import SOON as MOMENT\nawait asyncio.wait_for(answer, MOMENT)\n"
     tree = ast.parse(source)
     elsewhere = imported(tree, {"tests.elsewhere": {"SOON": seconds}})

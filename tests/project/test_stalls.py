@@ -14,7 +14,7 @@ PARENT = f"import subprocess, sys; sys.exit(10 + subprocess.call([sys.executable
     ("who", "program", "status"),
     [("first", STOPPED, 7), ("one", PARENT, 17), ("all", PARENT, 17)],
 )
-def test_what_is_to_be_stopped_is_stopped_and_goes_on(who: str, program: str, status: int) -> None:
+def test_stall_tool_stops_and_resumes_the_selected_processes(who: str, program: str, status: int) -> None:
     often = ["--seconds", "0.05", "--every", "0.05", "--after", "0"]
     command = [sys.executable, "-m", "tests.stalls", "--who", who, *often, "--", sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -22,7 +22,7 @@ def test_what_is_to_be_stopped_is_stopped_and_goes_on(who: str, program: str, st
     assert ended.stdout.endswith(" stalls\n")
 
 
-def test_a_command_that_ends_at_once_is_not_waited_for() -> None:
+def test_stall_tool_does_not_wait_after_its_command_has_ended() -> None:
     command = [
         sys.executable,
         "-m",

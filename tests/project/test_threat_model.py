@@ -20,29 +20,29 @@ def written_tests() -> set[str]:
     }
 
 
-def test_no_row_is_there_twice() -> None:
+def test_threat_model_has_no_duplicate_rows() -> None:
     assert len(re.findall(r"^\| [ATSWBD]\d+[a-z]? \| ", PAGE, re.MULTILINE)) == len(ROWS) > 80
 
 
-def test_every_test_that_it_names_is_there() -> None:
+def test_every_test_named_in_the_threat_model_exists() -> None:
     assert set(re.findall(r"`(test_\w+)`", PAGE)) - written_tests() == set()
 
 
-def test_what_is_open_is_in_the_work_list() -> None:
+def test_every_open_threat_is_in_the_work_list() -> None:
     still_open = {name for name, text in ROWS.items() if "**open" in text}
     assert still_open - set(re.findall(r"\b[ATSWBD]\d+[a-z]?\b", WORK_LIST)) == set(), "open, and nobody is to mend it"
 
 
-def test_a_row_whose_test_was_written_is_in_the_work_list_no_more() -> None:
+def test_threat_with_an_existing_test_is_not_in_the_work_list() -> None:
     assert set(re.findall(r"`(test_\w+)`", WORK_LIST)) & written_tests() == set()
 
 
-def test_every_row_that_it_points_to_is_there() -> None:
+def test_every_row_reference_of_the_threat_model_exists() -> None:
     assert set(re.findall(r"\b([ATSWBD]\d{1,2}[a-z]?)\b", PAGE + WORK_LIST)) - ROWS.keys() == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_links_to_or_names_of_the_tree_is_there(page: Path) -> None:
+def test_links_and_paths_in_the_pages_exist(page: Path) -> None:
     text = page.read_text()
     links = {link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if not (page.parent / link).exists()}
     assert links == set(), "dead links"
@@ -53,7 +53,7 @@ def test_what_a_page_links_to_or_names_of_the_tree_is_there(page: Path) -> None:
     assert {name for name in modules if not any((root / name).exists() for root in roots)} <= AT_RUN_TIME
 
 
-def test_every_event_and_metric_that_a_page_tells_of_is_one_of_ours() -> None:
+def test_events_and_metrics_named_in_the_pages_exist() -> None:
     code = "".join(path.read_text() for part in ("scrubber", "plugin") for path in (ROOT / part).rglob("*.py"))
     text = "".join(page.read_text() for page in PAGES)
     events = set(re.findall(r"`((?:use|device|certificate|stranger|leftover|health|handover)\.[a-z-]+)`", text))

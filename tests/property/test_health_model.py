@@ -16,37 +16,38 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import Outcome
 from scrubber.domain.handover import HandoverVerdict
-from scrubber.domain.health import Health, WayBack
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.health.history import DAY, MAX_ENTRIES, RecoveryAttempt
+from scrubber.domain.health.recovery import after_findings, after_scrub, apply_attempt_limits, condition_persists
+from scrubber.domain.next_action import RecoveryAction, next_action
 from scrubber.domain.policy import Enforcement, HealthRule, Policy, RecoveryRule
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.recovery import after_findings, after_scrub, spent, stands
-from scrubber.domain.tally import DAY, KEPT, Attempt
-from scrubber.domain.tending import Act, next_need
+from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from tests.world.health_graph import LASTS, SOFT, TENANT, Graph, Place, Promise, events
 from tests.world.samples import DEVICE, NODE, NOW, POLICY, by_record, certificate
 
-HEALTH = HealthRule(sustained={SOFT: LASTS})
-LIMITED = RecoveryRule(attempts=2, attempts_per_day=3, resets_per_day=2, probation_scrubs=1)
-UNLIMITED = RecoveryRule(attempts=2, attempts_per_day=KEPT, resets_per_day=KEPT, probation_scrubs=2)
+HEALTH = HealthRule(quarantine_after={SOFT: LASTS})
+LIMITED = RecoveryRule(max_attempts=2, max_attempts_per_day=3, max_resets_per_day=2, probation_scrubs=1)
+UNLIMITED = RecoveryRule(
+    max_attempts=2, max_attempts_per_day=MAX_ENTRIES, max_resets_per_day=MAX_ENTRIES, probation_scrubs=2
+)
 OF_CONDITIONS = {"hot", "hot, and the breaker is open", "an event", "passed, and it is hot", "it has lasted"}
 OF_PEOPLE = {"its glass", "a person takes it out", "a scrub of what is out starts"}
 OF_RESTARTS = {"kill -9", "a reboot", "settled"}
 OF_TENANTS = {"a tenant gets it", "it is given back"}
 
 
-def faults(*ways: WayBack) -> set[str]:
+def faults(*ways: RecoveryMethod) -> set[str]:
     return {f"{how}: {way.value}" for way in ways for how in ("fault", "failed", "failed after its reset")}
 
 
-FOR_OTHERS = faults(WayBack.REBOOT, WayBack.PERSON)
+FOR_OTHERS = faults(RecoveryMethod.REBOOT, RecoveryMethod.OPERATOR)
 MODELS: Mapping[str, tuple[RecoveryRule, set[str]]] = {
     # Which rule is in force, and which events are left out.
-    "limits": (LIMITED, OF_CONDITIONS | OF_PEOPLE | FOR_OTHERS | faults(WayBack.SCRUB)),
-    "conditions": (UNLIMITED, {"its glass", "kill -9"} | OF_TENANTS | faults(WayBack.SCRUB)),
+    "limits": (LIMITED, OF_CONDITIONS | OF_PEOPLE | FOR_OTHERS | faults(RecoveryMethod.SCRUB)),
+    "conditions": (UNLIMITED, {"its glass", "kill -9"} | OF_TENANTS | faults(RecoveryMethod.SCRUB)),
     "tenants": (UNLIMITED, OF_CONDITIONS | OF_RESTARTS | FOR_OTHERS | OF_PEOPLE - {"its glass"}),
 }
 
@@ -63,20 +64,20 @@ def _a_fault_takes_it_out(before: Place, name: str, after: Place) -> bool:
 
 
 def _only_a_person(before: Place, name: str, after: Place) -> bool:
-    persons = before.record.health is Health.CONDEMNED or before.record.ordered_out_by_person
+    persons = before.record.health is Health.CONDEMNED or before.record.quarantined_by_operator
     stays = (after.record.health, after.record.cause) == (before.record.health, before.record.cause)
     return not persons or stays or name.startswith("a person ")
 
 
 def _attempts_of_a_day(before: Place, name: str, after: Place) -> bool:
-    return after.counted.attempts <= LIMITED.attempts_per_day and after.counted.resets <= LIMITED.resets_per_day
+    return after.counted.attempts <= LIMITED.max_attempts_per_day and after.counted.resets <= LIMITED.max_resets_per_day
 
 
 def _is_condemned_with_a_sentence(before: Place, name: str, after: Place) -> bool:
     cause = after.record.cause
     if after.record.health is not Health.CONDEMNED:
         return True
-    return cause is not None and cause.way_back is WayBack.PERSON and cause.sentence != "said"
+    return cause is not None and cause.recovery_method is RecoveryMethod.OPERATOR and cause.message != "said"
 
 
 def _not_for_a_tenant(before: Place, name: str, after: Place) -> bool:
@@ -84,9 +85,9 @@ def _not_for_a_tenant(before: Place, name: str, after: Place) -> bool:
     record, counted = after.record, after.counted
     if record.health is not Health.CONDEMNED or before.record.health is Health.CONDEMNED:
         return True
-    if record.cause is not None and "within a day" in record.cause.sentence:
-        return {each.tenant for each in record.strikes} != {TENANT}
-    return counted.own >= LIMITED.attempts
+    if record.cause is not None and "within a day" in record.cause.message:
+        return {each.tenant for each in record.recent_quarantines} != {TENANT}
+    return counted.own >= LIMITED.max_attempts
 
 
 def _open_breaker(before: Place, name: str, after: Place) -> bool:
@@ -100,27 +101,29 @@ def _suspect_at_once(before: Place, name: str, after: Place) -> bool:
 def _out_once_it_has_lasted(before: Place, name: str, after: Place) -> bool:
     if name != "hot" or not before.record.advertised:
         return True
-    lasted = any(each.code == SOFT and each.since <= NOW - LASTS for each in before.record.lasting)
+    lasted = any(each.code == SOFT and each.since <= NOW - LASTS for each in before.record.warnings)
     return after.record.advertised is not lasted
 
 
 def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool:
     record = after.record
-    policy = replace(POLICY, enforcement=Enforcement.OBSERVE) if record.glass is not None else POLICY
-    goes = [by_record(record, kind, policy).verdict is HandoverVerdict.GRANT for kind in HandOver]
-    by_word = record.glass is not None and not record.ordered_out_by_person
+    policy = replace(POLICY, enforcement=Enforcement.OBSERVE) if record.break_glass is not None else POLICY
+    goes = [by_record(record, kind, policy).verdict is HandoverVerdict.GRANT for kind in HandOverKind]
+    by_word = record.break_glass is not None and not record.quarantined_by_operator
     return not any(goes) or record.advertised or by_word
 
 
 def _somebody_acts(before: Place, name: str, after: Place) -> bool:
     """The machine rests only where it is well, where somebody has it, or where the next act is not its own."""
     record = after.record
-    if next_need(record, POLICY, NODE).act is not Act.NOTHING or record.hygiene is Hygiene.IN_USE:
+    if next_action(record, POLICY, NODE).action is not RecoveryAction.NOTHING or record.hygiene is Hygiene.IN_USE:
         return True
     if record.health in (Health.HEALTHY, Health.SUSPECT):
         return record.hygiene is Hygiene.CLEAN
     cause = record.cause
-    theirs = cause is not None and (cause.by_person or cause.way_back in (WayBack.PERSON, WayBack.REBOOT))
+    theirs = cause is not None and (
+        cause.by_operator or cause.recovery_method in (RecoveryMethod.OPERATOR, RecoveryMethod.REBOOT)
+    )
     return record.health in (Health.QUARANTINED, Health.CONDEMNED) and theirs
 
 
@@ -151,14 +154,14 @@ def graph(model: str) -> Graph:
 
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("model", MODELS)
-def test_whatever_happens_in_whatever_order(model: str, promise: str) -> None:
+def test_health_invariant_holds_in_every_reachable_state(model: str, promise: str) -> None:
     explored = graph(model)
     if promise in explored.broken:
         before, event, after = explored.broken[promise]
         pytest.fail(f"{explored.way_to(before)}\nthen: {event}\n{after.story}\n{after}", pytrace=False)
 
 
-def test_every_event_happens_somewhere_and_every_state_of_health_is_met() -> None:
+def test_model_reaches_every_event_and_every_health_state() -> None:
     assert frozenset().union(*(graph(model).happened for model in MODELS)) == events(POLICY).keys()
     for model in MODELS:
         met = {place.record.health for place in graph(model).found}
@@ -169,12 +172,12 @@ def test_every_event_happens_somewhere_and_every_state_of_health_is_met() -> Non
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_state_has_a_way_out_by_the_machine_alone_unless_it_says_that_it_needs_help(model: str) -> None:
+def test_every_reachable_state_recovers_automatically_unless_an_operator_or_a_reboot_is_needed(model: str) -> None:
     """In a world that is well from here on: scrubs pass, resets work, nothing is seen any more."""
     explored = graph(model)
     known: dict[Place, None] = {}
     for place in explored.found:
-        record = replace(place.record, glass=None)
+        record = replace(place.record, break_glass=None)
         if Place(record) in known:
             continue
         known[Place(record)] = None
@@ -187,23 +190,23 @@ def test_every_state_has_a_way_out_by_the_machine_alone_unless_it_says_that_it_n
 def _comes_out(record: DeviceRecord, policy: Policy) -> None:
     now, boot = NOW, 1
     for _ in range(40):
-        need = next_need(record, policy, replace(NODE, boot=f"boot-{boot}"))
+        need = next_action(record, policy, replace(NODE, boot=f"boot-{boot}"))
         now = max(now, need.due or now)
-        if need.act is Act.SETTLE:
-            record = record.service_started(record.boot)
-        elif need.act is Act.RECOVER:
+        if need.action is RecoveryAction.RESOLVE:
+            record = record.after_service_start(record.boot)
+        elif need.action is RecoveryAction.RECOVER:
             record = after_findings(record, (), policy, now)
-            assert not stands(record, ())
-            left = spent(record, policy, now)
+            assert not condition_persists(record, ())
+            left = apply_attempt_limits(record, policy, now)
             if left is record:
-                begun = record.recovery_started(Attempt(now, record.must_reset)).scrub_started()
+                begun = record.after_recovery_start(RecoveryAttempt(now, record.must_reset)).after_scrub_start()
                 record = _passes(begun, policy, now, reset=record.must_reset)
             else:
                 record = left
-        elif need.act is not Act.NOTHING:
-            record = _passes(record.scrub_started(), policy, now, reset=False)
+        elif need.action is not RecoveryAction.NOTHING:
+            record = _passes(record.after_scrub_start(), policy, now, reset=False)
         elif record.hygiene is Hygiene.IN_USE:
-            record = record.released()
+            record = record.after_release()
         elif record.health is Health.HEALTHY:
             return
         elif record.health is Health.SUSPECT:
@@ -211,24 +214,26 @@ def _comes_out(record: DeviceRecord, policy: Policy) -> None:
         else:
             cause = record.cause
             assert cause is not None, "out of service, and nothing says why"
-            if cause.way_back is WayBack.REBOOT and not cause.by_person:
+            if cause.recovery_method is RecoveryMethod.REBOOT and not cause.by_operator:
                 boot += 1
-                record = record.service_started(f"boot-{boot}")
+                record = record.after_service_start(f"boot-{boot}")
             else:
-                assert cause.by_person or cause.way_back is WayBack.PERSON, "nobody is to act, and nobody is told to"
-                record = record.released_by_person(retry_at=now)
+                assert cause.by_operator or cause.recovery_method is RecoveryMethod.OPERATOR, (
+                    "nobody is to act, and nobody is told to"
+                )
+                record = record.after_operator_release(retry_at=now)
     raise AssertionError(f"it does not come out, and is {record.health.value} in the end")
 
 
 def _passes(record: DeviceRecord, policy: Policy, now: float, *, reset: bool) -> DeviceRecord:
-    issued = certificate(sequence=record.certificates + 1, previous_grant=record.grants, boot=record.boot)
-    passed = record.scrub_passed(issued, was_reset=reset)
+    issued = certificate(sequence=record.certificate_count + 1, previous_grant=record.grant_sequence, boot=record.boot)
+    passed = record.after_passed_scrub(issued, was_reset=reset)
     return after_scrub(passed, Outcome.PASSED, (), policy, now, reset=reset)
 
 
 # -- the same with real times ------------------------------------------------------------------------------------------
 
-REAL = replace(POLICY, health=HealthRule(sustained={SOFT: LASTS}))
+REAL = replace(POLICY, health=HealthRule(quarantine_after={SOFT: LASTS}))
 TIME_STANDS_FOR = {"the pause is over", "it has lasted", "a day passes"}
 HAPPEN = sorted(events(REAL).keys() - TIME_STANDS_FOR)
 
@@ -259,7 +264,7 @@ class Lives(RuleBasedStateMachine):
     )
     def it_is_tended(self, ending: str) -> None:
         """The next attempt, as soon as it is due."""
-        due = next_need(self.place.record, REAL, NODE).due
+        due = next_action(self.place.record, REAL, NODE).due
         self.now = max(self.now, due or self.now)
         self._step("a recovery starts")
         self._step("a scrub starts")
@@ -272,7 +277,7 @@ class Lives(RuleBasedStateMachine):
             for name in ("a tenant gets it", "fault: reset", "it is given back"):
                 self._step(name)
             for _ in range(1 + REAL.recovery.probation_scrubs):
-                due = next_need(self.place.record, REAL, NODE).due
+                due = next_action(self.place.record, REAL, NODE).due
                 self.now = max(self.now, min(due or self.now, self.now + 3_600.0))
                 self._step("a recovery starts")
                 self._step("a scrub starts")
@@ -293,7 +298,9 @@ class Lives(RuleBasedStateMachine):
                 or name in ("abandoned", "kill -9", "a reboot", "settled")
             )
             # Its time is that of the attempt: a reset comes a moment after it began.
-            self.begun += [(before.record.attempts[-1].at, True)] if made and before.record.attempts else []
+            self.begun += (
+                [(before.record.recovery_attempts[-1].at, True)] if made and before.record.recovery_attempts else []
+            )
         for promise, kept in PROMISES.items():
             if promise not in NOT_IN_REAL_TIME:
                 assert kept(before, name, after), promise
@@ -302,17 +309,17 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def stays_within_its_limits(self) -> None:
         record = self.place.record
-        assert record.failures <= REAL.recovery.attempts
-        assert len(record.attempts) <= KEPT
-        assert len(record.strikes) <= KEPT
+        assert record.failures <= REAL.recovery.max_attempts
+        assert len(record.recovery_attempts) <= MAX_ENTRIES
+        assert len(record.recent_quarantines) <= MAX_ENTRIES
         resets = [at for at, _ in self.begun if self.now - DAY < at <= self.now]
-        assert len(resets) <= REAL.recovery.resets_per_day
+        assert len(resets) <= REAL.recovery.max_resets_per_day
         if record.retry_at is not None:
-            assert record.retry_at - self.now <= max(DAY, REAL.recovery.backoff_max)
+            assert record.retry_at - self.now <= max(DAY, REAL.recovery.max_backoff)
 
     @invariant()
     def has_a_way_out(self) -> None:
-        _comes_out(replace(self.place.record, glass=None), REAL)
+        _comes_out(replace(self.place.record, break_glass=None), REAL)
 
 
 NOT_IN_REAL_TIME = {

@@ -17,13 +17,13 @@ PARTS = 8
 
 
 @pytest.mark.parametrize("line", KNOWN)
-def test_a_pod_that_once_did_not_start_does(line: str) -> None:
+def test_pod_shape_that_once_failed_to_start_starts(line: str) -> None:
     assert play(Script.read(line)).wrong is None
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_pod_of_any_shape_starts_and_only_on_what_was_proved_clean(part: int) -> None:
+def test_pod_of_any_shape_starts_and_only_on_clean_devices(part: int) -> None:
     thorough = settings().max_examples > 1_000
     for script in sample(PLAYS * (20 if thorough else 1), seed=2)[part::PARTS]:
         outcome = play(script)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scrubber.config.policy_file import parse_policy
-from scrubber.config.policy_format import policy_schema, written
-from scrubber.config.yaml_lines import Location, as_yaml
-from scrubber.domain.errors import BadConfiguration
+from scrubber.config.policy_format import dump_policy, policy_schema
+from scrubber.config.yaml_document import Location, dump_yaml
+from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.policy import Policy
 from tests.policy_files import FILES
 
@@ -55,17 +55,17 @@ def faults(value: Any, schema: dict[str, Any], where: Location = ()) -> Iterator
 
 @settings(deadline=None)
 @given(FILES)
-def test_the_schema_accepts_every_policy_and_every_dump_of_one(file: dict[str, Any]) -> None:
+def test_schema_accepts_every_valid_policy_and_every_policy_dump(file: dict[str, Any]) -> None:
     policy = read(file)
     assert isinstance(policy, Policy)
     assert list(faults(file, SCHEMA)) == []
-    assert list(faults(written(policy, {}), SCHEMA)) == []
+    assert list(faults(dump_policy(policy, {}), SCHEMA)) == []
 
 
 def read(file: dict[str, Any]) -> Policy | list[str]:
     try:
-        return parse_policy(as_yaml(file).encode(), "policy.yaml", xids={})
-    except BadConfiguration as error:
+        return parse_policy(dump_yaml(file).encode(), "policy.yaml", xids={})
+    except InvalidConfiguration as error:
         return str(error).splitlines()
 
 
@@ -94,8 +94,8 @@ JUNK: list[Any] = [
     *({"name": "a", "models": ["x"]}, [{"name": "a", "models": ["x"]}], [{"name": "a"}], [{"models": ["*"]}]),
     *(
         {"namespace": "a"},
-        [{"namespace": "a", "service-account": "b"}],
-        [{"namespace": "A", "service-account": None, "c": 1}],
+        [{"namespace": "a", "serviceAccount": "b"}],
+        [{"namespace": "A", "serviceAccount": None, "c": 1}],
     ),
 ]
 
@@ -133,7 +133,7 @@ def accounted_for(file: dict[str, Any]) -> None:
     """Assert that ``file`` is a policy that can be written and read again, or is refused line by line."""
     found = read(file)
     if isinstance(found, Policy):
-        assert read(written(found, {})) == found
+        assert read(dump_policy(found, {})) == found
         return
     lines = [re.fullmatch(r"policy\.yaml:(\d+): .+[.?]", each, re.DOTALL) for each in found]
     numbers = [int(each[1]) for each in lines if each]
@@ -147,7 +147,7 @@ KEYS = sorted({str(part) for where in PLACES for part in where if isinstance(par
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(PLACES), st.sampled_from(JUNK))
-def test_whatever_is_written_in_a_place_is_accounted_for(where: Location, junk: Any) -> None:
+def test_arbitrary_value_at_any_key_is_read_or_refused_with_its_line(where: Location, junk: Any) -> None:
     accounted_for(put({"name": "mine"}, where, copy.deepcopy(junk)))
 
 
@@ -173,5 +173,5 @@ def spoiled(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(deadline=None)
 @given(spoiled())
-def test_a_spoiled_file_is_accounted_for(file: dict[str, Any]) -> None:
+def test_damaged_policy_file_is_read_or_refused_with_a_line_for_each_fault(file: dict[str, Any]) -> None:
     accounted_for(file)

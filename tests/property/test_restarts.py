@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.states import Hygiene
 from tests.world.kubelet import Tenant
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
@@ -129,7 +129,7 @@ async def restart(order: Order, between: float) -> None:
 
 @pytest.mark.parametrize(("between", "longest"), [(AT_ONCE, 3), (APART, 2)], ids=["at-once", "apart"])
 @pytest.mark.parametrize("first", NAMES)
-def test_restarts_in_any_order_cost_no_pod_its_bytes_and_leave_nobody_waiting(
+def test_restarts_in_any_order_cost_no_pod_its_data_and_leave_no_pod_waiting(
     first: str, between: float, longest: int
 ) -> None:
     for order in orders(first, longest):

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scrubber.domain.assignment import Assignment, Pod
-from scrubber.domain.basis import UNPROVED, Basis, HandOver
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Sharing
+from scrubber.domain.handover_kind import UNPROVEN_BASES, Basis, HandOverKind
+from scrubber.domain.pods import PodState
+from scrubber.domain.policy import SharingMode
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.sharing import Beside, Neighbour, beside
+from scrubber.domain.sharing import GrantedPod, SharingAction, decide_sharing
+from scrubber.domain.states import Health, Hygiene
 from tests.world.samples import DEVICE, NODE, NOW, certificate, record
 
 TENANTS = ("acme", "acme", "umbrella")
@@ -43,14 +42,14 @@ class SharedDevice(RuleBasedStateMachine):
         super().__init__()
         self.guests: dict[Pod, Guest] = {}
         self.record: DeviceRecord = record(Hygiene.DIRTY)
-        self.sharing = Sharing.SAME_TENANT
+        self.sharing = SharingMode.SAME_TENANT
         self.bytes_of: set[str] = set()
         self.cleared_beside: list[Pod] = []
         self.found_foreign: list[tuple[Pod, str]] = []
         self.born = 0
 
-    @initialize(sharing=st.sampled_from((Sharing.SAME_TENANT, Sharing.SAME_TENANT, Sharing.NEVER)))
-    def begin(self, sharing: Sharing) -> None:
+    @initialize(sharing=st.sampled_from((SharingMode.SAME_TENANT, SharingMode.SAME_TENANT, SharingMode.NEVER)))
+    def begin(self, sharing: SharingMode) -> None:
         """Nobody knows what is on it."""
         self.sharing = sharing
         self.bytes_of = {"whoever was there before"}
@@ -65,7 +64,7 @@ class SharedDevice(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 9), known=KNOWN)
     def a_container_restarts(self, choice: int, known: bool) -> None:
-        living = [guest for guest in self.guests.values() if guest.state is PodState.LIVING]
+        living = [guest for guest in self.guests.values() if guest.state is PodState.ALIVE]
         if living:
             guest = living[choice % len(living)]
             guest.state = PodState.OVER
@@ -73,7 +72,7 @@ class SharedDevice(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 9), leaves=st.sampled_from((False, False, True)))
     def a_pod_ends(self, choice: int, leaves: bool) -> None:
-        living = [guest for guest in self.guests.values() if guest.state is PodState.LIVING]
+        living = [guest for guest in self.guests.values() if guest.state is PodState.ALIVE]
         if living:
             living[choice % len(living)].state = PodState.LEFTOVER if leaves else PodState.OVER
 
@@ -85,7 +84,7 @@ class SharedDevice(RuleBasedStateMachine):
     @rule()
     def everybody_is_gone_and_the_device_is_released(self) -> None:
         if not self._living() and self.record.hygiene is Hygiene.IN_USE:
-            self.record = self.record.released()
+            self.record = self.record.after_release()
 
     @rule()
     def a_device_that_is_free_is_scrubbed(self) -> None:
@@ -94,9 +93,9 @@ class SharedDevice(RuleBasedStateMachine):
 
     @rule()
     def the_service_is_restarted(self) -> None:
-        self.record = self.record.service_started(NODE.boot)
+        self.record = self.record.after_service_start(NODE.boot)
         if self._living():
-            self.record = self.record.adopted(None)
+            self.record = self.record.after_adoption(None)
 
     @rule(tenant=st.sampled_from(TENANTS))
     def a_device_that_is_free_is_found_with_a_pod_that_nobody_announced(self, tenant: str) -> None:
@@ -105,8 +104,8 @@ class SharedDevice(RuleBasedStateMachine):
             return
         self.born += 1
         pod = Pod(tenant, f"pod-{self.born}", f"uid-{self.born}")
-        self.guests[pod] = Guest(pod, PodState.LIVING)
-        self.record = self.record.adopted(self._grant(pod, Basis.ADOPTED))
+        self.guests[pod] = Guest(pod, PodState.ALIVE)
+        self.record = self.record.after_adoption(self._grant(pod, Basis.ADOPTED))
         self.bytes_of |= {tenant, "whoever was there before"}
 
     # -- as the engine acts ----------------------------------------------------------------------------------------
@@ -115,57 +114,57 @@ class SharedDevice(RuleBasedStateMachine):
         standings = {grant.sequence: self.guests[grant.pod].state for grant in self.record.open_grants if grant.pod}
         others = [grant for grant in self.record.open_grants if grant.pod != guest.pod]
         if guest.share:
-            verdict = beside(
+            verdict = decide_sharing(
                 guest.pod if known else None,
                 [
-                    Neighbour(
+                    GrantedPod(
                         grant.pod,
                         standings[grant.sequence],
                         bool(grant.pod and self.guests[grant.pod].share),
-                        grant.basis not in UNPROVED,
+                        grant.basis not in UNPROVEN_BASES,
                     )
                     for grant in others
                 ],
                 self.sharing,
-                sound=self.record.hygiene is Hygiene.IN_USE and self.record.health is Health.HEALTHY,
+                device_is_sound=self.record.hygiene is Hygiene.IN_USE and self.record.health is Health.HEALTHY,
             )
-            if verdict.answer is Beside.JOIN:
+            if verdict.action is SharingAction.JOIN:
                 self._starts(guest, Basis.SHARED)
                 return
-            if verdict.answer is Beside.WAIT:
+            if verdict.action is SharingAction.WAIT:
                 return
-        if any(standings[grant.sequence] is PodState.LIVING for grant in others):
+        if any(standings[grant.sequence] is PodState.ALIVE for grant in others):
             return
         if self.record.hygiene is Hygiene.IN_USE:
-            self.record = self.record.released()
+            self.record = self.record.after_release()
         self._scrub()
         self._starts(guest, Basis.CERTIFICATE)
 
     def _starts(self, guest: Guest, basis: Basis) -> None:
         self.found_foreign += [(guest.pod, tenant) for tenant in self.bytes_of - {guest.pod.tenant}]
-        guest.state = PodState.LIVING
+        guest.state = PodState.ALIVE
         self.guests[guest.pod] = guest
-        self.record = self.record.granted(self._grant(guest.pod, basis), None, certain=True)
+        self.record = self.record.after_grant(self._grant(guest.pod, basis), None, certain=True)
         if basis is Basis.SHARED:
-            self.record = replace(self.record, watched=False)
+            self.record = replace(self.record, exclusive_use=False)
         self.bytes_of.add(guest.pod.tenant)
 
     def _grant(self, pod: Pod, basis: Basis) -> Grant:
         assignment = Assignment(pod, "main", frozenset({DEVICE}))
-        return Grant(self.record.grants + 1, assignment, HandOver.UNKNOWN, NOW, NODE.boot, basis=basis)
+        return Grant(self.record.grant_sequence + 1, assignment, HandOverKind.UNKNOWN, NOW, NODE.boot, basis=basis)
 
     def _scrub(self) -> None:
         """Leftovers are ended and the memory is cleared: every open grant's pod has to be over."""
         self.cleared_beside += [guest.pod for guest in self._living()]
         for guest in self.guests.values():
             guest.state = PodState.OVER
-        self.record = self.record.scrub_started()
-        issued = certificate(sequence=self.record.certificates + 1, previous_grant=self.record.grants)
-        self.record = self.record.scrub_passed(issued, was_reset=False)
+        self.record = self.record.after_scrub_start()
+        issued = certificate(sequence=self.record.certificate_count + 1, previous_grant=self.record.grant_sequence)
+        self.record = self.record.after_passed_scrub(issued, was_reset=False)
         self.bytes_of.clear()
 
     def _living(self) -> list[Guest]:
-        return [guest for guest in self.guests.values() if guest.state is PodState.LIVING]
+        return [guest for guest in self.guests.values() if guest.state is PodState.ALIVE]
 
     # -- what holds ------------------------------------------------------------------------------------------------
 
@@ -188,12 +187,12 @@ class SharedDevice(RuleBasedStateMachine):
 
     @invariant()
     def where_no_two_pods_may_meet_none_do(self) -> None:
-        assert len(self._living()) <= 1 or self.sharing is Sharing.SAME_TENANT
+        assert len(self._living()) <= 1 or self.sharing is SharingMode.SAME_TENANT
 
     @invariant()
     def no_exception_holds_for_a_device_that_was_joined(self) -> None:
         if any(grant.basis is Basis.SHARED for grant in self.record.open_grants):
-            assert self.record.previous is None
+            assert self.record.previous_assignment is None
 
 
 TestASharedDevice = SharedDevice.TestCase

@@ -17,13 +17,12 @@ import pytest
 from hypothesis import settings
 
 from scrubber.domain.assignment import Assignment, Pod, Trust
-from scrubber.domain.basis import Basis, HandOver, judge
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.handover import HandoverVerdict
-from scrubber.domain.health import ADVERTISED, Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, Policy, Proof
+from scrubber.domain.handover_kind import Basis, HandOverKind, classify_hand_over
+from scrubber.domain.policy import Enforcement, Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import ADVERTISED, Health, Hygiene
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
 from tests.world.samples import POLICY, assignment, by_record, certificate, grant, record
@@ -128,18 +127,18 @@ def _pods(case: Case) -> tuple[Pod, Pod]:
 
 
 @pytest.mark.parametrize("rule", KINDS.rows, ids=lambda each: each.rule)
-def test_the_kind_of_every_hand_over_is_as_the_table_says(rule: Row) -> None:
+def test_hand_over_kind_matches_the_truth_table(rule: Row) -> None:
     cases = KINDS.by_row[rule.rule]
     assert cases, "no case gets as far as this row"
     for case in cases:
         before, after = _pods(case)
         previous: Assignment | None = assignment(before, "main")
         following: Assignment | None = assignment(after, "main" if case["container"] == "same" else "side")
-        kind = judge(
+        kind = classify_hand_over(
             previous if case["previous"] == "known" else None,
             following if case["following"] == "known" else None,
             allocated_since=case["allocated"] == "yes",
-            containers=int(case["containers"]),
+            container_count=int(case["containers"]),
             init_containers_known=case["init"] == "known",
         )
         assert {kind.value} == rule.then, case
@@ -161,15 +160,17 @@ FLAWS: Mapping[str, Mapping[str, object]] = {
 }
 """Everything that :func:`scrubber.domain.handover.certificate_flaw` knows, by what makes it so."""
 
-LAX = replace(POLICY, proofs=dict.fromkeys(HandOver, Proof.CHECKS))
+LAX = replace(POLICY, required_proofs=dict.fromkeys(HandOverKind, RequiredProof.CHECKS))
 """A policy that would let anybody start on checks, if it were asked."""
-PROOFS = {name: replace(POLICY, proofs=policy.proofs) for name, policy in POLICIES.items()} | {"lax": LAX}
+PROOFS = {name: replace(POLICY, required_proofs=policy.required_proofs) for name, policy in POLICIES.items()} | {
+    "lax": LAX
+}
 
 NAMED = {
     "default": ("same-container",),
     "strict": (),
     "trusted": ("same-container", "same-pod", "same-tenant"),
-    "lax": tuple(kind.value for kind in HandOver),
+    "lax": tuple(kind.value for kind in HandOverKind),
 }
 """The kinds that each policy lets start on checks: its named exceptions."""
 IN_SERVICE = tuple(health.value for health in ADVERTISED)
@@ -177,7 +178,7 @@ IN_SERVICE = tuple(health.value for health in ADVERTISED)
 
 RECORDS = Table(
     {
-        "kind": tuple(kind.value for kind in HandOver),
+        "kind": tuple(kind.value for kind in HandOverKind),
         "health": tuple(health.value for health in Health),
         "hygiene": tuple(hygiene.value for hygiene in Hygiene),
         "certificate": ("none", "valid", *FLAWS),
@@ -242,18 +243,18 @@ def _record(case: Case) -> DeviceRecord:
         Health(case["health"]),
         certificate=issued,
         last_grant=last,
-        watched=case["history"] != "not-watched",
+        exclusive_use=case["history"] != "not-watched",
     )
 
 
 def _answered(case: Case) -> str:
     policy: Policy = PROOFS[case["policy"]]
     policy = replace(policy, enforcement=Enforcement(case["mode"]))
-    decision = by_record(_record(case), HandOver(case["kind"]), policy, ran=True)
+    decision = by_record(_record(case), HandOverKind(case["kind"]), policy, ran=True)
     assert decision.reason
     if decision.verdict is HandoverVerdict.GRANT and decision.basis is not Basis.CERTIFICATE:
-        assert decision.basis in (case["kind"], Basis.OBSERVED)
-        return OBSERVED if decision.basis is Basis.OBSERVED else EXCEPTION
+        assert decision.basis in (case["kind"], Basis.OBSERVE_MODE)
+        return OBSERVED if decision.basis is Basis.OBSERVE_MODE else EXCEPTION
     assert decision.basis is (Basis.CERTIFICATE if decision.verdict is HandoverVerdict.GRANT else None)
     return {
         HandoverVerdict.GRANT: CERTIFICATE,
@@ -264,7 +265,7 @@ def _answered(case: Case) -> str:
 
 
 @pytest.mark.parametrize("rule", RECORDS.rows, ids=lambda each: each.rule)
-def test_what_a_record_allows_is_as_the_table_says(rule: Row) -> None:
+def test_decision_for_a_record_matches_the_truth_table(rule: Row) -> None:
     cases = RECORDS.by_row[rule.rule]
     assert cases, "no case gets as far as this row"
     for case in cases:
@@ -285,7 +286,7 @@ HELD, GHOST, SETTINGS, WARNING, FAULT, TOLD, UNREADABLE = (
 
 PATHS = Table(
     {
-        "kind": tuple(kind.value for kind in HandOver),
+        "kind": tuple(kind.value for kind in HandOverKind),
         "policy": ("default", "strict", "trusted"),
         "named": ("yes", "no"),
         "mode": ("enforce", "observe"),
@@ -428,7 +429,7 @@ def _sound(case: Case, path: str) -> None:
         assert path != OBSERVED, f"observed where a policy is enforced: {case}"
 
 
-def test_no_row_allows_what_may_never_be() -> None:
+def test_no_row_of_the_truth_table_allows_an_unsafe_path() -> None:
     for case in PATHS.cases():
         for path in PATHS.deciding(case).then:
             _sound(case, path)
@@ -449,7 +450,7 @@ class Stage:
         await world.start_service()
         await world.until(world.settled)
         starting = await self._until_the_start()
-        began, grants = world.clock.wall(), world.record().grants
+        began, grants = world.clock.wall(), world.record().grant_sequence
         starts = starting.starts
         world.kubelet.ask_again(starting)
         await world.run(IN_TIME)
@@ -467,7 +468,7 @@ class Stage:
         if self._case["finding"] not in (HELD, GHOST):  # a device that was touched is not known to be anybody's
             assert last.kind.value == self._case["kind"], "the case was not brought about"
         if last.basis is not Basis.CERTIFICATE:
-            return OBSERVED if last.basis is Basis.OBSERVED else EXCEPTION
+            return OBSERVED if last.basis is Basis.OBSERVE_MODE else EXCEPTION
         assert last.certificate is not None
         fast = self.world.vault.certificates[last.certificate]
         assert fast.rests_on is not None
@@ -621,7 +622,7 @@ CASES_OF_A_ROW = 4
 
 
 @pytest.mark.parametrize("rule", PATHS.rows, ids=lambda each: each.rule)
-def test_the_engine_takes_the_path_that_the_table_says(rule: Row) -> None:
+def test_engine_takes_the_path_of_the_truth_table(rule: Row) -> None:
     cases = PATHS.by_row[rule.rule]
     assert cases, "no case gets as far as this row"
     if settings().max_examples <= 1_000:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from scrubber.domain.health import Health
+from scrubber.domain.health.history import DAY
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.tally import DAY
+from scrubber.domain.states import Health
 from tests.world.service import Pace
 from tests.world.story import POLICIES, Plot, Step, Story
 from tests.world.timeline import in_virtual_time
@@ -122,7 +122,7 @@ class Week(Story):
 def _waits_for_a_person(record: DeviceRecord) -> bool:
     cause = record.cause
     out = record.health in (Health.QUARANTINED, Health.CONDEMNED)
-    return out and cause is not None and "person" in cause.return_sentence and bool(cause.sentence)
+    return out and cause is not None and "person" in cause.recovery_message and bool(cause.message)
 
 
 def _is_well(record: DeviceRecord) -> bool:
@@ -131,7 +131,9 @@ def _is_well(record: DeviceRecord) -> bool:
 
 
 @pytest.mark.parametrize(("seed", "policy"), [(6, "default"), (13, "strict"), (11, "trusted")])
-def test_no_law_is_broken_in_a_week_and_a_day_after_it_all_that_needs_nobody_is_well(seed: int, policy: str) -> None:
+def test_no_invariant_is_violated_in_a_week_and_devices_are_healthy_a_day_later_unless_they_need_an_operator(
+    seed: int, policy: str
+) -> None:
     week = Week(POLICIES[policy], DEVICES, BUSY)
     week.world.kubelet.longest_pause = 300.0
     began = week.world.clock.wall()
@@ -151,20 +153,20 @@ def _has_begun(recoveries: list[tuple[float, str]], number: int) -> bool:
 
 
 @in_virtual_time
-async def test_a_service_that_dies_in_every_recovery_makes_no_more_of_them_than_a_day_allows() -> None:
+async def test_service_that_dies_in_every_recovery_makes_no_more_recoveries_than_the_daily_limit() -> None:
     """Who keeps killing it, or whatever makes it die there, wears no device out: what was begun is on record."""
-    generous = replace(POLICIES["default"], breaker=BreakerRule(resets=1_000))
+    generous = replace(POLICIES["default"], breaker=BreakerRule(max_resets=1_000))
     async with a_world(1, generous, pace=BUSY) as world:
         world.gpu().came(95)
         world.signal(0)
         recoveries = world.laws.health.recoveries
-        for number in range(1, generous.recovery.resets_per_day + 1):
+        for number in range(1, generous.recovery.max_resets_per_day + 1):
             await world.until(partial(_has_begun, recoveries, number), within=HOUR)
             world.kill()
             await world.start_service()
         await world.run(2 * HOUR)
-        assert len(recoveries) == generous.recovery.resets_per_day
+        assert len(recoveries) == generous.recovery.max_resets_per_day
         assert world.record().health is Health.CONDEMNED
         cause = world.record().cause
         assert cause is not None
-        assert "within a day" in cause.sentence
+        assert "within a day" in cause.message

@@ -7,18 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.policy import Proof
-from scrubber.engine.views import Granted, HandOverCall
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.policy import RequiredProof
+from scrubber.engine.views import GrantedDevice, HandOverCall
 from tests.world.kubelet import Tenant
 from tests.world.world import DEFAULT, World
 
 __all__ = ["STRICT", "TRUSTED", "admitted", "answered", "ask", "started"]
 
-STRICT = replace(DEFAULT, name="strict", digest="sha256:strict", proofs=dict.fromkeys(HandOver, Proof.CERTIFICATE))
+STRICT = replace(
+    DEFAULT,
+    name="strict",
+    digest="sha256:strict",
+    required_proofs=dict.fromkeys(HandOverKind, RequiredProof.CERTIFICATE),
+)
 TRUSTED = replace(
-    DEFAULT, name="trusted", digest="sha256:trusted", proofs={**DEFAULT.proofs, HandOver.SAME_TENANT: Proof.CHECKS}
+    DEFAULT,
+    name="trusted",
+    digest="sha256:trusted",
+    required_proofs={**DEFAULT.required_proofs, HandOverKind.SAME_TENANT: RequiredProof.CHECKS},
 )
 
 
@@ -38,12 +46,12 @@ async def admitted(world: World, namespace: str = "umbrella", name: str = "serve
     return tenant
 
 
-def ask(world: World, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[Granted, ...]]:
+def ask(world: World, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[GrantedDevice, ...]]:
     assert world.service is not None
     return asyncio.create_task(world.service.hand_over(HandOverCall(tenant.devices, wait)))
 
 
-async def answered(call: asyncio.Task[tuple[Granted, ...]]) -> ScrubberError:
+async def answered(call: asyncio.Task[tuple[GrantedDevice, ...]]) -> ScrubberError:
     with pytest.raises(ScrubberError) as refusal:
         await call
     return refusal.value

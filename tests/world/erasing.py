@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Held, Stuck, Unreadable
-from scrubber.ports.device import EraseReport, EraseRequest, OnChip, Progress
+from scrubber.domain.errors import DeviceBusy, DriverTimeout, Unreadable
+from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnChipReport
 from tests.world.life import Life, in_the_world
 from tests.world.matter import CELLS, Gpu, Matter
 
@@ -33,7 +33,7 @@ class Erasing:
     task: asyncio.Task[EraseReport] = field(init=False)
     fence_broken: bool = False
 
-    async def work(self, at_work: Callable[[Erasing], None], progress: Callable[[Progress], None]) -> EraseReport:
+    async def work(self, at_work: Callable[[Erasing], None], progress: Callable[[EraseProgress], None]) -> EraseReport:
         memory, part = self.gpu, self.gpu.device.memory_bytes // CELLS
         total = part * CELLS
         residue = sum(part for cell in memory.cells if cell)
@@ -52,7 +52,7 @@ class Erasing:
                     failed += part
                 else:
                     verified += part
-                progress(Progress(phase, (index + 1) * part, total))
+                progress(EraseProgress(phase, (index + 1) * part, total))
         flaws = memory.flaws
         if "eraser-dies" in flaws:
             raise Unreadable("the eraser died")
@@ -63,8 +63,8 @@ class Erasing:
             residue,
             failed,
             seconds_by_phase=(("clear", CELL_SECONDS),),
-            unsettled_bytes=part if "memory-kept" in flaws else 0,
-            on_chip=OnChip(8, 7, 1024, 1024, 0, 0) if "on-chip" in flaws else None,
+            unreleased_bytes=part if "memory-kept" in flaws else 0,
+            on_chip=OnChipReport(8, 7, 1024, 1024, 0, 0) if "on-chip" in flaws else None,
         )
 
 
@@ -87,7 +87,7 @@ class Erasers:
         self.started = 0
         self.unkillable = False
 
-    def start(self, device: str, progress: Callable[[Progress], None]) -> Erasing:
+    def start(self, device: str, progress: Callable[[EraseProgress], None]) -> Erasing:
         gpu = self._matter.gpus[device]
         self._starts(gpu)
         self.started += 1
@@ -121,12 +121,14 @@ class EraserOfLife:
         self._erasers = erasers
         self._mine: set[Erasing] = set()
 
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
+    async def erase(
+        self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
+    ) -> EraseReport:
         self._life.check()
         if self._matter.holders(device.id):
-            raise Held("somebody opened the device before the eraser could fence it")
+            raise DeviceBusy("somebody opened the device before the eraser could fence it")
 
-        def tell(news: Progress) -> None:
+        def tell(news: EraseProgress) -> None:
             if self._life.alive:
                 progress(news)
 
@@ -143,17 +145,17 @@ class EraserOfLife:
         self._life.check()
         if not done:
             gone = await self._erasers.kill(erasing)
-            raise Stuck("it was killed" if gone else "it cannot be killed")
+            raise DriverTimeout("it was killed" if gone else "it cannot be killed")
         if erasing.task.cancelled():
             raise Unreadable("the eraser died")
         return erasing.task.result()
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         self._life.check()
         erasing = self._erasers.running.get(device.id)
         return None if erasing is None or erasing in self._mine else erasing.pid
 
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
+    async def terminate_orphan(self, device: Device, deadline: float) -> bool:
         self._life.check()
         erasing = self._erasers.running.get(device.id)
         if erasing is None:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.domain.evidence import Certificate, Finding, Outcome, Severity
-from scrubber.domain.health import ADVERTISED, Cause, Health, WayBack
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.health.history import DAY, PastQuarantine, RecoveryAttempt, entries_of_last_day
+from scrubber.domain.health.recovery import after_findings, after_scrub, apply_attempt_limits
+from scrubber.domain.next_action import RecoveryAction, next_action
 from scrubber.domain.policy import Policy
-from scrubber.domain.record import DeviceRecord, Glass
-from scrubber.domain.recovery import after_findings, after_scrub, spent
-from scrubber.domain.tally import DAY, Attempt, Strike, of_the_day
-from scrubber.domain.tending import Act, next_need
+from scrubber.domain.record import BreakGlass, DeviceRecord
+from scrubber.domain.states import ADVERTISED, Cause, Health, Hygiene, RecoveryMethod
 from tests.world.samples import DEVICE, NODE, NOW, assignment, certificate, finding, grant, pod
 
 __all__ = ["FAULT_OF", "LASTS", "SOFT", "TENANT", "Counted", "Event", "Graph", "Place", "Promise", "events"]
@@ -27,15 +26,15 @@ LASTS = 600.0
 SOFT, ONCE = "too-hot", "xid-154"
 TENANT = "acme"
 FAULT_OF = {
-    WayBack.SCRUB: "erase-timeout",
-    WayBack.WAIT: "driver-stuck",
-    WayBack.RESET: "xid-95",
-    WayBack.REBOOT: "xid-79",
-    WayBack.PERSON: "xid-122",
+    RecoveryMethod.SCRUB: "erase-timeout",
+    RecoveryMethod.WAIT: "driver-stuck",
+    RecoveryMethod.RESET: "xid-95",
+    RecoveryMethod.REBOOT: "xid-79",
+    RecoveryMethod.OPERATOR: "xid-122",
 }
 """A code for each way back."""
-BY_A_PERSON = Cause("operator", "because", WayBack.PERSON, NOW, "uid:1000")
-BROKEN = Glass(NOW + 1e9, "there is no other", "uid:1000")
+BY_A_PERSON = Cause("operator", "because", RecoveryMethod.OPERATOR, NOW, "uid:1000")
+BROKEN = BreakGlass(NOW + 1e9, "there is no other", "uid:1000")
 CERTIFICATE = certificate()
 GRANT = grant(1, assignment(pod(TENANT)))
 
@@ -68,7 +67,7 @@ class Place:
     @property
     def story(self) -> str:
         record = self.record
-        cause = "" if record.cause is None else f" for {record.cause.code} ({record.cause.way_back.value})"
+        cause = "" if record.cause is None else f" for {record.cause.code} ({record.cause.recovery_method.value})"
         return f"{record.hygiene.value}, {record.health.value}{cause}"
 
 
@@ -137,12 +136,14 @@ def _folded(place: Place, policy: Policy) -> Place:
     record, rule = place.record, policy.recovery
     cause, health = record.cause, record.health
     if cause is not None:
-        by_limit = "within a day" in cause.sentence
+        by_limit = "within a day" in cause.message
         code = cause.code if health in (Health.QUARANTINED, Health.RECOVERING) and not by_limit else ""
         sentence = "within a day" if by_limit else "attempts" if health is Health.CONDEMNED else "said"
-        cause = replace(cause, code=code, sentence=sentence, since=NOW)
-    tenants = {each.tenant for each in of_the_day(record.strikes, NOW, after=record.forgiven)}
-    resets = [each.reset for each in of_the_day(record.attempts, NOW, after=record.forgiven)]
+        cause = replace(cause, code=code, message=sentence, since=NOW)
+    tenants = {
+        each.tenant for each in entries_of_last_day(record.recent_quarantines, NOW, after=record.limits_count_from)
+    }
+    resets = [each.reset for each in entries_of_last_day(record.recovery_attempts, NOW, after=record.limits_count_from)]
     under_way = resets[-1:] if health is Health.RECOVERING else []
     attempts = [*sorted(resets[: len(resets) - len(under_way)]), *under_way]
     retry_at = record.retry_at
@@ -151,7 +152,7 @@ def _folded(place: Place, policy: Policy) -> Place:
     hygiene = record.hygiene
     if hygiene is Hygiene.CLEAN and health not in ADVERTISED:
         hygiene = Hygiene.DIRTY  # nothing is decided by what a certificate of it would say
-    lasting = tuple(replace(each, since=NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.lasting)
+    lasting = tuple(replace(each, since=NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.warnings)
     folded = DeviceRecord(
         DEVICE,
         hygiene=hygiene,
@@ -159,25 +160,27 @@ def _folded(place: Place, policy: Policy) -> Place:
         cause=cause,
         certificate=CERTIFICATE if hygiene is Hygiene.CLEAN and record.certificate is not None else None,
         open_grants=(GRANT,) if record.open_grants else (),
-        failures=min(record.failures, rule.attempts),
+        failures=min(record.failures, rule.max_attempts),
         clean_scrubs=record.clean_scrubs,
         retry_at=retry_at,
         must_reset=record.must_reset,
         boot=NODE.boot,
-        lasting=lasting,
-        strikes=tuple(Strike(NOW, "", each) for each in sorted(tenants, key=str)),
-        attempts=tuple(Attempt(NOW, each) for each in attempts) if rule.attempts_per_day < 64 else (),
-        glass=record.glass,
+        warnings=lasting,
+        recent_quarantines=tuple(PastQuarantine(NOW, "", each) for each in sorted(tenants, key=str)),
+        recovery_attempts=tuple(RecoveryAttempt(NOW, each) for each in attempts)
+        if rule.max_attempts_per_day < 64
+        else (),
+        break_glass=record.break_glass,
     )
     counted = place.counted
-    if rule.attempts_per_day >= 64:
+    if rule.max_attempts_per_day >= 64:
         counted = replace(counted, attempts=0, resets=0)
     counted = Counted(
         proofs=min(counted.proofs, counted.owed),
         owed=counted.owed,
-        attempts=min(counted.attempts, rule.attempts_per_day + 1),
-        resets=min(counted.resets, rule.resets_per_day + 1),
-        own=min(counted.own, rule.attempts),
+        attempts=min(counted.attempts, rule.max_attempts_per_day + 1),
+        resets=min(counted.resets, rule.max_resets_per_day + 1),
+        own=min(counted.own, rule.max_attempts),
     )
     return Place(folded, counted, place.planned and hygiene is Hygiene.SCRUBBING)
 
@@ -201,8 +204,8 @@ def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[st
         "passed": _ends(policy, now, Outcome.PASSED),
         "passed, with a reset": _ends(policy, now, Outcome.PASSED, reset=True),
         "passed, and it is hot": _ends(policy, now, Outcome.PASSED, hot),
-        "held up": _ends(policy, now, Outcome.HELD_UP),
-        "held up after its reset": _ends(policy, now, Outcome.HELD_UP, reset=True),
+        "held up": _ends(policy, now, Outcome.BLOCKED),
+        "held up after its reset": _ends(policy, now, Outcome.BLOCKED, reset=True),
         "abandoned": _ends(policy, now, Outcome.ABANDONED),
         **{f"failed: {way.value}": _ends(policy, now, Outcome.FAILED, fault) for way, fault in faults.items()},
         **{
@@ -212,12 +215,14 @@ def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[st
         "kill -9": _service_starts(NODE.boot),
         "a reboot": _service_starts("boot-2"),
         "settled": _settled(policy, now),
-        "a person takes it out": lambda at: replace(at, record=replace(at.record.ordered_out(BY_A_PERSON), glass=None)),
+        "a person takes it out": lambda at: replace(
+            at, record=replace(at.record.after_operator_quarantine(BY_A_PERSON), break_glass=None)
+        ),
         "a person releases it": _released_by_a_person(policy, now),
         "its glass": _glass,
         "a tenant gets it": _granted,
-        "it is given back": _when(Hygiene.IN_USE, lambda record: record.released()),
-        "somebody touches it": _when(Hygiene.CLEAN, lambda record: record.touched()),
+        "it is given back": _when(Hygiene.IN_USE, lambda record: record.after_release()),
+        "somebody touches it": _when(Hygiene.CLEAN, lambda record: record.after_voided_certificate()),
         "the pause is over": _pause_is_over,
         "it has lasted": _has_lasted,
         "a day passes": _a_day_passes,
@@ -235,7 +240,7 @@ def _after(before: Place, record: DeviceRecord, counted: Counted, policy: Policy
 
 def _look(policy: Policy, now: Callable[[], float], *found: Finding, soft_stopped: bool = False) -> Event:
     def event(at: Place) -> Place:
-        record = after_findings(at.record, found, policy, now(), soft_stopped=soft_stopped)
+        record = after_findings(at.record, found, policy, now(), soft_quarantines_stopped=soft_stopped)
         counted = at.counted
         if record.failures > at.record.failures and at.record.tenant is None:
             counted = replace(counted, own=counted.own + 1)
@@ -247,28 +252,32 @@ def _look(policy: Policy, now: Callable[[], float], *found: Finding, soft_stoppe
 def _scrub_starts(*while_it_is: Health) -> Event:
     def event(at: Place) -> Place | None:
         may = at.record.hygiene in (Hygiene.DIRTY, Hygiene.CLEAN) and at.record.health in while_it_is
-        return replace(at, record=at.record.scrub_started(), planned=False) if may else None
+        return replace(at, record=at.record.after_scrub_start(), planned=False) if may else None
 
     return event
 
 
 def _recovery_starts(policy: Policy, now: Callable[[], float]) -> Event:
     def event(at: Place) -> Place | None:
-        need = next_need(at.record, policy, NODE)
-        if need.act is not Act.RECOVER or (need.due or 0.0) > now():
+        need = next_action(at.record, policy, NODE)
+        if need.action is not RecoveryAction.RECOVER or (need.due or 0.0) > now():
             return None
-        left = spent(at.record, policy, now())
+        left = apply_attempt_limits(at.record, policy, now())
         if left is not at.record:
             return _after(at, left, at.counted, policy)
         resets = at.record.must_reset
-        return replace(at, record=at.record.recovery_started(Attempt(now(), resets)).scrub_started(), planned=resets)
+        return replace(
+            at,
+            record=at.record.after_recovery_start(RecoveryAttempt(now(), resets)).after_scrub_start(),
+            planned=resets,
+        )
 
     return event
 
 
 def _ends(policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Finding, reset: bool = False) -> Event:
     """The scrub under way is over; ``reset``: the device was reset on the way, as some recoveries do."""
-    waits = any(each.code == FAULT_OF[WayBack.WAIT] for each in found)
+    waits = any(each.code == FAULT_OF[RecoveryMethod.WAIT] for each in found)
 
     def event(at: Place) -> Place | None:
         record, counted = at.record, at.counted
@@ -279,10 +288,12 @@ def _ends(policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Fi
             return None  # a plan with a reset does not pass without one
         if passed:
             counted = replace(counted, proofs=counted.proofs + 1)
-        hygiene = record.scrub_passed(_issued(record), was_reset=reset) if passed else record.scrub_ended()
+        hygiene = (
+            record.after_passed_scrub(_issued(record), was_reset=reset) if passed else record.after_unproven_scrub()
+        )
         if recovering:
             may_have = outcome is Outcome.ABANDONED and at.planned
-            made = reset or may_have or not (waits or outcome is Outcome.HELD_UP)
+            made = reset or may_have or not (waits or outcome is Outcome.BLOCKED)
             failed = outcome is Outcome.FAILED and not waits
             counted = replace(
                 counted,
@@ -307,7 +318,7 @@ def _broken_off(at: Place) -> Counted:
 
 def _service_starts(boot: str) -> Event:
     def event(at: Place) -> Place:
-        return Place(replace(at.record.service_started(boot), boot=NODE.boot), _broken_off(at))
+        return Place(replace(at.record.after_service_start(boot), boot=NODE.boot), _broken_off(at))
 
     return event
 
@@ -316,11 +327,11 @@ def _settled(policy: Policy, now: Callable[[], float]) -> Event:
     """The ledger failed at the end of a scrub, and can be written again."""
 
     def event(at: Place) -> Place | None:
-        if next_need(at.record, policy, NODE).act is not Act.SETTLE:
+        if next_action(at.record, policy, NODE).action is not RecoveryAction.RESOLVE:
             return None
         record = at.record
-        record = record.scrub_ended() if record.hygiene is Hygiene.SCRUBBING else record
-        record = record.recovery_failed(retry_at=now()) if record.health is Health.RECOVERING else record
+        record = record.after_unproven_scrub() if record.hygiene is Hygiene.SCRUBBING else record
+        record = record.after_recovery_failure(retry_at=now()) if record.health is Health.RECOVERING else record
         return Place(record, _broken_off(at))
 
     return event
@@ -331,28 +342,30 @@ def _released_by_a_person(policy: Policy, now: Callable[[], float]) -> Event:
         if at.record.health not in (Health.QUARANTINED, Health.CONDEMNED):
             return None
         counted = Counted(owed=policy.recovery.probation_scrubs)
-        return Place(at.record.released_by_person(retry_at=now()), counted, at.planned)
+        return Place(at.record.after_operator_release(retry_at=now()), counted, at.planned)
 
     return event
 
 
 def _glass(at: Place) -> Place | None:
-    if at.record.glass is not None:
-        return replace(at, record=at.record.glass_mended())
-    return None if at.record.ordered_out_by_person else replace(at, record=at.record.glass_broken(BROKEN))
+    if at.record.break_glass is not None:
+        return replace(at, record=at.record.without_break_glass())
+    return None if at.record.quarantined_by_operator else replace(at, record=at.record.with_break_glass(BROKEN))
 
 
 def _issued(record: DeviceRecord) -> Certificate:
-    return replace(CERTIFICATE, sequence=record.certificates + 1, previous_grant=record.grants)
+    return replace(CERTIFICATE, sequence=record.certificate_count + 1, previous_grant=record.grant_sequence)
 
 
 def _granted(at: Place) -> Place | None:
     record = at.record
     certified = record.advertised and record.certificate is not None
-    broken = record.glass is not None and not record.ordered_out_by_person
+    broken = record.break_glass is not None and not record.quarantined_by_operator
     if record.hygiene is Hygiene.SCRUBBING or not (certified or broken):
         return None
-    return replace(at, record=record.granted(replace(GRANT, sequence=record.grants + 1), None, certain=True))
+    return replace(
+        at, record=record.after_grant(replace(GRANT, sequence=record.grant_sequence + 1), None, certain=True)
+    )
 
 
 def _when(hygiene: Hygiene, change: Callable[[DeviceRecord], DeviceRecord]) -> Event:
@@ -367,14 +380,14 @@ def _pause_is_over(at: Place) -> Place | None:
 
 
 def _has_lasted(at: Place) -> Place | None:
-    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.lasting)
-    return replace(at, record=replace(at.record, lasting=lasting)) if lasting else None
+    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.warnings)
+    return replace(at, record=replace(at.record, warnings=lasting)) if lasting else None
 
 
 def _a_day_passes(at: Place) -> Place | None:
     if at.record.hygiene is Hygiene.SCRUBBING:
         return None  # no scrub takes a day
     due = None if at.record.retry_at is None else NOW
-    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.lasting)
-    record = replace(at.record, attempts=(), strikes=(), retry_at=due, lasting=lasting)
+    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.warnings)
+    record = replace(at.record, recovery_attempts=(), recent_quarantines=(), retry_at=due, warnings=lasting)
     return replace(at, record=record, counted=replace(at.counted, attempts=0, resets=0))

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from scrubber.domain.evidence import Outcome, Path
-from scrubber.domain.health import ADVERTISED, Health, WayBack
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, News, Policy
+from scrubber.domain.evidence import Outcome, PathKind
+from scrubber.domain.health.history import DAY
+from scrubber.domain.policy import Enforcement, Policy, QuarantineTiming
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.tally import DAY
+from scrubber.domain.states import ADVERTISED, Health, Hygiene, RecoveryMethod
 from scrubber.engine.views import DeviceView
-from scrubber.ports.record import Change, Event
+from scrubber.ports.record import Event, LedgerChange
 from tests.world.matter import Gpu
 
 __all__ = ["HealthLaws"]
@@ -58,12 +57,12 @@ class HealthLaws:
 
     # -- durable rows ----------------------------------------------------------------------------------------------
 
-    def stored(self, change: Change) -> None:
+    def stored(self, change: LedgerChange) -> None:
         for scrub in change.scrubs:
-            if scrub.path is Path.SLOW and scrub.ended is None:
+            if scrub.path is PathKind.SLOW and scrub.ended is None:
                 self._started[scrub.device] = scrub.started
                 self._ordered[scrub.device] = scrub.actor.startswith("uid:")
-            elif scrub.path is Path.SLOW and scrub.outcome is Outcome.PASSED:
+            elif scrub.path is PathKind.SLOW and scrub.outcome is Outcome.PASSED:
                 self._passes[scrub.device] += 1
         for record in change.records:
             before = self._last.get(record.device, DeviceRecord(record.device))
@@ -90,21 +89,29 @@ class HealthLaws:
     def _a_persons(self, before: DeviceRecord, after: DeviceRecord, *, by_person: bool) -> None:
         """What a person took out, and what is condemned, only a person brings back."""
         cause, device = before.cause, before.device
-        persons = before.health is Health.QUARANTINED and cause is not None and cause.by_person
+        persons = before.health is Health.QUARANTINED and cause is not None and cause.by_operator
         if persons and (after.health, after.cause) != (before.health, before.cause) and not by_person:
             self._breach("7", f"{device} was taken out by {cause and cause.actor} and is {after.health.value} now")
         if before.health is Health.CONDEMNED and after.health is not Health.CONDEMNED and not by_person:
             self._breach("7", f"{device} was condemned and is {after.health.value} now")
-        for_a_person = before.health is Health.QUARANTINED and cause is not None and cause.way_back is WayBack.PERSON
+        for_a_person = (
+            before.health is Health.QUARANTINED
+            and cause is not None
+            and cause.recovery_method is RecoveryMethod.OPERATOR
+        )
         if for_a_person and after.health not in (Health.QUARANTINED, Health.CONDEMNED) and not by_person:
             self._breach("7", f"{device} was out for a person ({cause and cause.code}) and is {after.health.value} now")
 
     def _has_a_sentence(self, record: DeviceRecord) -> None:
         cause = record.cause
-        if record.health not in ADVERTISED and (cause is None or not cause.code or len(cause.sentence) < 5):
+        if record.health not in ADVERTISED and (cause is None or not cause.code or len(cause.message) < 5):
             self._breach("7", f"{record.device} is {record.health.value} and nothing says why ({cause})")
-        if record.health is Health.CONDEMNED and cause is not None and cause.way_back is not WayBack.PERSON:
-            self._breach("7", f"{record.device} is condemned and waits for {cause.way_back.value}")
+        if (
+            record.health is Health.CONDEMNED
+            and cause is not None
+            and cause.recovery_method is not RecoveryMethod.OPERATOR
+        ):
+            self._breach("7", f"{record.device} is condemned and waits for {cause.recovery_method.value}")
 
     # -- acts ------------------------------------------------------------------------------------------------------
 
@@ -120,11 +127,11 @@ class HealthLaws:
         begun, policy = self._started.get(gpu.id, self._wall()), self._policy()
         self.recoveries.append((begun, gpu.id))
         window = [at for at, _ in self.recoveries if begun - policy.breaker.window < at <= begun]
-        if len(window) > policy.breaker.resets:
+        if len(window) > policy.breaker.max_resets:
             self._breach("8", f"{len(window)} resets by recoveries within {policy.breaker.window:g} s")
         since = max(begun - DAY, self._forgiven.get(gpu.id, 0.0))
         mine = [at for at, device in self.recoveries if device == gpu.id and since < at <= begun]
-        if len(mine) > policy.recovery.resets_per_day:
+        if len(mine) > policy.recovery.max_resets_per_day:
             self._breach("8", f"{gpu.id} is reset {len(mine)} times within a day")
 
     # -- between any two steps -------------------------------------------------------------------------------------
@@ -133,25 +140,25 @@ class HealthLaws:
         """What the kubelet is told is healthy is so, or is said to be by somebody's word."""
         for view in views:
             record, why = view.record, self._why_offered(view)
-            if view.offered and not why:
+            if view.advertised and not why:
                 self._breach("1", f"{record.device} is offered while {record.health.value}")
-            if record.advertised and not view.offered:
+            if record.advertised and not view.advertised:
                 self._breach("7", f"{record.device} is {record.health.value} and not offered")
 
     def _why_offered(self, view: DeviceView) -> str:
         record, policy = view.record, self._policy()
         if record.health in ADVERTISED:
             return "in service"
-        out = record.health is Health.QUARANTINED and record.cause is not None and record.cause.by_person
+        out = record.health is Health.QUARANTINED and record.cause is not None and record.cause.by_operator
         if out:
             return ""
-        if record.glass is not None and self._wall() < record.glass.until + self._late():
+        if record.break_glass is not None and self._wall() < record.break_glass.until + self._late():
             return "its glass is broken"
-        mine = [policy, *(each.policy for each in policy.overrides if each.fits(view.device.model, each.resources))]
+        mine = [policy, *(each.policy for each in policy.overrides if each.matches(view.device.model, each.resources))]
         if any(each.enforcement is Enforcement.OBSERVE for each in mine):
             return "observed"
         shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
-        held_back = any(each.health.news is News.AT_RELEASE for each in mine)
+        held_back = any(each.health.quarantine_at is QuarantineTiming.RELEASE for each in mine)
         if held_back and record.hygiene is Hygiene.IN_USE and not shared:
             return "its news waits for its release"
         return ""

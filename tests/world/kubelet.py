@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Trust
 from scrubber.domain.errors import ScrubberError
 from tests.world.life import in_the_world
 from tests.world.matter import Matter, Proc
@@ -280,11 +280,11 @@ class Kubelet:
 
     # -- witnesses -------------------------------------------------------------------------------------------------
 
-    def reading(self) -> Reading:
+    def reading(self) -> KubeletReading:
         """What PodResources and the checkpoint say now."""
         now = self._now()
         if self.trust is Trust.UNREADABLE:
-            return Reading(self.trust, at=now, detail="the kubelet does not answer")
+            return KubeletReading(self.trust, started_at=now, untrusted_reason="the kubelet does not answer")
         alive = [tenant for tenant in self.tenants if tenant.listed]
         main = tuple(Assignment(tenant.pod, "main", frozenset(tenant.devices)) for tenant in alive)
         init = tuple(
@@ -292,5 +292,5 @@ class Kubelet:
         )
         if self.trust is Trust.EMPTY_AFTER_RESTART:
             reason = "the kubelet has just started and lists nothing"
-            return Reading(self.trust, (), (*main, *init), now, reason, kubelet=str(self.starts))
-        return Reading(self.trust, main, init, now, kubelet=str(self.starts))
+            return KubeletReading(self.trust, (), (*main, *init), now, reason, kubelet_instance=str(self.starts))
+        return KubeletReading(self.trust, main, init, now, kubelet_instance=str(self.starts))

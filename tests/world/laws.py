@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from scrubber.domain.assignment import Pod
-from scrubber.domain.basis import UNJUDGED, Basis
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.evidence import Path
-from scrubber.domain.health import ADVERTISED, Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, Policy, Proof, Ungranted
+from scrubber.domain.evidence import PathKind
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
+from scrubber.domain.policy import Enforcement, Policy, RequiredProof, UnauthorizedUseAction
 from scrubber.domain.record import DeviceRecord
-from scrubber.engine.views import DeviceView, Granted
-from scrubber.ports.record import Change
+from scrubber.domain.states import ADVERTISED, Health, Hygiene
+from scrubber.engine.views import DeviceView, GrantedDevice
+from scrubber.ports.record import LedgerChange
 from tests.world.erasing import Erasers, Erasing
 from tests.world.health_laws import HealthLaws
 from tests.world.kubelet import Kubelet, Tenant
@@ -97,10 +96,10 @@ class Laws:
             return True
         reader_space, reader_uid, reader_start = reader.split("/")
         writer_space, writer_uid, writer_start = writer.split("/")
-        proofs = {kind.value: proof for kind, proof in self._policy().proofs.items()}
+        proofs = {kind.value: proof for kind, proof in self._policy().required_proofs.items()}
         if reader_uid == writer_uid and reader_start.split("#")[0] == writer_start.split("#")[0]:
-            return proofs["same-container"] is Proof.CHECKS
-        return reader_space == writer_space and proofs["same-tenant"] is Proof.CHECKS
+            return proofs["same-container"] is RequiredProof.CHECKS
+        return reader_space == writer_space and proofs["same-tenant"] is RequiredProof.CHECKS
 
     def _strangers(self, device: str, uid: str | None) -> list[Proc]:
         """Living processes of other pods that may use the device.
@@ -147,7 +146,11 @@ class Laws:
     def signalled(self, pod: Pod, proc: Proc) -> None:
         """A leftover is proved: its pod is gone, and its container's first process dead or the grace over."""
         tenant = self._kubelet.of(proc.pod)
-        if tenant is not None and proc.holds - set(tenant.devices) and self._policy().ungranted is Ungranted.END:
+        if (
+            tenant is not None
+            and proc.holds - set(tenant.devices)
+            and self._policy().unauthorized_use is UnauthorizedUseAction.KILL
+        ):
             return  # it has a device that is not its pod's, and the policy says what follows
         if tenant is None or tenant.pod != pod:
             self.breach("5", f"PID {proc.pid} is signalled as {pod}'s and is not")
@@ -156,7 +159,7 @@ class Laws:
             self.breach("5", f"PID {proc.pid} of {proc.label} is signalled while the kubelet has its pod")
             return
         same_start = (each for each in self._matter.living(proc.pod) if each.container == proc.container)
-        grace_over = self._now() - tenant.gone_since >= self._policy().limits.dying_grace
+        grace_over = self._now() - tenant.gone_since >= self._policy().limits.leftover_grace_period
         if any(each.first for each in same_start) and not grace_over:
             self.breach("5", f"PID {proc.pid} of {proc.label} is signalled within its grace")
 
@@ -166,10 +169,10 @@ class Laws:
 
     # -- durable rows ----------------------------------------------------------------------------------------------
 
-    def stored(self, change: Change) -> None:
+    def stored(self, change: LedgerChange) -> None:
         """All or none, in one transaction; never a device that is out of service; clean means zeros."""
         self.health.stored(change)
-        unjudged = {device for device, grant in change.grants if grant.basis in UNJUDGED}
+        unjudged = {device for device, grant in change.grants if grant.basis in UNCONDITIONAL_BASES}
         new = {device for device, grant in change.grants if grant.basis is not Basis.ADOPTED}
         if new and new not in self.asked_sets():
             self.breach("4", f"{sorted(new)} were granted together, which nobody asked for")
@@ -205,21 +208,21 @@ class Laws:
 
     def _may_be_unjudged(self, record: DeviceRecord) -> None:
         """Somebody said so: a policy that observes, or a person who broke its glass, for a time that is not over."""
-        policy, glass = self._policy(), record.glass
+        policy, glass = self._policy(), record.break_glass
         observed = Enforcement.OBSERVE in {each.enforcement for each in (policy, *_overrides(policy))}
         if not observed and (glass is None or self._wall() >= glass.until):
             self.breach("1", f"{record.device} is granted by nobody's word while {record.health.value}")
-        if record.ordered_out_by_person and record.health is Health.QUARANTINED:
+        if record.quarantined_by_operator and record.health is Health.QUARANTINED:
             self.breach("1", f"{record.device} is granted although a person took it out")
 
-    def granted(self, tenant: Tenant, answer: tuple[Granted, ...]) -> None:
+    def granted(self, tenant: Tenant, answer: tuple[GrantedDevice, ...]) -> None:
         """PreStart is answered: the ledger says so already, and what each grant rests on is there to be read."""
         if tuple(each.device for each in answer) != tenant.devices:
             self.breach("4", f"{tenant.devices} were asked for and {answer} granted")
         for each in answer:
             self._one_granted(tenant, each)
 
-    def _one_granted(self, tenant: Tenant, answer: Granted) -> None:
+    def _one_granted(self, tenant: Tenant, answer: GrantedDevice) -> None:
         device = answer.device
         record, grant = self._vault.records[device], self._vault.grants.get((device, answer.grant))
         if grant is None or record.last_grant != grant or record.hygiene is not Hygiene.IN_USE:
@@ -231,17 +234,19 @@ class Laws:
         if fast is None or fast.next_grant != grant.sequence or fast.boot != self._boot():
             self.breach("1", f"{device}: grant {grant.sequence} has no certificate of its own")
             return
-        if grant.basis in UNJUDGED:
+        if grant.basis in UNCONDITIONAL_BASES:
             return
         if grant.basis is not Basis.CERTIFICATE:
-            allowed = grant.basis == grant.kind.value and self._policy().proof_for(grant.kind) is Proof.CHECKS
+            allowed = (
+                grant.basis == grant.kind.value and self._policy().required_proof(grant.kind) is RequiredProof.CHECKS
+            )
             if not allowed:
                 self.breach("1", f"{device}: the policy names no exception {grant.basis}")
             return
         slow = self._vault.certificates.get(fast.rests_on or "")
         if (
             slow is None
-            or slow.path is not Path.SLOW
+            or slow.path is not PathKind.SLOW
             or (slow.previous_grant, slow.next_grant) != (grant.sequence - 1, grant.sequence)
             or slow.boot != self._boot()
             or slow.policy_digest not in _digests(self._policy())
@@ -253,9 +258,9 @@ class Laws:
         forbidden = {"PID", "python"}
         for tenant in self._kubelet.tenants:
             forbidden |= {tenant.pod.namespace, tenant.pod.name, tenant.uid}
-        named = [word for word in forbidden if word in error.public]
-        if named or not error.public.strip():
-            self.breach("7", f"the refusal {error.public!r} names {named}")
+        named = [word for word in forbidden if word in error.public_message]
+        if named or not error.public_message.strip():
+            self.breach("7", f"the refusal {error.public_message!r} names {named}")
 
     # -- between any two steps -------------------------------------------------------------------------------------
 

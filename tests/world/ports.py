@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from scrubber.domain.assignment import Pod, Process, Reading
+from scrubber.domain.assignment import KubeletReading, Pod, Process
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import Away, DeviceFault, Held, Lost, Stuck, Unreadable
+from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
+from scrubber.domain.errors import DeviceBusy, DeviceFault, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.evidence import ScrubRecord
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
 from scrubber.ports.record import Event
 from tests.world.erasing import Erasers
@@ -61,9 +61,9 @@ class ClockOfLife:
         self._life.check()
         return self._clock.timeout(seconds)
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
+    def stall_tolerant_timeout(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         self._life.check()
-        return self._clock.patience(seconds)
+        return self._clock.stall_tolerant_timeout(seconds)
 
 
 class InventoryOfLife:
@@ -92,21 +92,23 @@ class HoldersOfLife:
         self._erasers = erasers
         self._unreadable = unreadable
 
-    async def held(self, device: Device) -> bool:
+    async def is_held(self, device: Device) -> bool:
         self._life.check()
         await asyncio.sleep(0)
         self._life.check()
         if device.id in self._unreadable:
-            raise Stuck("the question who holds it was not answered")
+            raise DriverTimeout("the question who holds it was not answered")
         gpu, erasing = self._matter.gpus[device.id], self._erasers.running.get(device.id)
         if gpu.lost:
-            raise Lost("the device fell off the bus")
+            raise DeviceLost("the device fell off the bus")
         if erasing is not None:
             erasing.fence_broken = True  # to ask is to open the device, and an eraser cannot tell who does
         return bool(gpu.ghost or self._matter.holders(device.id) or erasing is not None)
 
-    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
-        held = await self.held(device)
+    async def list_holders(
+        self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
+    ) -> HolderReport:
+        held = await self.is_held(device)
         found = tuple(
             Holder(
                 proc.pid,
@@ -117,14 +119,14 @@ class HoldersOfLife:
             for proc in self._matter.holders(device.id)
         )
         if held and not found:
-            return HolderReport((Holder(0, 0, HolderKind.GHOST),))
+            return HolderReport((Holder(0, 0, HolderKind.UNTRACEABLE),))
         return HolderReport(found)
 
-    async def users(self, device: Device) -> tuple[Holder, ...]:
-        report = await self.holders(device)
-        return tuple(each for each in report.holders if each.kind is not HolderKind.GHOST)
+    async def list_users(self, device: Device) -> tuple[Holder, ...]:
+        report = await self.list_holders(device)
+        return tuple(each for each in report.holders if each.kind is not HolderKind.UNTRACEABLE)
 
-    def not_asked(self, device: Device) -> tuple[str, ...]:
+    def not_covered(self, device: Device) -> tuple[str, ...]:
         return ()
 
 
@@ -144,12 +146,12 @@ class TelemetryOfLife:
         if any(each.stuck for each in kin):
             await asyncio.sleep(QUESTION_DEADLINE)
             self._life.check()
-            raise Stuck("the driver did not answer in time")
+            raise DriverTimeout("the driver did not answer in time")
         self._life.check()
         if any(each.lost for each in kin):
-            raise Lost("the device fell off the bus")
+            raise DeviceLost("the device fell off the bus")
         if gpu.silent:
-            raise Away("nobody who could be asked answers")
+            raise Unavailable("nobody who could be asked answers")
         if gpu.nonsense:
             raise Unreadable("the driver's answer makes no sense")
         if gpu.odd:
@@ -159,7 +161,7 @@ class TelemetryOfLife:
             errors={code: times for each in reversed(kin) for code, times in each.xids.items()},
             ecc_uncorrected=gpu.ecc if gpu.ecc is None else sum(each.ecc or 0 for each in kin),
             temperature_celsius=max(each.celsius for each in kin),
-            recovery=gpu.recovery,
+            recovery_action=gpu.recovery,
             settings=dict(gpu.settings),
             defaults=dict(DEFAULTS),
             conditions={code: read for each in reversed(kin) for code, read in each.conditions.items()},
@@ -180,7 +182,7 @@ class SettingsOfLife:
         self._life = life
         self._matter = matter
 
-    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
+    async def restore(self, device: Device, expected: Mapping[str, str]) -> Mapping[str, str]:
         self._life.check()
         gpu = self._matter.gpus[device.id]
         if "settings-hang" in gpu.flaws:
@@ -188,7 +190,7 @@ class SettingsOfLife:
             self._life.check()
         if "settings-stay" in gpu.flaws:
             return dict(gpu.settings)
-        gpu.settings.update({name: value for name, value in wanted.items() if name in gpu.settings})
+        gpu.settings.update({name: value for name, value in expected.items() if name in gpu.settings})
         return dict(gpu.settings)
 
 
@@ -207,13 +209,13 @@ class ResetterOfLife:
     async def plan(self, device: Device) -> ResetPlan:
         self._life.check()
         gpu = self._matter.gpus[device.id]
-        return ResetPlan(device.id, "by decree", ("reset",), gpu.reset_missing, together=gpu.together)
+        return ResetPlan(device.id, "by decree", ("reset",), gpu.reset_missing, also_reset=gpu.together)
 
     async def reset(self, device: Device, deadline: float) -> None:
         self._life.check()
         gpu = self._matter.gpus[device.id]
         if self._matter.holders(device.id):
-            raise Held("somebody has the device")
+            raise DeviceBusy("somebody has the device")
         everyone = [gpu, *(self._matter.gpus[each] for each in gpu.together)]
         for each in everyone:
             self._resets(each)
@@ -232,16 +234,19 @@ class DiagnosticsOfLife:
         self._life = life
         self._matter = matter
 
-    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
+    async def diagnose(self, device: Device, level: DiagnosticLevel, deadline: float) -> tuple[DiagnosticCheck, ...]:
         self._life.check()
         if self._matter.holders(device.id):
-            raise Held("somebody has the device")
+            raise DeviceBusy("somebody has the device")
         await asyncio.sleep(level.seconds / 10)
         self._life.check()
         gpu = self._matter.gpus[device.id]
         wrong = gpu.wont_clear or "diagnosis-wrong" in gpu.flaws
         rate = 1e9 if "diagnosis-slow" in gpu.flaws else 1e12
-        return (Check("memory-pattern", int(wrong)), Check("matrix-product", 0, {"operations_per_second": rate}))
+        return (
+            DiagnosticCheck("memory-pattern", int(wrong)),
+            DiagnosticCheck("matrix-product", 0, {"operations_per_second": rate}),
+        )
 
 
 class AssignmentsOfLife:
@@ -251,7 +256,7 @@ class AssignmentsOfLife:
         self._life = life
         self._kubelet = kubelet
 
-    async def read(self) -> Reading:
+    async def read(self) -> KubeletReading:
         self._life.check()
         await asyncio.sleep(LIST_SECONDS / 2 + self._kubelet.delay)
         reading = self._kubelet.reading()
@@ -259,7 +264,7 @@ class AssignmentsOfLife:
         self._life.check()
         return reading
 
-    def starts(self, pod: Pod) -> Mapping[str, int] | None:
+    def container_starts(self, pod: Pod) -> Mapping[str, int] | None:
         self._life.check()
         return self._kubelet.starts_of(pod)
 
@@ -294,12 +299,12 @@ class ContainersOfLife:
         proc = self._matter.procs.get(pid)
         return proc.pod if proc is not None and proc.alive else None
 
-    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+    def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
         self._life.check()
         assert pod.uid is not None
         return None if pod.uid in self._unreadable else self._matter.first_container(pod.uid)
 
-    async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
+    async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         self._life.check()
         survivors: list[Process] = []
         for leftover in leftovers:
@@ -314,7 +319,7 @@ class ContainersOfLife:
             self._life.check()
         return tuple(survivors)
 
-    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+    async def kill_cgroups(self, pod: Pod, deadline: float) -> bool:
         self._life.check()
         assert pod.uid is not None
         for proc in self._matter.living(pod.uid):
@@ -334,10 +339,10 @@ class JournalOfLife:
         self.events: list[Event] = []
         self.scrubs: list[ScrubRecord] = []
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def record(self, events: Sequence[Event]) -> None:
         if self._life.alive:
             self.events += events
 
-    def scrubbed(self, record: ScrubRecord) -> None:
+    def record_scrub(self, scrub: ScrubRecord) -> None:
         if self._life.alive:
-            self.scrubs.append(record)
+            self.scrubs.append(scrub)

@@ -8,25 +8,24 @@ from hypothesis import strategies as st
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.assignment import Assignment, Pod, Process
-from scrubber.domain.basis import HandOver
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import (
     Certificate,
     Finding,
-    Occasion,
-    Path,
+    PathKind,
     ScrubRecord,
+    ScrubTrigger,
     Severity,
     Step,
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import Checks, Decision, HandoverFacts, decide
-from scrubber.domain.health import Cause, Health, WayBack
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Policy, Proof
+from scrubber.domain.handover import FastPathChecks, HandoverDecision, HandoverFacts, decide
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.policy import Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 
 __all__ = [
     "DEVICE",
@@ -58,7 +57,7 @@ POLICY = Policy(
         31: ErrorClass.APPLICATION,
         79: ErrorClass.REBOOT,
         95: ErrorClass.RESET,
-        122: ErrorClass.SERVICE,
+        122: ErrorClass.REPAIR,
         154: ErrorClass.CONTEXT,
     },
 )
@@ -79,14 +78,14 @@ def process(pid: int, container: str = "main#1", started: int | None = None) -> 
 def grant(sequence: int = 1, to: Assignment | None = None, **more: object) -> Grant:
     """A grant to the default pod, unless told otherwise; ``to=None`` with ``unknown=True`` is one to nobody known."""
     unknown = more.pop("unknown", False)
-    given = Grant(sequence, None if unknown else to or assignment(), HandOver.UNKNOWN, NOW, NODE.boot)
+    given = Grant(sequence, None if unknown else to or assignment(), HandOverKind.UNKNOWN, NOW, NODE.boot)
     return replace(given, **more)  # type: ignore[arg-type]
 
 
-def by_record(device: DeviceRecord, kind: HandOver, policy: Policy, *, ran: bool = True) -> Decision:
+def by_record(device: DeviceRecord, kind: HandOverKind, policy: Policy, *, ran: bool = True) -> HandoverDecision:
     """The answer for a whole device of which everything but its record is well."""
-    facts = HandoverFacts(record=device, kind=kind, policy=policy, identity=NODE, ran=ran)
-    return decide(replace(facts, earlier=frozenset(), checks=Checks(passed=True)))
+    facts = HandoverFacts(record=device, kind=kind, policy=policy, identity=NODE, last_pod_ran=ran)
+    return decide(replace(facts, earlier_pods=frozenset(), checks=FastPathChecks(passed=True)))
 
 
 def certificate(**more: object) -> Certificate:
@@ -99,7 +98,7 @@ def certificate(**more: object) -> Certificate:
         device=DEVICE,
         sequence=1,
         previous_grant=0,
-        path=Path.SLOW,
+        path=PathKind.SLOW,
         scrub="scrub-1",
         covered=("memory: all",),
         not_covered=("on-chip: not part of this path",),
@@ -110,7 +109,7 @@ def certificate(**more: object) -> Certificate:
     return replace(issued, **more)  # type: ignore[arg-type]
 
 
-def cause(code: str = "xid-95", way_back: WayBack = WayBack.RESET, **more: object) -> Cause:
+def cause(code: str = "xid-95", way_back: RecoveryMethod = RecoveryMethod.RESET, **more: object) -> Cause:
     return replace(Cause(code, f"{code} was seen.", way_back, NOW), **more)  # type: ignore[arg-type]
 
 
@@ -126,8 +125,8 @@ def result(step: Step, verdict: Verdict = Verdict.PASSED, **more: object) -> Ste
     return replace(StepResult(step, verdict, 0.1), **more)  # type: ignore[arg-type]
 
 
-def scrub(path: Path = Path.SLOW, *steps: StepResult) -> ScrubRecord:
-    return ScrubRecord("scrub-9", DEVICE, path, Occasion.START, NOW, steps=steps)
+def scrub(path: PathKind = PathKind.SLOW, *steps: StepResult) -> ScrubRecord:
+    return ScrubRecord("scrub-9", DEVICE, path, ScrubTrigger.CONTAINER_START, NOW, steps=steps)
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ _grants = st.one_of(
 
 records: st.SearchStrategy[DeviceRecord] = st.builds(
     lambda hygiene, health, issued, last, watched: record(
-        hygiene, health, certificate=issued, last_grant=last, watched=watched
+        hygiene, health, certificate=issued, last_grant=last, exclusive_use=watched
     ),
     st.sampled_from(Hygiene),
     st.sampled_from((Health.HEALTHY, Health.HEALTHY, *Health)),
@@ -174,6 +173,6 @@ records: st.SearchStrategy[DeviceRecord] = st.builds(
 """Any record at all, also such as no history leads to: the answer must be safe whatever is in the ledger."""
 
 policies: st.SearchStrategy[Policy] = st.builds(
-    lambda proofs: replace(POLICY, proofs=proofs),
-    st.dictionaries(st.sampled_from(HandOver), st.sampled_from(Proof)),
+    lambda proofs: replace(POLICY, required_proofs=proofs),
+    st.dictionaries(st.sampled_from(HandOverKind), st.sampled_from(RequiredProof)),
 )

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
-from scrubber.domain.evidence import Path
+from scrubber.domain.evidence import PathKind
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.loops.pods import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.engine.loops.reconcile import add_device, reconcile
+from scrubber.engine.loops.recovery import run_recovery_loops
+from scrubber.engine.loops.usage import watch_use
 from scrubber.engine.node import Node
-from scrubber.engine.reconcile import reconcile, welcome
-from scrubber.engine.tend import tend_all
-from scrubber.engine.use import watch_use
-from scrubber.engine.views import Granted, HandOverCall, ScrubNews, ServiceView
-from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.engine.views import GrantedDevice, HandOverCall, ScrubUpdate, ServiceView
 from scrubber.ports.device import Inventory
 from tests.world.kubelet import Gone
 from tests.world.life import Life, listen
@@ -75,7 +75,7 @@ class Service:
         def info() -> ServiceView:
             return ServiceView("0", "world", identity, policy(), ledger_health(), str(life.number))
 
-        self.node = Node(dependencies=tools, info=info, epoch=str(life.number))
+        self.node = Node(dependencies=tools, service_view=info, epoch=str(life.number))
         self.ready = asyncio.Event()
         self._running = life.start(self._guarded(), f"service {life.number}")
 
@@ -109,23 +109,25 @@ class Service:
         self.ready.set()
 
         async def greet(device: Device) -> None:
-            await welcome(self.node, device, state, dependencies=tools)
+            await add_device(self.node, device, state, dependencies=tools)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(tend_all(self.node, dependencies=tools), name="tending")
+            group.create_task(run_recovery_loops(self.node, dependencies=tools), name="tending")
             group.create_task(watch_pods(self.node, dependencies=tools, interval=pace.watch), name="pods")
-            group.create_task(watch_use(self.node, dependencies=tools, interval=pace.watch, draw=pace.draw), name="use")
+            group.create_task(
+                watch_use(self.node, dependencies=tools, interval=pace.watch, random_fraction=pace.draw), name="use"
+            )
             group.create_task(watch_health(self.node, dependencies=tools, interval=pace.health), name="health")
             group.create_task(follow_signals(self.node, dependencies=tools), name="signals")
             group.create_task(watch_breaker(self.node.devices.breaker, dependencies=tools), name="breaker")
             group.create_task(
-                watch_inventory(self.node, inventory=self._inventory, dependencies=tools, welcome=greet),
+                watch_inventory(self.node, inventory=self._inventory, dependencies=tools, add_device=greet),
                 name="inventory",
             )
 
     # -- asked over a socket ---------------------------------------------------------------------------------------
 
-    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+    async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
         """As the plugin asks: cancelling it cancels the handler, and a service that dies answers nothing.
 
         Raises:
@@ -142,13 +144,13 @@ class Service:
             raise
         return self._result(handler)
 
-    async def scrub(self, device: str, path: Path = Path.SLOW) -> list[ScrubNews]:
+    async def scrub(self, device: str, path: PathKind = PathKind.SLOW) -> list[ScrubUpdate]:
         """All news of a scrub on demand, to its end."""
         if not self.life.alive:
             raise Gone
 
-        async def collect() -> list[ScrubNews]:
-            news: AsyncIterator[ScrubNews] = self.node.actions.scrub(device, path, "uid:0")
+        async def collect() -> list[ScrubUpdate]:
+            news: AsyncIterator[ScrubUpdate] = self.node.actions.scrub(device, path, "uid:0")
             return [each async for each in news]
 
         handler = self.life.start(collect(), f"scrub {device}")

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.assignment import Assignment, Reading, Share, Trust
-from scrubber.domain.basis import Basis
+from scrubber.domain.assignment import Assignment, KubeletReading, Share, Trust
 from scrubber.domain.errors import ScrubberError
+from scrubber.domain.handover_kind import Basis
 from scrubber.domain.policy import Policy
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.views import Granted, HandOverCall
+from scrubber.engine.views import GrantedDevice, HandOverCall
 from tests.world.kubelet import Gone, Tenant
 from tests.world.laws import Laws
 from tests.world.life import Life
@@ -41,7 +41,7 @@ class SharedLaws(Laws):
     def _may_see(self, reader: str, writer: str) -> bool:
         return reader.partition("/")[0] == writer.partition("/")[0]
 
-    def _one_granted(self, tenant: Tenant, answer: Granted) -> None:
+    def _one_granted(self, tenant: Tenant, answer: GrantedDevice) -> None:
         if answer.basis is not Basis.SHARED:
             super()._one_granted(tenant, answer)
             return
@@ -57,7 +57,7 @@ class AssignmentsOfShares(AssignmentsOfLife):
         super().__init__(life, world.kubelet)
         self._world = world
 
-    async def read(self) -> Reading:
+    async def read(self) -> KubeletReading:
         return self._world.with_shares(await super().read())
 
 
@@ -86,9 +86,9 @@ class SharedWorld(World):
     def _dependencies(self, life: Life) -> Dependencies:
         return replace(super()._dependencies(life), assignments=AssignmentsOfShares(life, self))
 
-    def with_shares(self, reading: Reading) -> Reading:
+    def with_shares(self, reading: KubeletReading) -> KubeletReading:
         ours = tuple(replace(each, resource=RESOURCE) for each in reading.assignments)
-        hinted = tuple(replace(each, resource=RESOURCE) for each in reading.hinted)
+        hinted = tuple(replace(each, resource=RESOURCE) for each in reading.checkpoint_only)
         shares = tuple(
             Share(each.pod, each.container, RESOURCE, device, frozenset(ids))
             for each in (*ours, *hinted)
@@ -96,7 +96,7 @@ class SharedWorld(World):
             if (ids := [id_ for id_ in self.shares.get(each.pod.uid or "", ()) if id_.startswith(f"{device}::")])
         )
         more = self.elsewhere if reading.trust is Trust.TRUSTED else ()
-        return replace(reading, assignments=(*ours, *more), hinted=hinted, shares=shares)
+        return replace(reading, assignments=(*ours, *more), checkpoint_only=hinted, shares=shares)
 
     def share(self, number: int, *, of: int = 0) -> str:
         """The id of share ``number`` of a device."""
@@ -120,7 +120,7 @@ class SharedWorld(World):
             self.write_all(tenant)
         return tenant
 
-    def call(self, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[Granted, ...]]:
+    def call(self, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[GrantedDevice, ...]]:
         """Ask in the place of the pod's worker."""
         assert self.service is not None
         ids = self.shares.get(tenant.uid, tenant.devices)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Self
 
-from scrubber.ports.runtime import Attribute, Span
+from scrubber.ports.runtime import AttributeValue, Span
 
 __all__ = ["Recorder", "Told"]
 
@@ -20,11 +20,11 @@ class Told:
     """One span. ``ended``: by which exception it was left, ``""`` for none; None while it is open."""
 
     name: str
-    attributes: dict[str, Attribute]
+    attributes: dict[str, AttributeValue]
     inside: list[Self] = field(default_factory=list)
     ended: str | None = None
 
-    def note(self, **attributes: Attribute) -> None:
+    def set_attributes(self, **attributes: AttributeValue) -> None:
         self.attributes.update(attributes)
 
     def find(self, name: str) -> list[Told]:
@@ -50,7 +50,7 @@ class Recorder:
         self.roots: list[Told] = []
 
     @contextmanager
-    def span(self, name: str, **attributes: Attribute) -> Iterator[Span]:
+    def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         parent = _current.get()
         span = Told(name, dict(attributes))
         (self.roots if parent is None else parent.inside).append(span)

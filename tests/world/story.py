@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.evidence import Path
-from scrubber.domain.health import Health, WayBack
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import BreakerRule, Policy, Proof, ResetUse
+from scrubber.domain.evidence import PathKind
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.policy import BreakerRule, Policy, RequiredProof, ResetMode
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from tests.world.faults import befall
 from tests.world.kubelet import START_SECONDS, Gone, Tenant
 from tests.world.life import in_the_world
@@ -35,20 +34,24 @@ DEVICES = 3
 STRICT = Policy(
     name="strict",
     digest="sha256:strict",
-    proofs=dict.fromkeys(HandOver, Proof.CERTIFICATE),
-    reset=ResetUse.REQUIRED,
+    required_proofs=dict.fromkeys(HandOverKind, RequiredProof.CERTIFICATE),
+    reset=ResetMode.REQUIRED,
     error_classes=DEFAULT.error_classes,
     signals=DEFAULT.signals,
 )
 TRUSTED = Policy(
     name="trusted",
     digest="sha256:trusted",
-    proofs={**DEFAULT.proofs, HandOver.SAME_POD: Proof.CHECKS, HandOver.SAME_TENANT: Proof.CHECKS},
+    required_proofs={
+        **DEFAULT.required_proofs,
+        HandOverKind.SAME_POD: RequiredProof.CHECKS,
+        HandOverKind.SAME_TENANT: RequiredProof.CHECKS,
+    },
     error_classes=DEFAULT.error_classes,
     signals=DEFAULT.signals,
 )
 POLICIES = {policy.name: policy for policy in (DEFAULT, STRICT, TRUSTED)}
-MANY_RESETS = BreakerRule(resets=10_000)
+MANY_RESETS = BreakerRule(max_resets=10_000)
 """A story breaks more in minutes than a node does in an hour; what its breaker held back would wait for the hour's end."""
 
 SUPERVISOR_WAITS = 1.0
@@ -322,7 +325,7 @@ class Story:
             case "back":
                 service.life.start(_quietly(service.node.actions.unquarantine(device, "because", "uid:0")), "person")
             case _:
-                in_the_world(_quietly(service.scrub(device, Path(wants))), "person")
+                in_the_world(_quietly(service.scrub(device, PathKind(wants))), "person")
 
     # -- the service -----------------------------------------------------------------------------------------------
 
@@ -395,8 +398,8 @@ class _EndWell:
             return True
         if record.health is not Health.QUARANTINED or record.cause is None:
             return False
-        rests = (record.retry_at or 0.0) > self._world.clock.wall() + DEFAULT.recovery.backoff_max
-        return rests or record.cause.by_person or record.cause.way_back is WayBack.PERSON
+        rests = (record.retry_at or 0.0) > self._world.clock.wall() + DEFAULT.recovery.max_backoff
+        return rests or record.cause.by_operator or record.cause.recovery_method is RecoveryMethod.OPERATOR
 
     async def _eventually(self, counts: Callable[[DeviceRecord], bool]) -> None:
         """Every pod that waits for devices that count is started, and these are clean or in use."""
@@ -435,4 +438,8 @@ def _at_rest(record: DeviceRecord) -> bool:
 
 
 def _needs_reboot(record: DeviceRecord) -> bool:
-    return record.health is Health.QUARANTINED and record.cause is not None and record.cause.way_back is WayBack.REBOOT
+    return (
+        record.health is Health.QUARANTINED
+        and record.cause is not None
+        and record.cause.recovery_method is RecoveryMethod.REBOOT
+    )

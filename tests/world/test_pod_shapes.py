@@ -33,29 +33,29 @@ async def admitted(world: ShapedWorld, written: str, policy: Policy = Policy.ALW
 
 
 @pytest.mark.parametrize(("containers", "count"), [(1, 2), (2, 27), (3, 245), (4, 2025)])
-def test_every_shape_comes_once(containers: int, count: int) -> None:
+def test_every_pod_shape_is_generated_once(containers: int, count: int) -> None:
     everything = list(shapes_of(containers))
     assert len(set(everything)) == len(everything) == count
 
 
-def test_a_script_is_read_as_it_is_written() -> None:
+def test_script_reads_back_as_written() -> None:
     for script in sample(200, seed=3):
         assert Script.read(str(script)) == script
 
 
-def test_a_share_of_the_matrix_has_every_component_and_every_size() -> None:
+def test_sample_of_the_matrix_has_every_component_every_size_and_the_known_scripts() -> None:
     scripts = sample(200, seed=2)
     assert {len(each.shape) for each in scripts} >= {1, 2, 3, 4}
     assert {each.restart.component for each in scripts if each.restart} == set(Component)
     assert [str(each) for each in scripts[: len(KNOWN)]] == list(KNOWN)
 
 
-def test_a_play_is_the_same_each_time() -> None:
+def test_repeated_play_of_a_script_has_the_same_outcome() -> None:
     script = Script.read("iG s- mS | Always deleted steady | kubelet@9")
     assert play(script) == play(script)
 
 
-def test_the_same_state_is_restarted_once_whatever_comes_after_it() -> None:
+def test_restart_in_the_same_state_is_played_once() -> None:
     plays = [each for each in all_scripts_of(shape("mG")) if each.restart is not None]
     assert len(set(plays)) == len(plays)
     first = [each.life for each in plays if each.restart == Restart(Component.SERVICE, 0)]
@@ -64,7 +64,7 @@ def test_the_same_state_is_restarted_once_whatever_comes_after_it() -> None:
 
 
 @in_virtual_time
-async def test_the_device_of_an_init_container_is_handed_on_and_that_of_a_sidecar_is_kept() -> None:
+async def test_device_of_an_init_container_is_reused_and_that_of_a_sidecar_is_kept() -> None:
     world = await a_node(gpu=2)
     init, side, main = world.shaped.allocate(shape("iG sG mG"))
     assert init == side
@@ -72,7 +72,7 @@ async def test_the_device_of_an_init_container_is_handed_on_and_that_of_a_sideca
 
 
 @in_virtual_time
-async def test_containers_share_a_device_by_shares_of_their_own() -> None:
+async def test_containers_share_a_device_by_different_shares() -> None:
     world = await a_node(shared=1)
     one, other = (each[SHARED][0] for each in world.shaped.allocate(shape("mS mS")))
     assert one != other
@@ -80,17 +80,17 @@ async def test_containers_share_a_device_by_shares_of_their_own() -> None:
 
 
 @in_virtual_time
-async def test_pod_resources_lists_native_sidecars_and_no_ordinary_init_container() -> None:
+async def test_pod_resources_lists_native_sidecars_but_no_ordinary_init_containers() -> None:
     world = await a_node(gpu=1, other=1, shared=1)
     await admitted(world, "iG sO mS")
     reading = world.shaped.reading()
     assert [each.container for each in reading.assignments] == ["c1", "c2"]
-    assert [each.container for each in reading.hinted] == ["c0"]
+    assert [each.container for each in reading.checkpoint_only] == ["c0"]
     await world.end()
 
 
 @in_virtual_time
-async def test_a_refused_main_container_keeps_no_other_one_waiting_and_the_sandbox_comes_first() -> None:
+async def test_refused_container_does_not_delay_others_and_the_sandbox_starts_first() -> None:
     world = await a_node(gpu=1)
     pod = await admitted(world, "mG m-")
     await world.until(lambda: pod.boxes[0].refusals > 0)
@@ -104,7 +104,7 @@ async def test_a_refused_main_container_keeps_no_other_one_waiting_and_the_sandb
 
 
 @in_virtual_time
-async def test_sidecars_end_after_the_main_containers_and_the_last_one_first() -> None:
+async def test_sidecars_end_after_the_main_containers_in_reverse_order() -> None:
     happened: list[str] = []
     world = await a_node()
     pod = await admitted(world, "s- s- m-")
@@ -119,7 +119,7 @@ async def test_sidecars_end_after_the_main_containers_and_the_last_one_first() -
 
 
 @in_virtual_time
-async def test_a_pod_under_never_fails_when_the_node_is_rebooted_and_others_begin_anew() -> None:
+async def test_pod_with_restart_policy_never_fails_after_a_reboot_and_others_restart() -> None:
     world = await a_node()
     pods = [await admitted(world, "i- m-", Policy.NEVER), await admitted(world, "i- m-", Policy.ALWAYS)]
     world.runs = lambda pod, box: world.shaped.ended(pod, box, 0) if box.kind is Kind.INIT else None
@@ -133,7 +133,7 @@ async def test_a_pod_under_never_fails_when_the_node_is_rebooted_and_others_begi
 
 
 @in_virtual_time
-async def test_a_container_that_nobody_gated_is_judged_to_start_on_what_another_pod_left() -> None:
+async def test_ungated_container_on_another_pods_memory_is_reported_as_a_breach() -> None:
     class Ungated(ShapedWorld):
         async def _pre_start_of(self, pod: ShapedPod, box: Container, resource: str) -> None:
             return
@@ -146,7 +146,7 @@ async def test_a_container_that_nobody_gated_is_judged_to_start_on_what_another_
     await world.end()
 
 
-def test_failures_of_one_kind_are_told_once_by_the_smallest_script() -> None:
+def test_failures_of_one_kind_are_reported_once_with_the_shortest_script() -> None:
     found, more = Tally(), Tally()
     for line in ("mG m- mG | Always deleted steady | service@3", "mG m- | Always deleted steady | service@7"):
         found.played(Script.read(line), Outcome("subject: c0 never starts: Device GPU-0000 waits"))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, TypeVar
 
-from scrubber.adapters.patience import patience
+from scrubber.adapters.deadlines import stall_tolerant_timeout
 
 __all__ = ["Deadlock", "Livelock", "VirtualClock", "VirtualLoop", "in_virtual_time"]
 
@@ -97,8 +97,8 @@ class VirtualClock:
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(seconds)
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
-        return patience(seconds)
+    def stall_tolerant_timeout(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
+        return stall_tolerant_timeout(seconds)
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:

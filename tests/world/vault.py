@@ -9,7 +9,7 @@ from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.ports.record import Change, Event, HistoryEntry, HistoryQuery, LedgerState, TrailPage
+from scrubber.ports.record import Event, HistoryEntry, HistoryQuery, LedgerChange, LedgerState, TrailPage
 from tests.world.life import Killed, Life
 
 __all__ = ["CrashPoint", "LedgerOfLife", "Vault"]
@@ -36,7 +36,7 @@ class Vault:
         granting, scrubbing: called when a grant, or the start of a scrub, has just become durable.
     """
 
-    def __init__(self, crash: Callable[[], None], stored: Callable[[Change], None]) -> None:
+    def __init__(self, crash: Callable[[], None], stored: Callable[[LedgerChange], None]) -> None:
         self._crash = crash
         self._stored = stored
         self.ledger = MemoryLedger(before_commit=self._before, after_commit=self._after)
@@ -56,7 +56,7 @@ class Vault:
         self.ledger = self.ledger.successor()
         return LedgerOfLife(life, self.ledger)
 
-    def _before(self, change: Change) -> None:
+    def _before(self, change: LedgerChange) -> None:
         if self.refuses is not None:
             raise LedgerFailure(self.refuses)
         if self.point is not None:
@@ -64,7 +64,7 @@ class Vault:
             if self.point.writes <= 0 and not self.point.durable:
                 self._die()
 
-    def _after(self, change: Change) -> None:
+    def _after(self, change: LedgerChange) -> None:
         self.writes += 1
         self.records |= {record.device: record for record in change.records}
         self.grants |= {(device, grant.sequence): grant for device, grant in change.grants}
@@ -96,7 +96,7 @@ class LedgerOfLife:
         self._life.check()
         return await self._ledger.load()
 
-    async def commit(self, change: Change) -> None:
+    async def commit(self, change: LedgerChange) -> None:
         self._life.check()
         await self._ledger.commit(change)
 

@@ -1,4 +1,4 @@
-"""Every signal and what follows from it, as data: the table that ``tests/property/test_signals_and_ways_back.py`` plays.
+"""Every signal and what follows from it, as data: the table that ``tests/property/test_signals_and_recovery_methods.py`` plays.
 
 A row says how a code comes into the world, what the device is then, which way back its cause names, what opens that way,
 and what becomes of the device for as long as nothing does.
@@ -11,10 +11,10 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from scrubber.domain.diagnosis import Level
-from scrubber.domain.health import Health, WayBack
-from scrubber.domain.policy import DiagnosticsRule, ResetUse, Ungranted
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.domain.diagnostics import DiagnosticLevel
+from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.policy import DiagnosticsRule, ResetMode, UnauthorizedUseAction
+from scrubber.domain.states import Health, RecoveryMethod
 from tests.world.world import World
 
 __all__ = ["TABLE", "XID", "Row", "do"]
@@ -22,7 +22,13 @@ __all__ = ["TABLE", "XID", "Row", "do"]
 XID = {kind: 500 + number for number, kind in enumerate(ErrorClass)}
 """A code of each class."""
 HEALTHY, SUSPECT, QUARANTINED, CONDEMNED = Health.HEALTHY, Health.SUSPECT, Health.QUARANTINED, Health.CONDEMNED
-SCRUB, RESET, WAIT, REBOOT, PERSON = WayBack.SCRUB, WayBack.RESET, WayBack.WAIT, WayBack.REBOOT, WayBack.PERSON
+SCRUB, RESET, WAIT, REBOOT, PERSON = (
+    RecoveryMethod.SCRUB,
+    RecoveryMethod.RESET,
+    RecoveryMethod.WAIT,
+    RecoveryMethod.REBOOT,
+    RecoveryMethod.OPERATOR,
+)
 
 Act = Callable[[World], Awaitable[None] | None]
 
@@ -32,7 +38,7 @@ class Row:
     """One code.
 
     Attributes:
-        code: of :data:`SIGNALS`, or a class of XIDs.
+        code: of the signals of a backend, or a class of XIDs.
         put: brings it into the world.
         at_once: what the device is as soon as somebody looks.
         way: the way back that the cause names.
@@ -45,7 +51,7 @@ class Row:
     code: str
     put: Act
     at_once: Health
-    way: WayBack
+    way: RecoveryMethod
     opens: str
     meanwhile: Health
     policy: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +87,7 @@ def counts(counter: str) -> Act:
     async def put(world: World) -> None:
         world.gpu().counters[counter] = 5
         world.signal(0)
-        await world.until(lambda: (counter, 5) in world.record().lifetime)
+        await world.until(lambda: (counter, 5) in world.record().lifetime_counters)
         world.gpu().counters[counter] = 6
 
     return put
@@ -136,9 +142,11 @@ async def do(act: Act, world: World) -> None:
         await doing
 
 
-TRIED = {"diagnostics": DiagnosticsRule(slow_path=Level.QUICK, floors={"Labelled *": {"matrix-product": 1e11}})}
-REQUIRED = {"reset": ResetUse.REQUIRED}
-TAKEN_OUT = {"ungranted": Ungranted.QUARANTINE}
+TRIED = {
+    "diagnostics": DiagnosticsRule(slow_path=DiagnosticLevel.QUICK, min_rates={"Labelled *": {"matrix-product": 1e11}})
+}
+REQUIRED = {"reset": ResetMode.REQUIRED}
+TAKEN_OUT = {"unauthorized_use": UnauthorizedUseAction.QUARANTINE}
 CHANGED = {"compute-mode": "exclusive", "power-limit-watts": "400"}
 NONE_HERE = "this platform has none"
 
@@ -206,7 +214,7 @@ TABLE = (
     Row("reset", reports(ErrorClass.RESET), QUARANTINED, RESET, "reset", CONDEMNED),
     Row("reboot", reports(ErrorClass.REBOOT), QUARANTINED, REBOOT, "reboot", QUARANTINED),
     Row("context", reports(ErrorClass.CONTEXT), SUSPECT, PERSON, "calm", HEALTHY),
-    Row("service", reports(ErrorClass.SERVICE), QUARANTINED, PERSON, "person", QUARANTINED),
+    Row("service", reports(ErrorClass.REPAIR), QUARANTINED, PERSON, "person", QUARANTINED),
     Row("unknown", reports(ErrorClass.UNKNOWN), SUSPECT, PERSON, "calm", HEALTHY),
 )
 # fmt: on

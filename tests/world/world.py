@@ -14,20 +14,20 @@ from itertools import count
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.domain.assignment import Trust
-from scrubber.domain.basis import UNJUDGED
 from scrubber.domain.device import NodeIdentity
-from scrubber.domain.errors import Retry, ScrubberError
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.errors import RetryableError, ScrubberError
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES
+from scrubber.domain.health.signal_table import ErrorClass
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signal_table import ErrorClass
+from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import Signal
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
 from scrubber.engine.views import HandOverCall
-from scrubber.ports.record import Change
-from scrubber.ports.runtime import UNTRACED, Tracer
+from scrubber.ports.record import LedgerChange
+from scrubber.ports.runtime import NOOP_TRACER, Tracer
 from tests.world.erasing import EraserOfLife, Erasers, Erasing
 from tests.world.kubelet import START_SECONDS, Gone, Kubelet, Tenant
 from tests.world.laws import Laws
@@ -74,7 +74,7 @@ class World:
         self.boots = 1
         self.unreadable: set[str] = set()
         """Devices whose holders, and UIDs of pods whose processes, cannot be told."""
-        self.tracer: Tracer = UNTRACED
+        self.tracer: Tracer = NOOP_TRACER
         """For services that start from now on."""
         self.service: Service | None = None
         self.telemetry: TelemetryOfLife | None = None
@@ -230,7 +230,7 @@ class World:
                 continue
             try:
                 await self.node.reserve(ids)
-            except Retry:
+            except RetryableError:
                 self._unseen |= set(ids)
             except ScrubberError as refusal:
                 self.laws.refused(refusal)
@@ -296,7 +296,7 @@ class World:
         self._unseen -= unseen
         self.laws.granted(tenant, answer)
         grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
-        tenant.unjudged = tenant.unjudged or any(each.basis in UNJUDGED for each in answer)
+        tenant.unjudged = tenant.unjudged or any(each.basis in UNCONDITIONAL_BASES for each in answer)
         tenant.unnamed = tenant.unnamed or any(grant is not None and grant.pod is None for grant in grants)
 
     def _container_starts(self, tenant: Tenant, proc: Proc) -> None:
@@ -315,7 +315,7 @@ class World:
     def _eraser_works(self, erasing: Erasing) -> None:
         self.laws.eraser_works(erasing)
 
-    def _stored(self, change: Change) -> None:
+    def _stored(self, change: LedgerChange) -> None:
         self.laws.stored(change)
 
 

@@ -18,30 +18,30 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from scrubber.adapters.children.message import HEADER, Message, body_length, pack, unpack
+from scrubber.adapters.children.message import HEADER_SIZE, Message, body_length, pack, unpack
 
-__all__ = ["Fault", "Link", "die_with", "inherit", "inherit_as", "serve"]
+__all__ = ["Fault", "ParentSocket", "connect_to_parent", "connect_to_parent_as", "die_with_parent", "serve"]
 
 _PR_SET_PDEATHSIG = 1
 
-_FOR_THE_SERVICE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """A supervisor that stops the service signals everybody in its cgroup. A child that died of that would look like one that
 its device had killed; the service ends its children itself.
 """
 
-AnyLink = TypeVar("AnyLink", bound="Link")
+AnyParentSocket = TypeVar("AnyParentSocket", bound="ParentSocket")
 
 
 class Fault(Exception):
-    """An answer that is a refusal: ``code`` is one that the parent knows, ``sentence`` is for the operator."""
+    """An answer that is a refusal: ``code`` is one that the parent knows, ``message`` is for the operator."""
 
-    def __init__(self, code: str, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
         self.code = code
-        self.sentence = sentence
+        self.message = message
 
 
-class Link:
+class ParentSocket:
     """The socket to the parent; blocking, for one thread."""
 
     def __init__(self, fd: int, arguments: Sequence[str] = ()) -> None:
@@ -52,7 +52,7 @@ class Link:
 
     def receive(self) -> Message | None:
         """The next message; None once the parent has closed its end."""
-        header = self._read(HEADER)
+        header = self._read(HEADER_SIZE)
         body = None if header is None else self._read(body_length(header))
         return None if body is None else unpack(body)
 
@@ -61,26 +61,26 @@ class Link:
         rest = memoryview(pack(message))
         while rest:
             try:
-                rest = rest[self._some_written(rest) :]
+                rest = rest[self._write_some(rest) :]
             except (BrokenPipeError, ConnectionResetError):
                 sys.exit(0)
 
-    def parent_gone(self) -> bool:
+    def is_parent_gone(self) -> bool:
         """Whether the parent has closed its end; asks, does not wait."""
         return bool(self._poll.poll(0))
 
-    def wait(self, seconds: float, also: int) -> None:
-        """Return after ``seconds``, or as soon as the parent is gone or the descriptor ``also`` can be read."""
+    def wait(self, seconds: float, also_fd: int) -> None:
+        """Return after ``seconds``, or as soon as the parent is gone or the descriptor ``also_fd`` can be read."""
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
-        poll.register(also, select.POLLIN)
+        poll.register(also_fd, select.POLLIN)
         poll.poll(max(0.0, seconds) * 1000)
 
     def _read(self, length: int) -> bytes | None:
         parts: list[bytes] = []
         while length:
             try:
-                part = self._some_read(length)
+                part = self._read_some(length)
             except ConnectionResetError:
                 return None
             if not part:
@@ -89,47 +89,47 @@ class Link:
             length -= len(part)
         return b"".join(parts)
 
-    def _some_read(self, length: int) -> bytes:
+    def _read_some(self, length: int) -> bytes:
         return os.read(self._fd, length)
 
-    def _some_written(self, data: memoryview) -> int:
+    def _write_some(self, data: memoryview) -> int:
         return os.write(self._fd, data)
 
 
-def inherit() -> Link:
+def connect_to_parent() -> ParentSocket:
     """Take over what the parent left in ``argv``: socket, its PID, the nice value; then say "ready".
 
     Ends the process when the parent died before the kernel was told to watch it.
     """
-    return inherit_as(Link)
+    return connect_to_parent_as(ParentSocket)
 
 
-def inherit_as(link_of: Callable[[int, Sequence[str]], AnyLink]) -> AnyLink:
-    """As :func:`inherit`, over a link of the caller's kind."""
+def connect_to_parent_as(socket_factory: Callable[[int, Sequence[str]], AnyParentSocket]) -> AnyParentSocket:
+    """As :func:`connect_to_parent`, over a link of the caller's kind."""
     fd, parent, nice = (int(word) for word in sys.argv[1:4])
-    for number in _FOR_THE_SERVICE:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    die_with(parent)
+    die_with_parent(parent)
     if nice:
         os.nice(nice)
-    link = link_of(fd, sys.argv[4:])
+    link = socket_factory(fd, sys.argv[4:])
     link.send({"ready": True})
     return link
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread of ``parent`` that made it ends.
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread of ``parent_pid`` that made it ends.
 
-    Ends the process at once when ``parent`` is not its parent any more.
+    Ends the process at once when ``parent_pid`` is not its parent any more.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         sys.exit(0)
 
 
-def serve(link: Link, handle: Callable[[Message], Message]) -> None:
+def serve(link: ParentSocket, handle: Callable[[Message], Message]) -> None:
     """Answer one message on ``link`` after the other with ``handle`` until the parent closes its end.
 
     A :class:`Fault` becomes an answer. Any other exception ends the child with its traceback on stderr: the parent
@@ -139,5 +139,5 @@ def serve(link: Link, handle: Callable[[Message], Message]) -> None:
         try:
             answer: Message = {"ok": handle(message)}
         except Fault as fault:
-            answer = {"fault": fault.code, "sentence": fault.sentence}
+            answer = {"fault": fault.code, "sentence": fault.message}
         link.send(answer)

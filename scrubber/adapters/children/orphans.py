@@ -12,27 +12,27 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from scrubber.adapters.children.process import process_over
-from scrubber.adapters.locks import UNNAMED, lock_holder
-from scrubber.adapters.patience import patience
+from scrubber.adapters.children.process import wait_for_exit
+from scrubber.adapters.deadlines import stall_tolerant_timeout
+from scrubber.adapters.locks import UNIDENTIFIED, lock_holder
 
-__all__ = ["end_holder"]
+__all__ = ["terminate_lock_holder"]
 
-_PATIENCE = 2.0
+_GRACE = 2.0
 _POLL = 0.02
 
 
-async def end_holder(lock: Path, deadline: float) -> bool:
+async def terminate_lock_holder(lock: Path, deadline: float) -> bool:
     """Wait for whoever holds ``lock``, then end it if it is an eraser; True once the lock is free.
 
     An orphan stops by itself at its next chunk, so it gets half of ``deadline`` (2 s at most) for that. A holder that
     is not proved to be an eraser is only waited for. Time in which this service stood still does not count.
     """
-    kill_after = min(deadline / 2, _PATIENCE)
+    kill_after = min(deadline / 2, _GRACE)
     with suppress(TimeoutError):
-        async with patience(deadline) as counted:
+        async with stall_tolerant_timeout(deadline) as counted:
             while (pid := lock_holder(lock)) is not None:
-                pidfd = _open_holder(lock, pid)
+                pidfd = _open_pidfd(lock, pid)
                 if pidfd is None:
                     await asyncio.sleep(_POLL)
                     continue
@@ -43,15 +43,15 @@ async def end_holder(lock: Path, deadline: float) -> bool:
                             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(left if left > 0 else None):
-                            await process_over(pidfd)
+                            await wait_for_exit(pidfd)
                 finally:
                     os.close(pidfd)
     return lock_holder(lock) is None
 
 
-def _open_holder(lock: Path, pid: int) -> int | None:
+def _open_pidfd(lock: Path, pid: int) -> int | None:
     """A pidfd of the eraser ``pid``: opened first, then proved, so that it cannot be a later process of that PID."""
-    if pid == UNNAMED:
+    if pid == UNIDENTIFIED:
         return None
     try:
         pidfd = os.pidfd_open(pid)

@@ -24,25 +24,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import scrubber
-from scrubber.adapters.children.conversation import ChildDied, Conversation
+from scrubber.adapters.children.child_socket import ChildDied, ChildSocket
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.patience import patience
-from scrubber.domain.errors import Away
+from scrubber.adapters.deadlines import stall_tolerant_timeout
+from scrubber.domain.errors import Unavailable
 
-__all__ = ["Abandoned", "Child", "ChildDied", "Children", "NotStarted", "process_over"]
+__all__ = ["AbandonedChild", "Child", "ChildDied", "ChildNotStarted", "Children", "wait_for_exit"]
 
-_NOTICED = 1.0
+_EXIT_NOTICE_DELAY = 1.0
 """Seconds in which the event loop is told of a death that the kernel knows already."""
 
 
-class NotStarted(Away):
+class ChildNotStarted(Unavailable):
     """There is no child: too many processes or descriptors, too little memory or time. It has touched no device yet, so
     this is the node's pressure and never a device's fault.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Abandoned:
+class AbandonedChild:
     """A child that SIGKILL did not end within the limit: it sits in the kernel. ``device`` is what it was working on."""
 
     pid: int
@@ -54,38 +54,38 @@ class Children:
     """All children of this process: starts them, knows who lives, and who had to be abandoned.
 
     Args:
-        kill_limit: seconds after SIGKILL until a child is abandoned.
-        start_limit: seconds that a fresh interpreter gets to say "ready"; generous, because a loaded node is not a
+        kill_timeout: seconds after SIGKILL until a child is abandoned.
+        start_timeout: seconds that a fresh interpreter gets to say "ready"; generous, because a loaded node is not a
             broken one.
         send_signal: ``pidfd_send_signal``, or a test's stand-in for a child that cannot be killed.
 
     Attributes:
-        starts: how many children were started of each module; those that were never ready count, too.
+        starts_by_module: how many children were started of each module; those that were never ready count, too.
     """
 
     def __init__(
         self,
         *,
-        kill_limit: float = 2.0,
-        start_limit: float = 20.0,
+        kill_timeout: float = 2.0,
+        start_timeout: float = 20.0,
         send_signal: Callable[[int, int], object] = signal.pidfd_send_signal,
     ) -> None:
-        self.kill_limit = kill_limit
-        self.start_limit = start_limit
+        self.kill_timeout = kill_timeout
+        self.start_timeout = start_timeout
         self.send_signal = send_signal
         self.abandoned_total = 0
         self.starts: Counter[str] = Counter()
-        self._living: set[Child] = set()
-        self._abandoned: dict[Child, Abandoned] = {}
+        self._live: set[Child] = set()
+        self._abandoned: dict[Child, AbandonedChild] = {}
 
     @property
-    def abandoned(self) -> tuple[Abandoned, ...]:
+    def abandoned(self) -> tuple[AbandonedChild, ...]:
         """Children given up and not dead yet; ``abandoned_total`` counts those that died later as well."""
         return tuple(self._abandoned.values())
 
     def pids(self) -> frozenset[int]:
         """PIDs of every child that is not known to be dead, abandoned ones included."""
-        return frozenset(child.pid for child in (*self._living, *self._abandoned))
+        return frozenset(child.pid for child in (*self._live, *self._abandoned))
 
     async def start(
         self,
@@ -105,7 +105,7 @@ class Children:
         when the *thread* that started it ends.
 
         Raises:
-            NotStarted: it could not be started, or was not ready within ``start_limit``.
+            ChildNotStarted: it could not be started, or was not ready within ``start_timeout``.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -138,47 +138,47 @@ class Children:
             ours.close()
             raise _not_started(module, error) from error
         child = Child(self, process.pid, pidfd, process.wait(), ours, module, device)
-        await self.ready(child)
+        await self.wait_until_ready(child)
         return child
 
-    async def ready(self, child: Child) -> None:
+    async def wait_until_ready(self, child: Child) -> None:
         """Count ``child``, which has just been made, among the living, and wait until it says "ready".
 
         Raises:
-            NotStarted: it did not within ``start_limit``; it was killed.
+            ChildNotStarted: it did not within ``start_timeout``; it was killed.
         """
         module = child.module
         self.starts[module] += 1
-        self._living.add(child)
+        self._live.add(child)
         try:
-            async with asyncio.timeout(self.start_limit):
+            async with asyncio.timeout(self.start_timeout):
                 await child.receive()
         except TimeoutError as error:
             await child.kill()
-            raise NotStarted(
-                f"A child ({module}) was not ready within {self.start_limit:g} s; the node is overloaded."
+            raise ChildNotStarted(
+                f"A child ({module}) was not ready within {self.start_timeout:g} s; the node is overloaded."
             ) from error
         except ChildDied as died:
             await child.kill()
-            raise NotStarted(f"A child ({module}) ended before it was ready: {died}") from died
+            raise ChildNotStarted(f"A child ({module}) ended before it was ready: {died}") from died
         except BaseException:  # cancelled: nobody waits
-            child.discard()
+            child.start_kill()
             raise
 
     async def close(self) -> None:
         """Kill every child and wait for each as long as a kill may take."""
-        await asyncio.gather(*(child.kill() for child in tuple(self._living)))
+        await asyncio.gather(*(child.kill() for child in tuple(self._live)))
 
-    def ended(self, child: Child) -> None:
+    def remove(self, child: Child) -> None:
         """Told by ``child``, once, when its process is over."""
-        self._living.discard(child)
+        self._live.discard(child)
         self._abandoned.pop(child, None)
 
     def abandon(self, child: Child) -> None:
         """Told by ``child`` when SIGKILL did not end it in time."""
-        if child in self._living:
-            self._living.discard(child)
-            self._abandoned[child] = Abandoned(child.pid, child.module, child.device)
+        if child in self._live:
+            self._live.discard(child)
+            self._abandoned[child] = AbandonedChild(child.pid, child.module, child.device)
             self.abandoned_total += 1
 
 
@@ -187,8 +187,8 @@ class Child:
 
     Args:
         pidfd: of the process; closed once it is over. None when it was over, and reaped, before it could be opened.
-        end: returns when the process is over.
-        link: our end of its socket.
+        exited: returns when the process is over.
+        sock: our end of its socket.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class Child:
         children: Children,
         pid: int,
         pidfd: int | None,
-        end: Coroutine[object, object, object],
-        link: socket.socket,
+        exited: Coroutine[object, object, object],
+        sock: socket.socket,
         module: str,
         device: str | None,
     ) -> None:
@@ -206,110 +206,112 @@ class Child:
         self.device = device
         """What it works on, as far as one can say; may be set when it hangs."""
         self._children = children
-        self._conversation = Conversation(link, f"Child {pid} ({module})")
+        self._socket = ChildSocket(sock, f"Child {pid} ({module})")
         self._pidfd = pidfd
-        self._end = asyncio.ensure_future(end)
-        self._end.add_done_callback(self._over)
-        self._killing: asyncio.Task[bool] | None = None
-        self._given_up = False
+        self._exited = asyncio.ensure_future(exited)
+        self._exited.add_done_callback(self._on_exit)
+        self._kill_task: asyncio.Task[bool] | None = None
+        self._abandoned = False
 
     async def call(self, message: Message, deadline: float) -> Message:
         """Send ``message`` and wait ``deadline`` seconds for the answer.
 
         After an error or a cancellation the next answer would be the one to this question: kill the child then.
 
-        The time in which the event loop stood still does not count against the child: see :func:`patience`. An answer
+        The time in which the event loop stood still does not count against the child: see :func:`stall_tolerant_timeout`. An answer
         that lies ready when somebody looks at last is in time.
 
         Raises:
             TimeoutError: no answer in time.
             ChildDied: there will be none.
         """
-        return await self._in_time(self._exchange(message), deadline)
+        return await self._within(self._exchange(message), deadline)
 
-    async def hear(self, deadline: float) -> Message:
+    async def receive_within(self, deadline: float) -> Message:
         """The next message, waited for ``deadline`` seconds; a loop that stood still costs it no more than :meth:`call`.
 
         Raises:
             TimeoutError: none came in time. What was read of one is kept for the next call.
             ChildDied: there will be none.
         """
-        return await self._in_time(self.receive(), deadline)
+        return await self._within(self.receive(), deadline)
 
     async def _exchange(self, message: Message) -> Message:
         await self.send(message)
         return await self.receive()
 
-    async def _in_time(self, conversation: Coroutine[object, object, Message], deadline: float) -> Message:
+    async def _within(self, conversation: Coroutine[object, object, Message], deadline: float) -> Message:
         try:
-            async with patience(deadline):
+            async with stall_tolerant_timeout(deadline):
                 return await conversation
         except TimeoutError:
-            answer = self._conversation.lying_ready()
+            answer = self._socket.receive_nowait()
             if answer is None:
                 raise
             return answer
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Write one message; see :meth:`Conversation.send`."""
-        await self._conversation.send(message, descriptors)
+        """Write one message; see :meth:`ChildSocket.send`."""
+        await self._socket.send(message, descriptors)
 
     async def receive(self) -> Message:
-        """The next message; see :meth:`Conversation.receive`."""
-        return await self._conversation.receive()
+        """The next message; see :meth:`ChildSocket.receive`."""
+        return await self._socket.receive()
 
-    def lying_ready(self) -> Message | None:
-        """The next message if it is there; see :meth:`Conversation.lying_ready`."""
-        return self._conversation.lying_ready()
+    def receive_nowait(self) -> Message | None:
+        """The next message if it is there; see :meth:`ChildSocket.receive_nowait`."""
+        return self._socket.receive_nowait()
 
     def take_descriptors(self) -> list[int]:
-        """What came with the messages received until now; see :meth:`Conversation.take_descriptors`."""
-        return self._conversation.take_descriptors()
+        """What came with the messages received until now; see :meth:`ChildSocket.take_descriptors`."""
+        return self._socket.take_descriptors()
 
     async def wait(self, deadline: float) -> bool:
         """Whether the process is over within ``deadline`` seconds."""
-        done, _ = await asyncio.wait({self._end}, timeout=deadline)
-        if done or not self._dead():
+        done, _ = await asyncio.wait({self._exited}, timeout=deadline)
+        if done or not self._is_dead():
             return bool(done)
-        await asyncio.wait({self._end}, timeout=_NOTICED)  # the loop was late: others hear of the death first
+        await asyncio.wait(
+            {self._exited}, timeout=_EXIT_NOTICE_DELAY
+        )  # the loop was late: others hear of the death first
         return True
 
     @property
-    def over(self) -> bool:
+    def has_exited(self) -> bool:
         """Whether the process is known to be over."""
-        return self._end.done()
+        return self._exited.done()
 
     @property
-    def abandoned(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether SIGKILL did not end it in time, and it has not ended since."""
-        return self._given_up and not self._end.done()
+        return self._abandoned and not self._exited.done()
 
     async def kill(self) -> bool:
         """End the child and wait for its end; True once it is dead, False when it had to be abandoned.
 
-        Whoever started a child calls this (or :meth:`discard`) in the end, also when it ended by itself. The kill goes
+        Whoever started a child calls this (or :meth:`start_kill`) in the end, also when it ended by itself. The kill goes
         on when the caller is cancelled; whoever still talks to the child gets :class:`ChildDied`.
         """
-        return await asyncio.shield(self.discard())
+        return await asyncio.shield(self.start_kill())
 
-    def discard(self) -> asyncio.Task[bool]:
+    def start_kill(self) -> asyncio.Task[bool]:
         """Start the kill and let go; the task's result is that of :meth:`kill`."""
-        if self._killing is None:
-            self._killing = asyncio.ensure_future(self._kill())
-        return self._killing
+        if self._kill_task is None:
+            self._kill_task = asyncio.ensure_future(self._kill())
+        return self._kill_task
 
     async def _kill(self) -> bool:
         if self._pidfd is not None:
             with suppress(ProcessLookupError):  # dead, and reaped by the event loop before it told us
                 self._children.send_signal(self._pidfd, signal.SIGKILL)
-        self._conversation.hang_up()
-        dead = await self.wait(self._children.kill_limit)
+        self._socket.close()
+        dead = await self.wait(self._children.kill_timeout)
         if not dead:
-            self._given_up = True
+            self._abandoned = True
             self._children.abandon(self)
         return dead
 
-    def _dead(self) -> bool:
+    def _is_dead(self) -> bool:
         """Whether the kernel says that the process is over."""
         if self._pidfd is None:
             return True
@@ -317,14 +319,14 @@ class Child:
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def _over(self, _: asyncio.Future[object]) -> None:
-        self._children.ended(self)
+    def _on_exit(self, _: asyncio.Future[object]) -> None:
+        self._children.remove(self)
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
 
-async def process_over(pidfd: int) -> None:
+async def wait_for_exit(pidfd: int) -> None:
     """Return when the process is over, whoever its parent is and whether or not it was waited for."""
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
@@ -335,8 +337,8 @@ async def process_over(pidfd: int) -> None:
         loop.remove_reader(pidfd)
 
 
-def _not_started(module: str, error: Exception) -> NotStarted:
-    return NotStarted(
+def _not_started(module: str, error: Exception) -> ChildNotStarted:
+    return ChildNotStarted(
         f"A child ({module}) cannot be started: {error}. The node is short of something; this is retried."
     )
 

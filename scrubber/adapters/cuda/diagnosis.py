@@ -21,10 +21,10 @@ from contextlib import contextmanager
 import numpy
 from cupy.cuda import runtime
 
-from scrubber.adapters.children.checking import Allotment, Tally
-from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.child import Fault, ParentSocket
+from scrubber.adapters.children.diagnostics import CheckTally, CheckTimeBudget
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.cuda.gpu import Counters, Gpu, Piece, take_device, translated
+from scrubber.adapters.cuda.gpu import CudaGpu, DeviceCounters, MemoryRange, open_device, translate_errors
 
 __all__ = ["run"]
 
@@ -38,76 +38,76 @@ _TILE = 16
 _BAD, _FIRST, _COUNTERS = 0, 1, 2
 
 
-class Diagnosis:
+class CudaDiagnosis:
     """The checks of one device, in order. All sizes are bytes."""
 
-    def __init__(self, link: Link, gpu: Gpu) -> None:
+    def __init__(self, link: ParentSocket, gpu: CudaGpu) -> None:
         self._link = link
         self._gpu = gpu
-        gpu.load()
-        self._counters = Counters(gpu, _COUNTERS)
-        self._pieces = gpu.take_all(self._between)
+        gpu.load_kernels()
+        self._counters = DeviceCounters(gpu, _COUNTERS)
+        self._pieces = gpu.allocate_all(self._exit_if_parent_gone)
         self._slices = [part for piece in self._pieces for part in _cut(piece, _SLICE)]
         self._next = 0
-        self.pattern = Tally("memory-pattern", "bytes", time.monotonic)
-        self.product = Tally("matrix-product", "operations", time.monotonic)
-        self.to_device = Tally("host-to-device", "bytes", time.monotonic)
-        self.to_host = Tally("device-to-host", "bytes", time.monotonic)
+        self.pattern = CheckTally("memory-pattern", "bytes", time.monotonic)
+        self.product = CheckTally("matrix-product", "operations", time.monotonic)
+        self.to_device = CheckTally("host-to-device", "bytes", time.monotonic)
+        self.to_host = CheckTally("device-to-host", "bytes", time.monotonic)
 
-    def run(self, allotment: Allotment) -> list[Message]:
+    def run(self, allotment: CheckTimeBudget) -> list[Message]:
         """All checks, then zeros everywhere.
 
         Raises:
             Fault: the device failed at its work.
         """
         self._pattern_round(allotment)
-        while not allotment.over("memory-pattern"):
+        while not allotment.is_exhausted("memory-pattern"):
             self._pattern_round(allotment)
         self._products(allotment)
         self._transfers(allotment)
         self._leave_zeros()
         self._gpu.free(self._pieces)
-        return [each.message() for each in (self.pattern, self.product, self.to_device, self.to_host)]
+        return [each.to_message() for each in (self.pattern, self.product, self.to_device, self.to_host)]
 
     # --- memory
 
-    def _pattern_round(self, allotment: Allotment) -> None:
+    def _pattern_round(self, allotment: CheckTimeBudget) -> None:
         """Write as much as half of the time allows, or everything; then check it all. The next round goes on behind
         the last slice of this one, so that a short time reaches all of a large memory in the end.
         """
         nonce = numpy.uint64(int.from_bytes(os.urandom(8), "big"))
-        half_over = allotment.half("memory-pattern")
-        written: list[Piece] = []
+        half_over = allotment.halfway_check("memory-pattern")
+        written: list[MemoryRange] = []
         for part in (*self._slices[self._next :], *self._slices[: self._next]):
-            self._between()
+            self._exit_if_parent_gone()
             with self._device_time(self.pattern):
-                self._gpu.launch("fill_pattern", *_place(part), numpy.uint64(part.offset), nonce)
+                self._gpu.launch("fill_pattern", *_kernel_arguments(part), numpy.uint64(part.offset), nonce)
             written.append(part)
             if half_over():
                 break
         self._next = (self._next + len(written)) % len(self._slices)
         for part in written:
-            self._between()
+            self._exit_if_parent_gone()
             with self._device_time(self.pattern):
                 self._check_pattern(part, nonce)
-            self.pattern.done += 2 * part.size
-        self.pattern.errors += self._found()
+            self.pattern.amount += 2 * part.size
+        self.pattern.errors += self._take_error_count()
 
     def _leave_zeros(self) -> None:
         for part in self._slices:
-            self._between()
-            self._gpu.launch("fill_zero", *_place(part))
+            self._exit_if_parent_gone()
+            self._gpu.launch("fill_zero", *_kernel_arguments(part))
             self._gpu.wait()
         for part in self._slices:
-            self._between()
-            counted = (self._counters.at(_BAD), self._counters.at(_FIRST), numpy.uint64(0), numpy.uint64(0))
-            self._gpu.launch("count_nonzero", *_place(part), numpy.uint64(part.offset), *counted)
+            self._exit_if_parent_gone()
+            counted = (self._counters.address(_BAD), self._counters.address(_FIRST), numpy.uint64(0), numpy.uint64(0))
+            self._gpu.launch("count_nonzero", *_kernel_arguments(part), numpy.uint64(part.offset), *counted)
             self._gpu.wait()
-        self.pattern.errors += self._found()
+        self.pattern.errors += self._take_error_count()
 
     # --- arithmetic
 
-    def _products(self, allotment: Allotment) -> None:
+    def _products(self, allotment: CheckTimeBudget) -> None:
         """One product of whole numbers by two kernels, in the largest size of which the time allows some: a small one
         keeps the device waiting instead of working, so only the last size counts for the rate.
         """
@@ -116,32 +116,32 @@ class Diagnosis:
         while True:
             before = self.product.seconds
             self._product(size)
-            if allotment.over("matrix-product"):
+            if allotment.is_exhausted("matrix-product"):
                 return
             next_takes = 8 * (self.product.seconds - before)
-            if 2 * size <= largest and _ENOUGH_ROUNDS * next_takes <= allotment.left("matrix-product"):
+            if 2 * size <= largest and _ENOUGH_ROUNDS * next_takes <= allotment.remaining("matrix-product"):
                 size *= 2
-                self.product.done, self.product.seconds = 0, 0.0
+                self.product.amount, self.product.seconds = 0, 0.0
 
     def _product(self, size: int) -> None:
-        self._between()
+        self._exit_if_parent_gone()
         cells = size * size
         room = max(self._slices, key=lambda part: part.size).pointer
         a, b, one, other = (numpy.uint64(room + 4 * cells * index) for index in range(4))
         for matrix, seed in ((a, 1), (b, 2)):
-            self._gpu.launch("fill_u32_mix", matrix, numpy.uint64(cells), numpy.uint64(seed + self.product.done))
-        with translated("Memory could not be set"):  # to what differs, so that a kernel that does nothing shows
+            self._gpu.launch("fill_u32_mix", matrix, numpy.uint64(cells), numpy.uint64(seed + self.product.amount))
+        with translate_errors("Memory could not be set"):  # to what differs, so that a kernel that does nothing shows
             runtime.memsetAsync(int(one), 0x00, 4 * cells, self._gpu.stream.ptr)
             runtime.memsetAsync(int(other), 0xFF, 4 * cells, self._gpu.stream.ptr)
         with self._device_time(self.product):
             for name, product in (("matmul_tiled", one), ("matmul_naive", other)):
                 self._multiply(name, a, b, product, size)
-        self._gpu.launch("compare_u32", one, other, numpy.uint64(cells), self._counters.at(_BAD))
-        self.product.errors += self._found()
-        self.product.done += 2 * 2 * size**3
+        self._gpu.launch("compare_u32", one, other, numpy.uint64(cells), self._counters.address(_BAD))
+        self.product.errors += self._take_error_count()
+        self.product.amount += 2 * 2 * size**3
 
     def _multiply(self, name: str, a: numpy.uint64, b: numpy.uint64, product: numpy.uint64, size: int) -> None:
-        with translated(f"{name} could not be started"):
+        with translate_errors(f"{name} could not be started"):
             tiles = size // _TILE
             self._gpu.kernel(name)(
                 (tiles, tiles), (_TILE, _TILE), (a, b, product, numpy.uint32(size)), stream=self._gpu.stream
@@ -153,59 +153,61 @@ class Diagnosis:
 
     # --- the way to and from the host
 
-    def _transfers(self, allotment: Allotment) -> None:
+    def _transfers(self, allotment: CheckTimeBudget) -> None:
         room = max(self._slices, key=lambda part: part.size)
-        part = Piece(room.pointer, 0, min(room.size, _HOST_BUFFER))
+        part = MemoryRange(room.pointer, 0, min(room.size, _HOST_BUFFER))
         nonce = int.from_bytes(os.urandom(8), "big")
         wanted = pattern(part.size, nonce)
         with pinned(part.size) as (address, buffer):
             self._transfer(part, nonce, wanted, address, buffer)
-            while not allotment.over("transfers"):
+            while not allotment.is_exhausted("transfers"):
                 self._transfer(part, nonce, wanted, address, buffer)
 
-    def _transfer(self, part: Piece, nonce: int, wanted: numpy.ndarray, address: int, buffer: numpy.ndarray) -> None:
+    def _transfer(
+        self, part: MemoryRange, nonce: int, wanted: numpy.ndarray, address: int, buffer: numpy.ndarray
+    ) -> None:
         """There: the device's own kernel looks at what came. Back: the host looks at what the device had made."""
-        self._between()
+        self._exit_if_parent_gone()
         buffer[:] = wanted
-        self._gpu.launch("fill_zero", *_place(part))
+        self._gpu.launch("fill_zero", *_kernel_arguments(part))
         with self._device_time(self.to_device):
             self._copy(part.pointer, address, part.size, runtime.memcpyHostToDevice)
         self._check_pattern(part, numpy.uint64(nonce))
-        self.to_device.errors += self._found()
-        self.to_device.done += part.size
+        self.to_device.errors += self._take_error_count()
+        self.to_device.amount += part.size
         buffer[:] = 0
-        self._gpu.launch("fill_pattern", *_place(part), numpy.uint64(0), numpy.uint64(nonce))
+        self._gpu.launch("fill_pattern", *_kernel_arguments(part), numpy.uint64(0), numpy.uint64(nonce))
         with self._device_time(self.to_host):
             self._copy(address, part.pointer, part.size, runtime.memcpyDeviceToHost)
         self.to_host.errors += int(numpy.count_nonzero(buffer != wanted))
-        self.to_host.done += part.size
+        self.to_host.amount += part.size
 
     def _copy(self, to: int, from_: int, size: int, kind: int) -> None:
-        with translated("A transfer could not be started"):
+        with translate_errors("A transfer could not be started"):
             runtime.memcpyAsync(to, from_, size, kind, self._gpu.stream.ptr)
 
     # --- what all of them need
 
-    def _check_pattern(self, part: Piece, nonce: numpy.uint64) -> None:
-        counted = (self._counters.at(_BAD), self._counters.at(_FIRST))
-        self._gpu.launch("check_pattern", *_place(part), numpy.uint64(part.offset), nonce, *counted)
+    def _check_pattern(self, part: MemoryRange, nonce: numpy.uint64) -> None:
+        counted = (self._counters.address(_BAD), self._counters.address(_FIRST))
+        self._gpu.launch("check_pattern", *_kernel_arguments(part), numpy.uint64(part.offset), nonce, *counted)
 
-    def _found(self) -> int:
+    def _take_error_count(self) -> int:
         """What the kernels have counted since it was asked last."""
         found = self._counters.read()[_BAD]
         self._counters.zero()
         return found
 
     @contextmanager
-    def _device_time(self, tally: Tally) -> Iterator[None]:
+    def _device_time(self, tally: CheckTally) -> Iterator[None]:
         """Count the seconds that the device needs for what is launched inside; waits for it."""
-        timing = self._gpu.time()
+        timing = self._gpu.start_timer()
         yield
         self._gpu.wait()
         tally.seconds += timing.seconds()
 
-    def _between(self) -> None:
-        if self._link.parent_gone():
+    def _exit_if_parent_gone(self) -> None:
+        if self._link.is_parent_gone():
             sys.exit(0)
 
 
@@ -225,35 +227,35 @@ def pattern(size: int, nonce: int) -> numpy.ndarray:
 @contextmanager
 def pinned(size: int) -> Iterator[tuple[int, numpy.ndarray]]:
     """``size`` bytes of the host's memory that the device can reach by itself: the address, and 64-bit words there."""
-    with translated("Memory of the host could not be pinned"):
+    with translate_errors("Memory of the host could not be pinned"):
         address = int(runtime.hostAlloc(size, 0))
     try:
         yield address, numpy.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), dtype=numpy.uint64)
     finally:
-        with translated("Memory of the host could not be given back"):
+        with translate_errors("Memory of the host could not be given back"):
             runtime.freeHost(address)
 
 
-def _place(part: Piece) -> tuple[numpy.uint64, numpy.uint64]:
+def _kernel_arguments(part: MemoryRange) -> tuple[numpy.uint64, numpy.uint64]:
     """A piece as kernels take it: its address, and its units of 16 bytes."""
     return numpy.uint64(part.pointer), numpy.uint64(part.size // 16)
 
 
-def _cut(piece: Piece, size: int) -> Iterator[Piece]:
+def _cut(piece: MemoryRange, size: int) -> Iterator[MemoryRange]:
     for start in range(0, piece.size, size):
-        yield Piece(piece.pointer + start, piece.offset + start, min(size, piece.size - start))
+        yield MemoryRange(piece.pointer + start, piece.offset + start, min(size, piece.size - start))
 
 
-def diagnose(link: Link, request: Message) -> Message:
-    """Do what ``request`` (written by :class:`scrubber.adapters.cuda.diagnostician.CudaDiagnostics`) says."""
+def diagnose(link: ParentSocket, request: Message) -> Message:
+    """Do what ``request`` (written by :class:`scrubber.adapters.cuda.diagnostics.CudaDiagnostics`) says."""
     seconds = request.get("seconds")
     if not isinstance(seconds, int | float):
         raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
-    device = take_device(request)
-    return {"checks": Diagnosis(link, device).run(Allotment(time.monotonic() + seconds, time.monotonic))}
+    device = open_device(request)
+    return {"checks": CudaDiagnosis(link, device).run(CheckTimeBudget(time.monotonic() + seconds, time.monotonic))}
 
 
-def run(link: Link) -> None:
+def run(link: ParentSocket) -> None:
     """What the zygote forks: one request, one answer."""
     request = link.receive()
     if request is None:
@@ -261,4 +263,4 @@ def run(link: Link) -> None:
     try:
         link.send({"ok": diagnose(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
+        link.send({"fault": fault.code, "sentence": fault.message})

@@ -18,10 +18,10 @@ from secrets import randbits
 
 import numpy
 
-from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.child import Fault, ParentSocket
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.cuda.gpu import Counters, Gpu, Piece, take_device
-from scrubber.adapters.cuda.processors import Processors
+from scrubber.adapters.cuda.gpu import CudaGpu, DeviceCounters, MemoryRange, open_device
+from scrubber.adapters.cuda.on_chip import OnChipMemory
 
 __all__ = ["run"]
 
@@ -34,31 +34,31 @@ _COUNT, _FIRST, _WITNESS, _MAP = 0, 1, 2, 4
 """Where the counters of a pass stand: bytes, the first one's offset, two words that are not zero, and bytes by part."""
 
 
-class Eraser:
+class CudaEraseRun:
     """One scrub, pass by pass; what it counted is what the report says. All counts are bytes."""
 
-    def __init__(self, link: Link, gpu: Gpu) -> None:
+    def __init__(self, link: ParentSocket, gpu: CudaGpu) -> None:
         self._link = link
-        self._told = 0.0
+        self._progress_sent_at = 0.0
         self._gpu = gpu
-        self._gpu.load()
-        self._processors = Processors(self._gpu, self._between)
-        self._counters = Counters(self._gpu, _MAP + _MAP_PARTS)
-        self._pieces: list[Piece] = []
+        self._gpu.load_kernels()
+        self._processors = OnChipMemory(self._gpu, self._exit_if_parent_gone)
+        self._counters = DeviceCounters(self._gpu, _MAP + _MAP_PARTS)
+        self._pieces: list[MemoryRange] = []
         self._map_part = 0
         self.covered = 0
         self.cleared = 0
         self.residue: int | None = None
         self.residue_map: list[int] = []
         self.pattern_failed = 0
-        self.left_over = 0
+        self.unverified_bytes = 0
         self.on_chip: Message | None = None
         self.seconds: dict[str, float] = {}
 
     def run(self, *, audit: bool, pattern: bool, on_chip: bool) -> None:
         """All passes, in order; the memory is given back when they are over."""
         before = self._clear_processors() if on_chip else {}
-        self._pieces = self._gpu.take_all(self._between)
+        self._pieces = self._gpu.allocate_all(self._exit_if_parent_gone)
         self.covered = self._pieces[-1].end
         self._map_part = -(-self.covered // (_MAP_PARTS * _UNIT)) * _UNIT
         if audit:
@@ -66,9 +66,9 @@ class Eraser:
             self.residue_map = self._counters.read()[_MAP:] if self.residue else []
         if pattern:
             self._pattern(randbits(64))
-        self._pass("clear", lambda piece: self._gpu.launch("fill_zero", *_place(piece)))
+        self._pass("clear", lambda piece: self._gpu.launch("fill_zero", *_kernel_arguments(piece)))
         self.cleared = self.covered
-        self.left_over = self._nonzero("verify")
+        self.unverified_bytes = self._nonzero("verify")
         if on_chip:
             self.on_chip = {**self._clear_processors(), "residue_bytes": before["residue_bytes"]}
         self._gpu.free(self._pieces)
@@ -78,16 +78,18 @@ class Eraser:
         seed = numpy.uint64(nonce)
         fill, check = "fill_pattern", "check_pattern"
         self._reset()
-        self._pass("pattern", lambda piece: self._gpu.launch(fill, *_place(piece), numpy.uint64(piece.offset), seed))
+        self._pass(
+            "pattern", lambda piece: self._gpu.launch(fill, *_kernel_arguments(piece), numpy.uint64(piece.offset), seed)
+        )
         self._pass(
             "pattern",
             lambda piece: self._gpu.launch(
                 check,
-                *_place(piece),
+                *_kernel_arguments(piece),
                 numpy.uint64(piece.offset),
                 seed,
-                self._counters.at(_COUNT),
-                self._counters.at(_FIRST),
+                self._counters.address(_COUNT),
+                self._counters.address(_FIRST),
             ),
         )
         self.pattern_failed = self._counters.read()[_COUNT]
@@ -101,11 +103,11 @@ class Eraser:
         self._pass(
             phase,
             lambda piece: self._count_nonzero(
-                *_place(piece), piece.offset, self._counters.at(_MAP), numpy.uint64(self._map_part)
+                *_kernel_arguments(piece), piece.offset, self._counters.address(_MAP), numpy.uint64(self._map_part)
             ),
         )
         nowhere = numpy.uint64(0)
-        self._count_nonzero(self._counters.at(_WITNESS), numpy.uint64(1), self.covered, nowhere, nowhere)
+        self._count_nonzero(self._counters.address(_WITNESS), numpy.uint64(1), self.covered, nowhere, nowhere)
         found = self._counters.read()[_COUNT] - _WITNESS_BYTES
         if found < 0:
             raise Fault(
@@ -116,66 +118,66 @@ class Eraser:
     def _count_nonzero(
         self, address: numpy.uint64, n16: numpy.uint64, offset: int, map_: numpy.uint64, map_part: numpy.uint64
     ) -> None:
-        counted = (self._counters.at(_COUNT), self._counters.at(_FIRST), map_, map_part)
+        counted = (self._counters.address(_COUNT), self._counters.address(_FIRST), map_, map_part)
         self._gpu.launch("count_nonzero", address, n16, numpy.uint64(offset), *counted)
 
     def _reset(self) -> None:
         self._counters.zero()
         self._counters.fill_with_ones(_FIRST)
 
-    def _pass(self, phase: str, work: Callable[[Piece], None]) -> None:
+    def _pass(self, phase: str, work: Callable[[MemoryRange], None]) -> None:
         """Do ``work`` on each piece, one piece ahead of the device, and wait until it is through with all of them."""
-        self._tell(phase, 0, self.covered, always=True)
-        timing = self._gpu.time()
-        under_way: tuple[Piece, Callable[[], None]] | None = None
+        self._send_progress(phase, 0, self.covered, always=True)
+        timing = self._gpu.start_timer()
+        under_way: tuple[MemoryRange, Callable[[], None]] | None = None
         for piece in self._pieces:
-            self._between()
+            self._exit_if_parent_gone()
             work(piece)
             if under_way is not None:
                 self._finish(phase, *under_way)
-            under_way = (piece, self._gpu.mark())
+            under_way = (piece, self._gpu.record_event())
         if under_way is not None:
             self._finish(phase, *under_way)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + timing.seconds()
 
-    def _finish(self, phase: str, piece: Piece, wait: Callable[[], None]) -> None:
+    def _finish(self, phase: str, piece: MemoryRange, wait: Callable[[], None]) -> None:
         wait()
-        self._tell(phase, piece.end, self.covered, always=piece.end == self.covered)
+        self._send_progress(phase, piece.end, self.covered, always=piece.end == self.covered)
 
     def _clear_processors(self) -> Message:
         size = self._processors.cleared_bytes
-        self._tell("on-chip", 0, size, always=True)
+        self._send_progress("on-chip", 0, size, always=True)
         start = time.monotonic()
         found = self._processors.clear()
         self.seconds["on-chip"] = self.seconds.get("on-chip", 0.0) + time.monotonic() - start
-        self._tell("on-chip", size, size, always=True)
+        self._send_progress("on-chip", size, size, always=True)
         return found
 
-    def _between(self) -> None:
-        if self._link.parent_gone():
+    def _exit_if_parent_gone(self) -> None:
+        if self._link.is_parent_gone():
             sys.exit(0)  # abandoned: nobody would hear the report, and the ledger reads dirty
 
-    def _tell(self, phase: str, done: int, total: int, *, always: bool) -> None:
+    def _send_progress(self, phase: str, done: int, total: int, *, always: bool) -> None:
         now = time.monotonic()
-        if always or now - self._told >= _PROGRESS_SECONDS:
-            self._told = now
+        if always or now - self._progress_sent_at >= _PROGRESS_SECONDS:
+            self._progress_sent_at = now
             self._link.send({"phase": phase, "done_bytes": done, "total_bytes": total})
 
 
-def _place(piece: Piece) -> tuple[numpy.uint64, numpy.uint64]:
+def _kernel_arguments(piece: MemoryRange) -> tuple[numpy.uint64, numpy.uint64]:
     """Address and size as kernels take them."""
     return numpy.uint64(piece.pointer), numpy.uint64(piece.size // _UNIT)
 
 
-def erase(link: Link, request: Message) -> Message:
+def erase(link: ParentSocket, request: Message) -> Message:
     """Do what ``request`` (written by :class:`scrubber.adapters.cuda.erasure.CudaEraser`) says; answers the counts."""
-    eraser = Eraser(link, take_device(request))
+    eraser = CudaEraseRun(link, open_device(request))
     eraser.run(audit=request["audit"] is True, pattern=request["pattern"] is True, on_chip=request["on_chip"] is True)
     return {
         "covered_bytes": eraser.covered,
         "cleared_bytes": eraser.cleared,
-        "verified_bytes": eraser.covered - eraser.left_over,
-        "failed_bytes": eraser.left_over + eraser.pattern_failed,
+        "verified_bytes": eraser.covered - eraser.unverified_bytes,
+        "failed_bytes": eraser.unverified_bytes + eraser.pattern_failed,
         "residue_bytes": eraser.residue,
         "residue_map": eraser.residue_map,
         "on_chip": eraser.on_chip,
@@ -183,7 +185,7 @@ def erase(link: Link, request: Message) -> Message:
     }
 
 
-def run(link: Link) -> None:
+def run(link: ParentSocket) -> None:
     """What the zygote calls in the child that it forked."""
     request = link.receive()
     if request is None:
@@ -191,4 +193,4 @@ def run(link: Link) -> None:
     try:
         link.send({"ok": erase(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
+        link.send({"fault": fault.code, "sentence": fault.message})

@@ -4,41 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
+from scrubber.adapters.children.eraser_report import parse_byte_count, parse_seconds_by_phase, wait_for_report
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.cuda.programs import ERASER
-from scrubber.adapters.cuda.workplace import Done, Work, Workplace
+from scrubber.adapters.cuda.gpu_jobs import GpuJob, GpuJobResult, GpuJobRunner
+from scrubber.adapters.cuda.programs import ERASER_MODULE
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unreadable
-from scrubber.ports.device import EraseReport, EraseRequest, OnChip, Progress
+from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnChipReport
 
 __all__ = ["CudaEraser"]
 
 _MAP_PARTS = 64
-_NOT_GOT = "the eraser did not get: its own context's, rounding, and what anybody else may have had"
+_NOT_ALLOCATED = "the eraser did not get: its own context's, rounding, and what anybody else may have had"
 _NOT_FENCED = (
     "fence: this device has no compute mode, so that nobody opened it meanwhile rests on the looks before and after"
 )
-_ON_CHIP_LEFT = (
+_ON_CHIP_LIMITS = (
     "on-chip: L1 and constant caches, uniform registers, tensor memory, the system's 1 KiB of shared memory a processor "
     "and 16 of 256 registers a thread"
 )
-_ON_CHIP_NOT_ASKED = "on-chip: shared memory and registers, which nobody asked to clear"
+_ON_CHIP_NOT_REQUESTED = "on-chip: shared memory and registers, which nobody asked to clear"
 
 
 class CudaEraser:
     """:class:`scrubber.ports.Eraser` on a GPU or an instance of one.
 
     Args:
-        settle_limit: seconds to wait, when the eraser is gone, until the driver has taken its memory back.
+        release_timeout: seconds to wait, when the eraser is gone, until the driver has taken its memory back.
     """
 
-    def __init__(self, workplace: Workplace, *, settle_limit: float = 5.0) -> None:
-        self._workplace = workplace
-        self._settle_limit = settle_limit
+    def __init__(self, jobs: GpuJobRunner, *, release_timeout: float = 5.0) -> None:
+        self._jobs = jobs
+        self._release_timeout = release_timeout
 
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
-        gpu = self._workplace.gpu
+    async def erase(
+        self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
+    ) -> EraseReport:
+        gpu = self._jobs.gpu
         total, reserved, _ = await gpu.memory(device)
         if total != device.memory_bytes:
             raise Unreadable(
@@ -50,20 +52,20 @@ class CudaEraser:
             "pattern": request.pattern,
             "on_chip": request.on_chip,
         }
-        work = Work(ERASER, "eraser", order, lambda child: listen(child, progress), request.deadline)
-        done = await self._workplace.do(device, work)
-        unsettled = await gpu.settled(device, self._settle_limit)
-        _answers(request, done.report)
+        work = GpuJob(ERASER_MODULE, "eraser", order, lambda child: wait_for_report(child, progress), request.deadline)
+        done = await self._jobs.run(device, work)
+        unsettled = await gpu.wait_until_idle(device, self._release_timeout)
+        _check_passes(request, done.report)
         return _report(device, done, reserved, unsettled)
 
-    async def orphan(self, device: Device) -> int | None:
-        return await self._workplace.orphan(device)
+    async def find_orphan(self, device: Device) -> int | None:
+        return await self._jobs.find_orphan(device)
 
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
-        return await self._workplace.end_orphan(device, deadline)
+    async def terminate_orphan(self, device: Device, deadline: float) -> bool:
+        return await self._jobs.terminate_orphan(device, deadline)
 
 
-def _answers(request: EraseRequest, answer: Message) -> None:
+def _check_passes(request: EraseRequest, answer: Message) -> None:
     """That every pass was made that was asked for, and no other is told of.
 
     Raises:
@@ -71,7 +73,7 @@ def _answers(request: EraseRequest, answer: Message) -> None:
     """
     asked = {"audit": request.audit, "pattern": request.pattern, "on-chip": request.on_chip}
     wanted = {"clear", "verify", *(phase for phase, wanted in asked.items() if wanted)}
-    made = {phase for phase, _ in seconds_by_phase(answer)}
+    made = {phase for phase, _ in parse_seconds_by_phase(answer)}
     counted = {"audit": answer.get("residue_bytes"), "on-chip": answer.get("on_chip")}
     if made != wanted or any((value is not None) != asked[phase] for phase, value in counted.items()):
         raise Unreadable(
@@ -80,24 +82,26 @@ def _answers(request: EraseRequest, answer: Message) -> None:
         )
 
 
-def _report(device: Device, done: Done, reserved: int, unsettled: int) -> EraseReport:
+def _report(device: Device, done: GpuJobResult, reserved: int, unsettled: int) -> EraseReport:
     """What was measured, against all the memory that the device has."""
     answer = done.report
-    total, covered = device.memory_bytes, byte_count(answer, "covered_bytes")
-    cleared, verified, failed = (byte_count(answer, f"{each}_bytes") for each in ("cleared", "verified", "failed"))
+    total, covered = device.memory_bytes, parse_byte_count(answer, "covered_bytes")
+    cleared, verified, failed = (
+        parse_byte_count(answer, f"{each}_bytes") for each in ("cleared", "verified", "failed")
+    )
     if not max(cleared, verified) <= covered <= total or verified + failed < covered:
         raise Unreadable(
             f"The eraser's report makes no sense: of {total} bytes it covered {covered}, cleared {cleared}, verified "
             f"{verified} and failed at {failed}."
         )
-    residue = None if answer.get("residue_bytes") is None else byte_count(answer, "residue_bytes")
+    residue = None if answer.get("residue_bytes") is None else parse_byte_count(answer, "residue_bytes")
     left = total - covered
     reserved = min(reserved, left)
     on_chip = _on_chip(answer.get("on_chip"))
     uncovered = [
         f"memory: {reserved} bytes reserved by the driver" if reserved else "",
-        f"memory: {left - reserved} bytes that {_NOT_GOT}" if left > reserved else "",
-        _ON_CHIP_NOT_ASKED if on_chip is None else _ON_CHIP_LEFT,
+        f"memory: {left - reserved} bytes that {_NOT_ALLOCATED}" if left > reserved else "",
+        _ON_CHIP_NOT_REQUESTED if on_chip is None else _ON_CHIP_LIMITS,
         "" if done.fenced else _NOT_FENCED,
     ]
     return EraseReport(
@@ -107,12 +111,12 @@ def _report(device: Device, done: Done, reserved: int, unsettled: int) -> EraseR
         residue_bytes=residue,
         failed_bytes=failed,
         fence_broken=done.fence_broken,
-        seconds_by_phase=seconds_by_phase(answer),
+        seconds_by_phase=parse_seconds_by_phase(answer),
         not_covered=tuple(each for each in uncovered if each),
         not_covered_bytes=left,
         reserved_bytes=reserved,
         residue_map=_map(answer.get("residue_map"), residue or 0),
-        unsettled_bytes=unsettled,
+        unreleased_bytes=unsettled,
         on_chip=on_chip,
     )
 
@@ -129,10 +133,16 @@ def _map(rows: object, residue: int) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def _on_chip(found: object) -> OnChip | None:
+def _on_chip(found: object) -> OnChipReport | None:
     if found is None:
         return None
     if not isinstance(found, dict):
         raise Unreadable("The eraser's report makes no sense: it does not say what it did on the processors.")
-    names = ("units", "units_seen", "shared_bytes", "register_bytes", "residue_bytes", "failed_bytes")
-    return OnChip(**{name: byte_count(found, name) for name in names})
+    return OnChipReport(
+        units=parse_byte_count(found, "units"),
+        units_cleared=parse_byte_count(found, "units_seen"),
+        shared_bytes=parse_byte_count(found, "shared_bytes"),
+        register_bytes=parse_byte_count(found, "register_bytes"),
+        residue_bytes=parse_byte_count(found, "residue_bytes"),
+        failed_bytes=parse_byte_count(found, "failed_bytes"),
+    )

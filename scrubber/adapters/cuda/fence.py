@@ -13,16 +13,16 @@ from typing import Protocol
 
 from scrubber.adapters.locks import lock_path
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Unreadable
+from scrubber.domain.errors import Unavailable, Unreadable
 
-__all__ = ["Fence", "Gpu"]
+__all__ = ["ComputeModeFence", "GpuControl"]
 
-_NOTES = "fences"
+_RECORDS = "fences"
 _EXCLUSIVE = "exclusive-process"
-_LONGEST = 64
+_MAX_RECORD_BYTES = 64
 
 
-class Gpu(Protocol):
+class GpuControl(Protocol):
     """What has to be asked of the driver around a piece of work. Raises as :meth:`scrubber.ports.Telemetry.snapshot`."""
 
     async def compute_mode(self, device: Device) -> str | None:
@@ -39,23 +39,23 @@ class Gpu(Protocol):
     async def memory(self, device: Device) -> tuple[int, int, int]:
         """Bytes in all, reserved by the driver (0 where it does not say), and in use, of those in all."""
 
-    async def settled(self, device: Device, deadline: float) -> int:
+    async def wait_until_idle(self, device: Device, deadline: float) -> int:
         """Bytes in use above the idle level, once there are none or ``deadline`` seconds are over."""
 
 
-class Fence:
+class ComputeModeFence:
     """Fences of all devices; their notes lie in a directory beside the locks."""
 
-    def __init__(self, gpu: Gpu, locks: Path) -> None:
+    def __init__(self, gpu: GpuControl, locks: Path) -> None:
         self._gpu = gpu
-        self._notes = locks / _NOTES
+        self._records = locks / _RECORDS
 
-    async def put_up(self, device: Device) -> bool:
+    async def enable(self, device: Device) -> bool:
         """Let nobody else open a context on ``device``; False when it cannot be fenced.
 
         Raises:
-            Away: the note cannot be written; the device is as it was.
-            ScrubberError: as the driver says; :meth:`take_down` does what is left to do.
+            Unavailable: the note cannot be written; the device is as it was.
+            ScrubberError: as the driver says; :meth:`disable` does what is left to do.
         """
         mode = await self._gpu.compute_mode(device)
         if mode is None:
@@ -64,15 +64,15 @@ class Fence:
         await self._gpu.fence(device)
         return True
 
-    async def stands(self, device: Device) -> bool:
-        """Whether nobody took it down since it was put up. Raises as :meth:`put_up`."""
+    async def is_enabled(self, device: Device) -> bool:
+        """Whether nobody took it down since it was put up. Raises as :meth:`enable`."""
         return await self._gpu.compute_mode(device) == _EXCLUSIVE
 
-    async def take_down(self, device: Device) -> None:
+    async def disable(self, device: Device) -> None:
         """Put back what the note says, if there is one. Precondition: nobody of ours works on ``device``.
 
         Raises:
-            Away: the note cannot be read, or not be removed.
+            Unavailable: the note cannot be read, or not be removed.
             ScrubberError: as the driver says; the note stays, and whoever comes next tries again.
         """
         mode = self._read(device)
@@ -80,23 +80,25 @@ class Fence:
             return
         await self._gpu.unfence(device, mode)
         try:
-            self._note(device).unlink(missing_ok=True)
+            self._record_path(device).unlink(missing_ok=True)
         except OSError as error:
-            raise Away(f"{self._note(device)} cannot be removed: {error.strerror}. It is tried again.") from error
+            raise Unavailable(
+                f"{self._record_path(device)} cannot be removed: {error.strerror}. It is tried again."
+            ) from error
 
-    def _note(self, device: Device) -> Path:
-        return lock_path(self._notes, device.id)
+    def _record_path(self, device: Device) -> Path:
+        return lock_path(self._records, device.id)
 
     def _read(self, device: Device) -> str | None:
-        note = self._note(device)
+        note = self._record_path(device)
         try:
             with note.open("rb") as file:
-                mode = file.read(_LONGEST + 1).decode("ascii", "replace").strip(" \n")
+                mode = file.read(_MAX_RECORD_BYTES + 1).decode("ascii", "replace").strip(" \n")
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Away(f"{note} cannot be read, so the fence of {device.id} stays: {error.strerror}.") from error
-        if not mode or len(mode) > _LONGEST:
+            raise Unavailable(f"{note} cannot be read, so the fence of {device.id} stays: {error.strerror}.") from error
+        if not mode or len(mode) > _MAX_RECORD_BYTES:
             raise Unreadable(
                 f"{note} does not say which compute mode {device.id} had: set it by hand and remove the file."
             )
@@ -104,19 +106,21 @@ class Fence:
 
     def _write(self, device: Device, mode: str) -> None:
         """Durable, and in one step: a note that is there is whole."""
-        note = self._note(device)
+        note = self._record_path(device)
         fresh = note.with_name(f".{device.id}.new")
         try:
-            self._notes.mkdir(mode=0o700, exist_ok=True)
+            self._records.mkdir(mode=0o700, exist_ok=True)
             with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
                 file.write(f"{mode}\n")
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(note)
-            directory = os.open(self._notes, os.O_RDONLY | os.O_DIRECTORY)
+            directory = os.open(self._records, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(directory)
             finally:
                 os.close(directory)
         except OSError as error:
-            raise Away(f"{note} cannot be written, and without it no device is fenced: {error.strerror}.") from error
+            raise Unavailable(
+                f"{note} cannot be written, and without it no device is fenced: {error.strerror}."
+            ) from error

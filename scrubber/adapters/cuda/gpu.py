@@ -4,7 +4,7 @@ Promise: every failure of CUDA leaves here as a :class:`Fault` with the device's
 of memory is what CUDA gave for good, at an offset that no other piece of this process shares.
 
 Only ever imported in what the zygote forks, and in the zygote itself: importing it touches no device, making a
-:class:`Gpu` opens a context.
+:class:`CudaGpu` opens a context.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from cupy.cuda import runtime
 from scrubber.adapters import locks
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.cuda.status import MEMORY_FULL, fault_of
+from scrubber.adapters.cuda.status import MEMORY_FULL, fault_for_status
 
-__all__ = ["KERNELS", "Counters", "Gpu", "Piece", "Timing", "take_device", "translated"]
+__all__ = ["KERNELS_PATH", "CudaGpu", "DeviceCounters", "MemoryRange", "StreamTimer", "open_device", "translate_errors"]
 
-KERNELS = Path(__file__).with_name("kernels.ptx")
+KERNELS_PATH = Path(__file__).with_name("kernels.ptx")
 """Made of ``kernels.cu`` beside it; the driver compiles it once and keeps the result."""
 
-_LARGEST = 8 << 30
-_SMALLEST = 2 << 20
+_MAX_RANGE_BYTES = 8 << 30
+_MIN_RANGE_BYTES = 2 << 20
 _UNIT = 16
-_DESK = 4096
+_SCRATCH_BYTES = 4096
 """Bytes for all counters together. They are the first of a smallest piece, whose rest is memory like any other."""
 _EXCLUSIVE_PROCESS = 3
 _THREADS = 256
@@ -40,16 +40,16 @@ _BLOCKS_PER_SM = 8
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translate_errors(action: str) -> Iterator[None]:
     """Turn what CUDA says meanwhile into a :class:`Fault`."""
     try:
         yield
     except RuntimeError as error:  # CUDARuntimeError and CUDADriverError have a status; a library not found has none
-        raise fault_of(getattr(error, "status", None), str(error), doing) from error
+        raise fault_for_status(getattr(error, "status", None), str(error), action) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MemoryRange:
     """Bytes of the device's memory that are ours.
 
     Attributes:
@@ -65,24 +65,24 @@ class Piece:
         return self.offset + self.size
 
 
-class Timing:
+class StreamTimer:
     """Seconds between two points of a stream, by the device's own clock."""
 
     def __init__(self, stream: object) -> None:
         self._stream = stream
-        with translated("Time could not be taken"):
+        with translate_errors("Time could not be taken"):
             self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
             self._start.record(stream)
 
     def seconds(self) -> float:
         """Until what was launched last is over; waits for it."""
-        with translated("The device failed at its work"):
+        with translate_errors("The device failed at its work"):
             self._end.record(self._stream)
             self._end.synchronize()
             return float(cupy.cuda.get_elapsed_time(self._start, self._end)) / 1000
 
 
-class Gpu:
+class CudaGpu:
     """The device in the environment's ``CUDA_VISIBLE_DEVICES``, with a context on it.
 
     Raises:
@@ -90,56 +90,56 @@ class Gpu:
     """
 
     def __init__(self) -> None:
-        with translated("No context could be opened"):
+        with translate_errors("No context could be opened"):
             if (visible := runtime.getDeviceCount()) != 1:
                 raise Fault("unreadable", f"CUDA shows {visible} devices to a program that may see one.")
             runtime.setDevice(0)
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.processors = self._attribute("cudaDevAttrMultiProcessorCount")
         self._kernels = None
-        self._desk: Piece | None = None
-        self._desk_used = 0
+        self._scratch: MemoryRange | None = None
+        self._scratch_used = 0
 
     @property
-    def exclusive(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Whether nobody else can open a context, as CUDA itself sees it."""
         return self._attribute("cudaDevAttrComputeMode") == _EXCLUSIVE_PROCESS
 
     @property
-    def shared_limit(self) -> int:
+    def max_shared_bytes(self) -> int:
         """The most shared memory in bytes that a block may have: nearly all that a processor has."""
         return self._attribute("cudaDevAttrMaxSharedMemoryPerBlockOptin")
 
-    def load(self) -> None:
+    def load_kernels(self) -> None:
         """Have the kernels compiled, or fetched from the driver's cache, before the memory is full."""
-        with translated("The kernels could not be loaded"):
-            self._kernels = cupy.RawModule(path=str(KERNELS))
+        with translate_errors("The kernels could not be loaded"):
+            self._kernels = cupy.RawModule(path=str(KERNELS_PATH))
             self.kernel("fill_zero")
 
     def kernel(self, name: str) -> Callable[..., None]:
         """The kernel ``name``, for those that need more than :meth:`launch`."""
         if self._kernels is None:
-            self.load()
+            self.load_kernels()
         found: Callable[..., None] = self._kernels.get_function(name)  # type: ignore[attr-defined]
         return found
 
     def launch(self, name: str, *arguments: object) -> None:
         """Start a kernel of any grid on the whole device; the next :meth:`wait` says whether it went well."""
-        with translated(f"{name} could not be started"):
+        with translate_errors(f"{name} could not be started"):
             grid = (self.processors * _BLOCKS_PER_SM,)
             self.kernel(name)(grid, (_THREADS,), arguments, stream=self.stream)
 
-    def mark(self) -> Callable[[], None]:
+    def record_event(self) -> Callable[[], None]:
         """A point in the stream: calling the answer waits until everything before it is over.
 
         The call raises :class:`Fault` when something before it failed on the device.
         """
-        with translated("The device failed at its work"):
+        with translate_errors("The device failed at its work"):
             event = cupy.cuda.Event(disable_timing=True)
             event.record(self.stream)
 
         def wait() -> None:
-            with translated("The device failed at its work"):
+            with translate_errors("The device failed at its work"):
                 event.synchronize()
 
         return wait
@@ -150,109 +150,109 @@ class Gpu:
         Raises:
             Fault: something that was launched failed.
         """
-        with translated("The device failed at its work"):
+        with translate_errors("The device failed at its work"):
             self.stream.synchronize()
 
-    def time(self) -> Timing:
+    def start_timer(self) -> StreamTimer:
         """Start to measure, from what is launched next on."""
-        return Timing(self.stream)
+        return StreamTimer(self.stream)
 
-    def take_all(self, between: Callable[[], None]) -> list[Piece]:
+    def allocate_all(self, before_each: Callable[[], None]) -> list[MemoryRange]:
         """All memory that there is, in as few pieces as it comes in; but for the desk, on which counters lie.
 
         Args:
-            between: called before each piece; may raise to stop.
+            before_each: called before each piece; may raise to stop.
 
         Raises:
             Fault: not even the desk can be had, or the device failed.
         """
-        desk = self._desk_piece()
-        pieces = [Piece(desk.pointer + _DESK, 0, desk.size - _DESK)]
-        size = _LARGEST
-        while size >= _SMALLEST:
-            between()
-            if (piece := self.take(size, pieces[-1].end if pieces else 0)) is None:
+        desk = self._scratch_range()
+        pieces = [MemoryRange(desk.pointer + _SCRATCH_BYTES, 0, desk.size - _SCRATCH_BYTES)]
+        size = _MAX_RANGE_BYTES
+        while size >= _MIN_RANGE_BYTES:
+            before_each()
+            if (piece := self.allocate(size, pieces[-1].end if pieces else 0)) is None:
                 size //= 2
             else:
                 pieces.append(piece)
         if not pieces:
             raise Fault(
-                "held", f"Not even {_SMALLEST} bytes of the device's memory are free: something holds all of it."
+                "held", f"Not even {_MIN_RANGE_BYTES} bytes of the device's memory are free: something holds all of it."
             )
         return pieces
 
-    def take(self, size: int, offset: int = 0) -> Piece | None:
+    def allocate(self, size: int, offset: int = 0) -> MemoryRange | None:
         """``size`` bytes (a multiple of 16); None when there are not as many in one piece."""
         if size % _UNIT:
             raise ValueError(f"{size} bytes are no multiple of {_UNIT}")
-        with translated(f"{size} bytes could not be taken"):
+        with translate_errors(f"{size} bytes could not be taken"):
             try:
-                return Piece(int(runtime.malloc(size)), offset, size)
+                return MemoryRange(int(runtime.malloc(size)), offset, size)
             except runtime.CUDARuntimeError as error:
                 if error.status != MEMORY_FULL:
                     raise
                 return None
 
-    def free(self, pieces: Sequence[Piece]) -> None:
+    def free(self, pieces: Sequence[MemoryRange]) -> None:
         """Give memory back. The desk stays, with zeros on it, until the end of the process."""
-        desk = self._desk_piece()
-        with translated("Memory could not be given back"):
-            runtime.memsetAsync(desk.pointer, 0, _DESK, self.stream.ptr)
+        desk = self._scratch_range()
+        with translate_errors("Memory could not be given back"):
+            runtime.memsetAsync(desk.pointer, 0, _SCRATCH_BYTES, self.stream.ptr)
             self.stream.synchronize()
             for piece in pieces:
                 if not desk.pointer <= piece.pointer < desk.pointer + desk.size:
                     runtime.free(piece.pointer)
 
-    def on_desk(self, size: int) -> int:
+    def allocate_scratch(self, size: int) -> int:
         """The address of ``size`` bytes for counters, zeros at first; they are ours to the end of the process."""
-        desk = self._desk_piece()
-        at, self._desk_used = self._desk_used, self._desk_used + -(-size // _UNIT) * _UNIT
-        if self._desk_used > _DESK:
+        desk = self._scratch_range()
+        at, self._scratch_used = self._scratch_used, self._scratch_used + -(-size // _UNIT) * _UNIT
+        if self._scratch_used > _SCRATCH_BYTES:
             raise ValueError(f"{size} bytes are more than is left of the desk")
         return desk.pointer + at
 
-    def _desk_piece(self) -> Piece:
-        if self._desk is None:
-            if (taken := self.take(_SMALLEST)) is None:
+    def _scratch_range(self) -> MemoryRange:
+        if self._scratch is None:
+            if (taken := self.allocate(_MIN_RANGE_BYTES)) is None:
                 raise Fault("held", "The device's memory is full before anything of ours is in it: something holds it.")
-            with translated("Counters could not be set"):
-                runtime.memsetAsync(taken.pointer, 0, _DESK, self.stream.ptr)
-            self._desk = taken
-        return self._desk
+            with translate_errors("Counters could not be set"):
+                runtime.memsetAsync(taken.pointer, 0, _SCRATCH_BYTES, self.stream.ptr)
+            self._scratch = taken
+        return self._scratch
 
     def _attribute(self, name: str) -> int:
-        with translated(f"The device does not say its {name}"):
+        with translate_errors(f"The device does not say its {name}"):
             return int(runtime.deviceGetAttribute(getattr(runtime, name), 0))
 
 
-def take_device(request: Message) -> Gpu:
-    """The device of a piece of work (:class:`scrubber.adapters.cuda.workplace.Work`): its lock, and a context on it.
+def open_device(request: Message) -> CudaGpu:
+    """The device of a piece of work (:class:`scrubber.adapters.cuda.gpu_jobs.GpuJob`): its lock, and a context on it.
 
     Raises:
-        Fault: as :class:`Gpu`; ``held`` when another program of ours has the lock, ``away`` when it cannot be taken or
+        Fault: as :class:`CudaGpu`; ``held`` when another program of ours has the lock, ``away`` when it cannot be taken or
             the fence that the request speaks of does not stand: others could be at work on the device as well.
     """
     try:
-        taken = locks.take(str(request["lock"]))
+        taken = locks.acquire_lock(str(request["lock"]))
     except OSError as error:
         raise Fault("away", f"The device's lock cannot be taken: {error.strerror}.") from error
     if not taken:
         raise Fault("held", "Another program of ours still works on the device.")
-    gpu = Gpu()
-    if request["fenced"] is True and not gpu.exclusive:
+    gpu = CudaGpu()
+    if request["fenced"] is True and not gpu.is_exclusive:
         raise Fault("away", "The device was fenced and CUDA does not find it so: nothing was done. It is tried again.")
     return gpu
 
 
-class Counters:
+class DeviceCounters:
     """Numbers of 64 bits on the device, which kernels add to or lower; all zero at first."""
 
-    def __init__(self, gpu: Gpu, count: int) -> None:
+    def __init__(self, gpu: CudaGpu, count: int) -> None:
         self._gpu = gpu
         self._count = count
-        self._pointer = gpu.on_desk(8 * count)
+        self._pointer = gpu.allocate_scratch(8 * count)
 
-    def at(self, index: int) -> numpy.uint64:
+    def address(self, index: int) -> numpy.uint64:
         """The address of one of them, as kernels take it."""
         return numpy.uint64(self._pointer + 8 * index)
 
@@ -268,10 +268,10 @@ class Counters:
         """All of them, once the device is idle."""
         self._gpu.wait()
         values = (ctypes.c_uint64 * self._count)()
-        with translated("Results could not be read"):
+        with translate_errors("Results could not be read"):
             runtime.memcpy(ctypes.addressof(values), self._pointer, ctypes.sizeof(values), runtime.memcpyDeviceToHost)
         return list(values)
 
     def _set(self, first: int, count: int, byte: int) -> None:
-        with translated("Counters could not be set"):
+        with translate_errors("Counters could not be set"):
             runtime.memsetAsync(self._pointer + 8 * first, byte, 8 * count, self._gpu.stream.ptr)

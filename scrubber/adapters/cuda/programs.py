@@ -12,24 +12,24 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scrubber.adapters.children.forked import Zygote
 from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.children.zygote_client import Zygote
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away
+from scrubber.domain.errors import Unavailable
 
-__all__ = ["DIAGNOSIS", "ERASER", "Programs", "make_private"]
+__all__ = ["DIAGNOSIS_MODULE", "ERASER_MODULE", "ProgramLauncher", "make_private_directory"]
 
-ERASER = "scrubber.adapters.cuda.eraser"
-DIAGNOSIS = "scrubber.adapters.cuda.diagnosis"
+ERASER_MODULE = "scrubber.adapters.cuda.eraser"
+DIAGNOSIS_MODULE = "scrubber.adapters.cuda.diagnosis"
 
-_ZYGOTE = "scrubber.adapters.cuda.zygote"
+_ZYGOTE_MODULE = "scrubber.adapters.cuda.zygote"
 _NICE = 19
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CACHE, _NO_MPS = "cuda-cache", "no-mps"
 
 
-class Programs:
-    """Starts them; a zygote is started with the first, or by :meth:`warm`.
+class ProgramLauncher:
+    """Starts them; a zygote is started with the first, or by :meth:`warm_up`.
 
     Args:
         state: a directory of ours, where two more are made.
@@ -45,40 +45,42 @@ class Programs:
         *,
         libraries: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        modules: Sequence[str] = (ERASER, DIAGNOSIS),
+        modules: Sequence[str] = (ERASER_MODULE, DIAGNOSIS_MODULE),
     ) -> None:
         self._cache, self._no_mps = state / _CACHE, state / _NO_MPS
         found = {"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {}
         self.zygote = Zygote(
             children,
-            _ZYGOTE,
+            _ZYGOTE_MODULE,
             programs=modules,
             nice=_NICE,
             environment={**_ONE_THREAD, **found, **(environment or {})},
         )
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         """Have CuPy loaded.
 
         Raises:
-            Away: it cannot be; the sentence says what to install.
+            Unavailable: it cannot be; the sentence says what to install.
         """
-        await self.zygote.warm()
+        await self.zygote.warm_up()
 
     async def start(self, module: str, device: Device) -> Child:
         """A child that runs ``module``, ready to be asked, and sees ``device`` alone. It has touched nothing yet.
 
         Raises:
-            Away: there is none.
+            Unavailable: there is none.
         """
         for directory in (self._cache, self._no_mps):
-            make_private(directory)
+            make_private_directory(directory)
         try:
             left = os.listdir(self._no_mps)
         except OSError as error:
-            raise Away(f"{self._no_mps} cannot be looked into, and it has to be empty: {error.strerror}.") from error
+            raise Unavailable(
+                f"{self._no_mps} cannot be looked into, and it has to be empty: {error.strerror}."
+            ) from error
         if left:
-            raise Away(
+            raise Unavailable(
                 f"{self._no_mps} has to be empty and holds {left[0]!r}: somebody may serve MPS in it. Remove it."
             )
         environment = {
@@ -90,26 +92,28 @@ class Programs:
         return await self.zygote.fork(module, device=device.id, environment=environment)
 
     async def died_with_zygote(self, child: Child) -> bool:
-        """See :meth:`Zygote.took_along`."""
-        return await self.zygote.took_along(child)
+        """See :meth:`Zygote.died_with_zygote`."""
+        return await self.zygote.died_with_zygote(child)
 
     async def close(self) -> None:
         """End the zygote, and with it what it forked; nothing can be started any more."""
         await self.zygote.close()
 
 
-def make_private(directory: Path) -> None:
+def make_private_directory(directory: Path) -> None:
     """Have ``directory`` exist, ours and nobody else's to enter.
 
     Raises:
-        Away: it cannot be so.
+        Unavailable: it cannot be so.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = os.stat(directory, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise Away(f"{directory} is no directory of this user's, so no program is given it: remove it.")
+            raise Unavailable(f"{directory} is no directory of this user's, so no program is given it: remove it.")
         if found.st_mode & 0o077:
             directory.chmod(0o700)
     except OSError as error:
-        raise Away(f"{directory} cannot be made, and a device is not cleared without it: {error.strerror}.") from error
+        raise Unavailable(
+            f"{directory} cannot be made, and a device is not cleared without it: {error.strerror}."
+        ) from error

@@ -13,34 +13,34 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 
 from scrubber.adapters.children import child
-from scrubber.adapters.children.child import Link
-from scrubber.adapters.children.forking import ForkLink, serve_forks
+from scrubber.adapters.children.child import ParentSocket
+from scrubber.adapters.children.zygote_server import ZygoteSocket, serve_forks
 
 __all__: list[str] = []
 
 
-def _load(programs: Sequence[str]) -> Mapping[str, Callable[[Link], None]]:
+def _load_programs(programs: Sequence[str]) -> Mapping[str, Callable[[ParentSocket], None]]:
     """CuPy and the programs, each a module with a function ``run(link)``."""
     importlib.import_module("cupy")
     return {name: importlib.import_module(name).run for name in programs}
 
 
-def _cannot_load(link: ForkLink, error: Exception) -> None:
+def _report_load_failure(link: ZygoteSocket, error: Exception) -> None:
     """Answer the next request with what is missing, and end: it may be there when the next zygote is started."""
-    sentence = (
+    message = (
         f"CuPy cannot be imported ({error}), so no GPU can be cleared: install the service "
         "with its extra cuda12 (or cuda13, as the driver's version asks)."
     )
     if link.receive() is not None:
-        link.send({"fault": "away", "sentence": sentence})
+        link.send({"fault": "away", "sentence": message})
 
 
 def main() -> None:
-    link = child.inherit_as(ForkLink)
+    link = child.connect_to_parent_as(ZygoteSocket)
     try:
-        programs = _load(link.arguments)
+        programs = _load_programs(link.arguments)
     except ImportError as error:
-        _cannot_load(link, error)
+        _report_load_failure(link, error)
         return
     run = serve_forks(link, programs)
     if run is not None:

@@ -17,8 +17,8 @@ __all__ = ["CHECKPOINT", "Checkpoint", "CheckpointEntry", "CheckpointFile", "par
 CHECKPOINT = Path("device-plugins", "kubelet_internal_checkpoint")
 """Where it lies in the kubelet's directory."""
 
-_MOST_BYTES = 64 * 1024 * 1024
-_PART = 256 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
+_CHUNK_SIZE = 256 * 1024
 """Bytes that are read at a time: room is made first for all that is asked for."""
 
 
@@ -34,13 +34,13 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All entries; ``unreadable`` is the sentence that says why there are none, empty when it could be read.
+    """All entries; ``error`` is the sentence that says why there are none, empty when it could be read.
 
     A checkpoint that does not exist is readable and empty: nothing was ever allocated.
     """
 
     entries: tuple[CheckpointEntry, ...] = ()
-    unreadable: str = ""
+    error: str = ""
 
 
 class _Entry(BaseModel):
@@ -78,16 +78,16 @@ class CheckpointFile:
         try:
             with path.open("rb") as file:
                 parts, size = [], 0
-                while size <= _MOST_BYTES and (part := file.read(_PART)):
+                while size <= _MAX_BYTES and (part := file.read(_CHUNK_SIZE)):
                     parts.append(part)
                     size += len(part)
                 text = b"".join(parts)
         except FileNotFoundError:
             return Checkpoint()
         except OSError as exc:
-            return Checkpoint(unreadable=f"The kubelet's checkpoint {path} cannot be read: {exc.strerror or exc}.")
-        if len(text) > _MOST_BYTES:
-            return Checkpoint(unreadable=f"The kubelet's checkpoint {path} is larger than {_MOST_BYTES} bytes.")
+            return Checkpoint(error=f"The kubelet's checkpoint {path} cannot be read: {exc.strerror or exc}.")
+        if len(text) > _MAX_BYTES:
+            return Checkpoint(error=f"The kubelet's checkpoint {path} is larger than {_MAX_BYTES} bytes.")
         if self._parsed is None or self._parsed[0] != text:
             self._parsed = (text, parse_checkpoint(text))
         return self._parsed[1]
@@ -106,7 +106,7 @@ def parse_checkpoint(text: bytes) -> Checkpoint:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         problem = f"{where}: {first['msg']}" if where else first["msg"]
-        return Checkpoint(unreadable=f"The kubelet's checkpoint has a shape that is not known here ({problem}).")
+        return Checkpoint(error=f"The kubelet's checkpoint has a shape that is not known here ({problem}).")
     entries = (
         CheckpointEntry(
             entry.pod_uid,

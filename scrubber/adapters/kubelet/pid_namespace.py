@@ -26,76 +26,84 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.adapters.kubelet.listener import PinnedSocket, listener_of
-from scrubber.adapters.proc import fields_in, lines_in, number_in
-from scrubber.domain.errors import Away, BadConfiguration
+from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
+from scrubber.adapters.kubelet.listening_process import PinnedSocket, listening_process
+from scrubber.domain.errors import InvalidConfiguration, Unavailable
 
-__all__ = ["Doubt", "Sight", "doubt_about", "look_around", "refuse_another_pid_namespace"]
+__all__ = [
+    "PidNamespaceProblem",
+    "PidNamespaceView",
+    "find_problem",
+    "read_pid_namespace",
+    "require_node_pid_namespace",
+]
 
 _INITIAL = 0xEFFFFFFC  # 4026531836
 _REMEDY = "Set hostPID: true in the service's pod, or run it on the node itself."
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class PidNamespaceProblem:
     """Why this is not the node's PID namespace, or may not be, and what to do."""
 
-    sentence: str
+    message: str
     remedy: str = _REMEDY
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PidNamespaceView:
     """What a process sees of PID namespaces.
 
     Attributes:
         pid: its PID as it knows it itself.
-        in_proc: its PIDs as ``/proc`` shows them: in the namespace that ``/proc`` is of first, then in each one below,
+        proc_pids: its PIDs as ``/proc`` shows them: in the namespace that ``/proc`` is of first, then in each one below,
             down to its own; empty when ``/proc`` does not have it.
-        namespace: inode number of its PID namespace; None when that cannot be read.
-        kubelet: PID of whoever listens on the kubelet's PodResources socket: 0 when it has none in this namespace; None
+        namespace_inode: inode number of its PID namespace; None when that cannot be read.
+        kubelet_pid: PID of whoever listens on the kubelet's PodResources socket: 0 when it has none in this namespace; None
             when nobody listens.
     """
 
     pid: int
-    in_proc: tuple[int, ...]
-    namespace: int | None
-    kubelet: int | None
+    proc_pids: tuple[int, ...]
+    namespace_inode: int | None
+    kubelet_pid: int | None
 
 
-def doubt_about(seen: Sight) -> Doubt | None:
+def find_problem(view: PidNamespaceView) -> PidNamespaceProblem | None:
     """Whether this is the node's PID namespace: None when that is certain."""
-    if seen.in_proc != (seen.pid,):
-        return Doubt("/proc shows another PID namespace than this one, so the PIDs in it mean other processes here.")
-    if seen.namespace == _INITIAL:
+    if view.proc_pids != (view.pid,):
+        return PidNamespaceProblem(
+            "/proc shows another PID namespace than this one, so the PIDs in it mean other processes here."
+        )
+    if view.namespace_inode == _INITIAL:
         return None
-    if seen.kubelet is None:
-        return Doubt(
+    if view.kubelet_pid is None:
+        return PidNamespaceProblem(
             "This is not the machine's own PID namespace, and no kubelet answers that would show it to be the node's.",
             f"If the node is a container, start its kubelet first. If not: {_REMEDY}",
         )
-    if seen.kubelet == 0:
-        return Doubt(
+    if view.kubelet_pid == 0:
+        return PidNamespaceProblem(
             "The kubelet is not in this PID namespace, so neither are its pods: whoever uses a GPU would not be seen."
         )
     return None
 
 
-def look_around(pod_resources_socket: Path, proc: Path = Path("/proc")) -> Sight:
+def read_pid_namespace(pod_resources_socket: Path, proc: Path = Path("/proc")) -> PidNamespaceView:
     """What this process sees; raises nothing. ``proc`` is the proc file system that is read for everything else."""
-    return Sight(os.getpid(), _pids_in(proc), _namespace_in(proc), _kubelet(pod_resources_socket))
+    return PidNamespaceView(os.getpid(), _pids_in(proc), _namespace_in(proc), _kubelet_pid(pod_resources_socket))
 
 
-def refuse_another_pid_namespace(pod_resources_socket: Path) -> None:
+def require_node_pid_namespace(pod_resources_socket: Path) -> None:
     """See that this process is in the node's PID namespace; asked once, for nobody leaves the one he was born in.
 
     Raises:
-        BadConfiguration: it is not, or nothing shows that it is.
+        InvalidConfiguration: it is not, or nothing shows that it is.
     """
-    doubt = doubt_about(look_around(pod_resources_socket))
+    doubt = find_problem(read_pid_namespace(pod_resources_socket))
     if doubt is not None:
-        raise BadConfiguration(
-            f"The service does not start outside the node's PID namespace. {doubt.sentence} {doubt.remedy}"
+        raise InvalidConfiguration(
+            f"The service does not start outside the node's PID namespace. {doubt.message} {doubt.remedy}"
         )
 
 
@@ -116,13 +124,13 @@ def _namespace_in(proc: Path) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def _kubelet(path: Path) -> int | None:
+def _kubelet_pid(path: Path) -> int | None:
     try:
         pinned = PinnedSocket(path)
-    except Away:
+    except Unavailable:
         return None
     try:
-        with listener_of(pinned.address) as found:
+        with listening_process(pinned.address) as found:
             return found.pid
     except OSError:
         return None

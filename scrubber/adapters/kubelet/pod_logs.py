@@ -18,12 +18,12 @@ from pathlib import Path
 
 from scrubber.domain.assignment import Pod
 
-__all__ = ["PodLogs", "container_starts", "index_pod_logs", "read_pod_logs"]
+__all__ = ["PodLogs", "count_container_starts", "index_pod_logs", "read_pod_logs"]
 
-Name = tuple[str, str]
+PodName = tuple[str, str]
 
 _LOG = re.compile(r"([0-9]{1,9})\.log(?:\..*)?", re.ASCII | re.DOTALL)
-_MOST_LOGS = 4096
+_MAX_LOGS = 4096
 """Entries of one pod's log directory that are read: rotated logs stay beside the current one."""
 
 
@@ -35,15 +35,15 @@ class PodLogs:
         uids: by namespace and name.
         names: namespace and name by UID.
         disputed: UIDs that stand under several names, with those names. They are in neither of the two above.
-        unreadable: why there is nothing here, in a sentence; empty when the directory could be read.
+        error: why there is nothing here, in a sentence; empty when the directory could be read.
     """
 
-    uids: Mapping[Name, frozenset[str]] = field(default_factory=dict)
-    names: Mapping[str, Name] = field(default_factory=dict)
-    disputed: Mapping[str, frozenset[Name]] = field(default_factory=dict)
-    unreadable: str = ""
+    uids: Mapping[PodName, frozenset[str]] = field(default_factory=dict)
+    names: Mapping[str, PodName] = field(default_factory=dict)
+    disputed: Mapping[str, frozenset[PodName]] = field(default_factory=dict)
+    error: str = ""
 
-    def claimants(self, uid: str) -> frozenset[Name]:
+    def names_of(self, uid: str) -> frozenset[PodName]:
         """Every name under which ``uid`` left logs: one at most, unless it is disputed."""
         return frozenset({self.names[uid]}) if uid in self.names else self.disputed.get(uid, frozenset())
 
@@ -53,12 +53,12 @@ def read_pod_logs(directory: Path) -> PodLogs:
     try:
         return index_pod_logs(os.listdir(directory))
     except FileNotFoundError:
-        return PodLogs(unreadable=f"There is no directory {directory}, so pods have no UID.")
+        return PodLogs(error=f"There is no directory {directory}, so pods have no UID.")
     except OSError as exc:
-        return PodLogs(unreadable=f"{directory} cannot be read, so pods have no UID: {exc.strerror or exc}.")
+        return PodLogs(error=f"{directory} cannot be read, so pods have no UID: {exc.strerror or exc}.")
 
 
-def container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
+def count_container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
     """How often each container of ``pod`` was started, by its logs in ``directory`` (``/var/log/pods``).
 
     ``<container>/<restarts>.log`` is opened by the runtime at each start, after ``PreStartContainer`` was answered; a
@@ -67,7 +67,7 @@ def container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
     if pod.uid is None:
         return None
     starts: dict[str, int] = {}
-    left = _MOST_LOGS
+    left = _MAX_LOGS
     try:
         for container in os.listdir(directory / f"{pod.namespace}_{pod.name}_{pod.uid}"):
             logs = os.listdir(directory / f"{pod.namespace}_{pod.name}_{pod.uid}" / container)
@@ -83,14 +83,14 @@ def container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
 
 def index_pod_logs(entries: Iterable[str]) -> PodLogs:
     """Index directory names; those of another shape are not the kubelet's and are left aside."""
-    claims: defaultdict[str, set[Name]] = defaultdict(set)
+    claims: defaultdict[str, set[PodName]] = defaultdict(set)
     for entry in entries:
         parts = entry.split("_")
         if len(parts) == 3 and all(parts):
             namespace, name, uid = parts
             claims[uid].add((namespace, name))
-    uids: defaultdict[Name, set[str]] = defaultdict(set)
-    names: dict[str, Name] = {}
+    uids: defaultdict[PodName, set[str]] = defaultdict(set)
+    names: dict[str, PodName] = {}
     for uid, (pod, *others) in claims.items():
         if not others:
             uids[pod].add(uid)

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 import grpc
 from google.protobuf.message import DecodeError
 
-from scrubber.adapters.kubelet.allowance import Allowance, pauses
-from scrubber.adapters.kubelet.corroboration import ClaimedDevice, ListedPod
-from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, stranger
+from scrubber.adapters.kubelet.crosscheck import ClaimedDevice, ListedPod
+from scrubber.adapters.kubelet.listening_process import PinnedSocket, PodUidLookup, reason_not_kubelet
+from scrubber.adapters.kubelet.rate_limiter import RateLimiter, backoff_delays
 from scrubber.adapters.kubelet.trust import SocketIdentity
-from scrubber.domain.errors import Away, BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration, Unavailable
 from scrubber.wire import podresources_pb2 as messages
 
 if TYPE_CHECKING:
     from scrubber.ports.runtime import Clock
 
-__all__ = ["Busy", "InAPod", "PodResources"]
+__all__ = ["KubeletBusy", "PodResourcesClient", "PodUidLookup"]
 
-_LONGEST_PATH = 107  # bytes that a Unix socket's address holds
-_MOST_BYTES = 16 * 1024 * 1024
+_MAX_PATH_LENGTH = 107  # bytes that a Unix socket's address holds
+_MAX_BYTES = 16 * 1024 * 1024
 _LIST = "/v1.PodResourcesLister/List"
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -37,16 +37,16 @@ _CHANNEL_OPTIONS = (
     # Channels share connections, and so their back-off, unless told not to: a new channel must try at once.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", _MOST_BYTES),
+    ("grpc.max_receive_message_length", _MAX_BYTES),
 )
 _TOO_LARGE = "larger than max"  # in what gRPC says of it, under the very code of a kubelet that is asked too often
 
 
-class Busy(Away):
+class KubeletBusy(Unavailable):
     """The kubelet is there and says that it is asked too often."""
 
 
-class PodResources:
+class PodResourcesClient:
     """A client of one kubelet at a time: another socket at the same path gets another channel.
 
     Only ``List`` is asked. ``Get`` costs the kubelet as much of its allowance, needs a name that nobody has told us yet
@@ -55,11 +55,11 @@ class PodResources:
     Who listens is asked of the kernel once for each channel, and all connections of a channel lead to that listener.
 
     Args:
-        in_a_pod: the UID of the pod that a process runs in, by its cgroups; whoever answers as the kubelet must be in
+        pod_uid_of: the UID of the pod that a process runs in, by its cgroups; whoever answers as the kubelet must be in
             none. Without it only the uid and the PID namespace are looked at.
 
     Raises:
-        BadConfiguration: the path is too long for a Unix socket.
+        InvalidConfiguration: the path is too long for a Unix socket.
     """
 
     def __init__(
@@ -68,27 +68,27 @@ class PodResources:
         *,
         clock: Clock,
         deadline: float,
-        allowance: Allowance,
-        in_a_pod: InAPod | None = None,
+        rate_limiter: RateLimiter,
+        pod_uid_of: PodUidLookup | None = None,
     ) -> None:
-        if len(os.fsencode(socket)) > _LONGEST_PATH:
-            raise BadConfiguration(
-                f"The PodResources socket {socket} has a path of more than {_LONGEST_PATH} bytes: name a shorter one."
+        if len(os.fsencode(socket)) > _MAX_PATH_LENGTH:
+            raise InvalidConfiguration(
+                f"The PodResources socket {socket} has a path of more than {_MAX_PATH_LENGTH} bytes: name a shorter one."
             )
         self._socket = socket
         self._clock = clock
         self._deadline = deadline
-        self._allowance = allowance
-        self._in_a_pod = in_a_pod
+        self._rate_limiter = rate_limiter
+        self._pod_uid_of = pod_uid_of
         self._channel: grpc.aio.Channel | None = None
         self._pinned: PinnedSocket | None = None
         self._connected_to: SocketIdentity | None = None
 
-    def identity(self) -> SocketIdentity:
+    def socket_identity(self) -> SocketIdentity:
         """Which socket is there now.
 
         Raises:
-            Away: none, or something that is no socket.
+            Unavailable: none, or something that is no socket.
         """
         pinned = PinnedSocket(self._socket)
         try:
@@ -96,13 +96,13 @@ class PodResources:
         finally:
             pinned.close()
 
-    async def list(self, identity: SocketIdentity) -> tuple[ListedPod, ...]:
-        """All active pods, from the kubelet that owns the socket ``identity``.
+    async def list_pods(self, identity: SocketIdentity) -> tuple[ListedPod, ...]:
+        """All active pods, from the kubelet that owns the socket ``socket_identity``.
 
         Raises:
-            Busy: it turned every question down until the deadline.
-            Away: whoever owns it cannot be the kubelet and was asked nothing; or no answer within the deadline, or one that
-                makes no sense. The channel is given up, so that the next question does not wait for a back-off; only a
+            KubeletBusy: it turned every question down until the deadline.
+            Unavailable: whoever owns it cannot be the kubelet and was asked nothing; or no answer within the deadline, or
+                one that makes no sense. The channel is given up, so that the next question does not wait for a back-off; only a
                 kubelet that is merely busy keeps its channel.
         """
         channel = await self._channel_to(identity)
@@ -111,36 +111,38 @@ class PodResources:
             _LIST, request_serializer=messages.ListPodResourcesRequest.SerializeToString
         )
         due = self._clock.monotonic() + self._deadline
-        backing_off = pauses()
+        backing_off = backoff_delays()
         try:
             while True:
-                await self._turn(due)
+                await self._wait_for_rate_limit(due)
                 left = max(due - self._clock.monotonic(), 0.001)
                 try:
                     return _pods(await question(messages.ListPodResourcesRequest(), timeout=left))
                 except grpc.aio.AioRpcError as exc:
-                    if not _busy(exc):
+                    if not _is_busy(exc):
                         raise
                     pause = next(backing_off)
                     if self._clock.monotonic() + pause >= due:
-                        raise Busy(
+                        raise KubeletBusy(
                             f"The kubelet's PodResources socket {self._socket} turned every question down for "
                             f"{self._deadline:g} s: somebody on the node asks it too often ({_reason(exc)})."
                         ) from exc
                 await self._clock.sleep(pause)
         except grpc.aio.AioRpcError as exc:
             await self.close()
-            raise Away(f"The kubelet's PodResources socket {self._socket} gave no list: {_reason(exc)}.") from exc
-        except Busy:
+            raise Unavailable(
+                f"The kubelet's PodResources socket {self._socket} gave no list: {_reason(exc)}."
+            ) from exc
+        except KubeletBusy:
             raise
-        except Away:
+        except Unavailable:
             await self.close()
             raise
 
-    async def _turn(self, due: float) -> None:
+    async def _wait_for_rate_limit(self, due: float) -> None:
         """Wait until one more question is within the allowance, but not beyond ``due``."""
         now = self._clock.monotonic()
-        wait = min(self._allowance.take(now), due - now)
+        wait = min(self._rate_limiter.reserve(now), due - now)
         if wait > 0:
             await self._clock.sleep(wait)
 
@@ -154,14 +156,14 @@ class PodResources:
             pinned.close()
 
     async def _channel_to(self, identity: SocketIdentity) -> grpc.aio.Channel:
-        if self._connected_to is None or not self._connected_to.same_as(identity):
+        if self._connected_to is None or not self._connected_to.is_same_socket(identity):
             await self.close()
         if self._channel is None:
             pinned = PinnedSocket(self._socket)
             try:
-                if not self._identity_of(pinned).same_as(identity):
-                    raise Away("The kubelet was restarted while it was asked.")
-                await self._refuse_a_stranger(pinned)
+                if not self._identity_of(pinned).is_same_socket(identity):
+                    raise Unavailable("The kubelet was restarted while it was asked.")
+                await self._require_kubelet(pinned)
             except BaseException:
                 pinned.close()
                 raise
@@ -170,19 +172,19 @@ class PodResources:
         self._connected_to = identity
         return self._channel
 
-    async def _refuse_a_stranger(self, pinned: PinnedSocket) -> None:
+    async def _require_kubelet(self, pinned: PinnedSocket) -> None:
         try:
-            doubt = await stranger(pinned.address, own_uid=os.geteuid(), in_a_pod=self._in_a_pod)
+            doubt = await reason_not_kubelet(pinned.address, own_uid=os.geteuid(), pod_uid_of=self._pod_uid_of)
         except OSError as exc:
-            raise Away(
+            raise Unavailable(
                 f"The kubelet's PodResources socket {self._socket} takes no connection ({exc.strerror or exc}): "
                 "is the kubelet running?"
             ) from exc
         if doubt:
-            raise Away(f"Whoever answers on the kubelet's PodResources socket {self._socket} {doubt}.")
+            raise Unavailable(f"Whoever answers on the kubelet's PodResources socket {self._socket} {doubt}.")
 
     def _identity_of(self, pinned: PinnedSocket) -> SocketIdentity:
-        found = pinned.found
+        found = pinned.file_stat
         return SocketIdentity(found.st_ino, found.st_mtime_ns, self._clock.wall() - found.st_mtime)
 
 
@@ -190,11 +192,11 @@ def _pods(answer: bytes) -> tuple[ListedPod, ...]:
     try:
         response = messages.ListPodResourcesResponse.FromString(answer)
     except DecodeError as exc:
-        raise Away(f"The kubelet's list of pods is not a message that can be read: {exc}.") from exc
+        raise Unavailable(f"The kubelet's list of pods is not a message that can be read: {exc}.") from exc
     pods: list[ListedPod] = []
     for pod in response.pod_resources:
         if not pod.name or not pod.namespace:
-            raise Away("The kubelet listed a pod without a name or a namespace: its answer makes no sense.")
+            raise Unavailable("The kubelet listed a pod without a name or a namespace: its answer makes no sense.")
         pods.append(_pod(pod))
     return tuple(pods)
 
@@ -220,7 +222,7 @@ def _pod(pod: messages.PodResources) -> ListedPod:
     )
 
 
-def _busy(exc: grpc.aio.AioRpcError) -> bool:
+def _is_busy(exc: grpc.aio.AioRpcError) -> bool:
     return exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in (exc.details() or "")
 
 

@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scrubber.adapters.kubelet.pod_logs import read_pod_logs
 
-__all__ = ["ServiceAccount", "ServiceAccounts", "account_in"]
+__all__ = ["ServiceAccount", "ServiceAccounts", "parse_account"]
 
 _PROJECTED = Path("volumes", "kubernetes.io~projected")
 _TOKEN = "token"
-_MOST_BYTES = 64 * 1024
-_MOST_VOLUMES = 64
+_MAX_BYTES = 64 * 1024
+_MAX_VOLUMES = 64
 
 
 class ServiceAccount(NamedTuple):
@@ -69,7 +69,7 @@ class ServiceAccounts:
         self._pods = kubelet_dir / "pods"
         self._pod_logs = pod_logs
 
-    def of(self, pod_uid: str) -> ServiceAccount | None:
+    def find(self, pod_uid: str) -> ServiceAccount | None:
         """The account that the pod with this UID runs under.
 
         None when it has no token, when its tokens disagree or make no sense, and when no log directory bears it out.
@@ -79,11 +79,11 @@ class ServiceAccounts:
         told = read_pod_logs(self._pod_logs).names.get(pod_uid)
         if told is None:
             return None
-        accounts = {account_in(token, pod_uid, told) for token in _tokens(self._pods / pod_uid / _PROJECTED)}
+        accounts = {parse_account(token, pod_uid, told) for token in _tokens(self._pods / pod_uid / _PROJECTED)}
         return accounts.pop() if len(accounts) == 1 else None
 
 
-def account_in(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAccount | None:
+def parse_account(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAccount | None:
     """The account that ``token`` names.
 
     Args:
@@ -105,7 +105,7 @@ def account_in(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAccou
 def _tokens(volumes: Path) -> list[bytes]:
     """What the files called ``token`` hold; one that cannot be read whole counts as a token that says nothing."""
     try:
-        names = sorted(os.listdir(volumes))[:_MOST_VOLUMES]
+        names = sorted(os.listdir(volumes))[:_MAX_VOLUMES]
     except OSError:
         return []
     return [found for name in names if (found := _token(volumes / name)) is not None]
@@ -127,9 +127,9 @@ def _token(volume: Path) -> bytes | None:
         return b""
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
             return b""
-        return os.read(descriptor, _MOST_BYTES)
+        return os.read(descriptor, _MAX_BYTES)
     except OSError:
         return b""
     finally:

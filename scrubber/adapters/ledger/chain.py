@@ -14,11 +14,11 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scrubber.adapters.ledger.codec import decode_fields, encode_fields
-from scrubber.adapters.ledger.shapes import NUMBER, Json, canonical
-from scrubber.ports.record import AuditRow, Event, Head
+from scrubber.adapters.ledger.documents import decode_fields, encode_fields
+from scrubber.adapters.ledger.json_codec import NUMBER, Json, canonical_json
+from scrubber.ports.record import AuditHead, AuditRow, Event
 
-__all__ = ["ChainReport", "Walk", "append", "check", "computed_hash", "event_of"]
+__all__ = ["ChainReport", "ChainVerifier", "chain_events", "compute_hash", "event_of", "verify_chain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class ChainReport:
     """What a look at a whole trail found.
 
     Attributes:
-        sentence: what is wrong and where, or that nothing is.
+        message: what is wrong and where, or that nothing is.
         rows: how many rows were looked at.
         pruned: the last row that was given up to keep the trail bounded; the first row present follows it.
         head: the last row as recorded beside the trail. Compare it with a copy kept elsewhere.
     """
 
     intact: bool
-    sentence: str
+    message: str
     rows: int
-    pruned: Head
-    head: Head
+    pruned: AuditHead
+    head: AuditHead
 
 
-def computed_hash(row: AuditRow) -> str:
+def compute_hash(row: AuditRow) -> str:
     """What the hash of ``row`` has to be, given everything else in it."""
     hashed: dict[str, Json] = {
         "actor": row.actor,
@@ -50,51 +50,51 @@ def computed_hash(row: AuditRow) -> str:
         "scrub": row.scrub,
         "sequence": row.sequence,
     }
-    return hashlib.sha256((row.prev_hash + canonical(hashed)).encode("ascii")).hexdigest()
+    return hashlib.sha256((row.prev_hash + canonical_json(hashed)).encode("ascii")).hexdigest()
 
 
 def event_of(row: AuditRow) -> Event:
-    """The event that ``row`` remembers; raises ``Undecodable`` when its fields make no sense."""
+    """The event that ``row`` remembers; raises ``CodecError`` when its fields make no sense."""
     return Event(row.name, row.at, row.device, row.scrub, row.actor, decode_fields(row.fields))
 
 
-def append(head: Head, events: Iterable[Event]) -> tuple[AuditRow, ...]:
-    """The rows of ``events``, chained to ``head``; raises ``Undecodable`` when one cannot be stored."""
+def chain_events(head: AuditHead, events: Iterable[Event]) -> tuple[AuditRow, ...]:
+    """The rows of ``events``, chained to ``head``; raises ``CodecError`` when one cannot be stored."""
     rows: list[AuditRow] = []
     for event in events:
         # SQLite stores -0.0 as 0.0: adding 0.0 makes both the same before the hash is taken.
-        at = NUMBER.read(event.at) + 0.0
+        at = NUMBER.decode(event.at) + 0.0
         fields = encode_fields(event.fields)
         row = AuditRow(
             head.sequence + 1, at, event.name, event.device, event.scrub, event.actor, fields, head.hash, hash=""
         )
-        row = replace(row, hash=computed_hash(row))
+        row = replace(row, hash=compute_hash(row))
         rows.append(row)
         head = row.head
     return tuple(rows)
 
 
-class Walk:
-    """A trail, checked row by row in the order in which it is read: :meth:`step` for each, then :meth:`report`.
+class ChainVerifier:
+    """A trail, checked row by row in the order in which it is read: :meth:`add_row` for each, then :meth:`report`.
 
     Args:
         pruned: what the first row has to follow.
     """
 
-    def __init__(self, pruned: Head) -> None:
-        self._pruned = self._at = pruned
+    def __init__(self, pruned: AuditHead) -> None:
+        self._pruned = self._position = pruned
         self._rows = 0
         self._flaw = ""
 
-    def step(self, row: AuditRow) -> None:
+    def add_row(self, row: AuditRow) -> None:
         """Go on to ``row``. After the first flaw rows are only counted."""
         self._rows += 1
-        self._flaw = self._flaw or _flaw(self._at, row)
-        self._at = row.head
+        self._flaw = self._flaw or _flaw(self._position, row)
+        self._position = row.head
 
-    def report(self, head: Head) -> ChainReport:
+    def report(self, head: AuditHead) -> ChainReport:
         """What was found, given that the trail has to end at ``head``."""
-        at, flaw = self._at, self._flaw
+        at, flaw = self._position, self._flaw
         if not flaw and at.sequence < head.sequence:
             flaw = f"The audit trail ends at row {at.sequence}, but {head.sequence} rows were written: its end was cut off."
         if not flaw and at != head:
@@ -103,15 +103,15 @@ class Walk:
         return ChainReport(not flaw, verdict, self._rows, self._pruned, head)
 
 
-def check(rows: Iterable[AuditRow], pruned: Head, head: Head) -> ChainReport:
+def verify_chain(rows: Iterable[AuditRow], pruned: AuditHead, head: AuditHead) -> ChainReport:
     """Walk a trail from where it was pruned to its recorded head; ``rows`` come in order of their sequence."""
-    walk = Walk(pruned)
+    walk = ChainVerifier(pruned)
     for row in rows:
-        walk.step(row)
+        walk.add_row(row)
     return walk.report(head)
 
 
-def _flaw(before: Head, row: AuditRow) -> str:
+def _flaw(before: AuditHead, row: AuditRow) -> str:
     expected = before.sequence + 1
     if row.sequence > expected:
         return f"Audit row {expected} is missing."
@@ -119,6 +119,6 @@ def _flaw(before: Head, row: AuditRow) -> str:
         return f"Audit row {row.sequence} stands where row {expected} belongs."
     if row.prev_hash != before.hash:
         return f"Audit row {row.sequence} does not follow the row before it: one of them was replaced."
-    if row.hash != computed_hash(row):
+    if row.hash != compute_hash(row):
         return f"Audit row {row.sequence} was changed after it was written."
     return ""

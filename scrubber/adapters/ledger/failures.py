@@ -8,11 +8,11 @@ from pathlib import Path
 
 from scrubber.domain.errors import LedgerFailure
 
-__all__ = ["START_ANEW", "contradiction", "translated"]
+__all__ = ["START_OVER_HINT", "contradiction_message", "ledger_failure"]
 
-_UNTIL = "hand-overs are refused until then."
+_REFUSED_UNTIL_THEN = "hand-overs are refused until then."
 
-START_ANEW = (
+START_OVER_HINT = (
     "stop the service, move its state directory aside as evidence, and start anew: every device is then scrubbed, a new "
     "key signs, and what people quarantined is forgotten. An older copy put in its place would be believed. Hand-overs are "
     "refused until then."
@@ -21,22 +21,22 @@ START_ANEW = (
 
 
 def _full(directory: Path) -> str:
-    return f"No space left for the ledger in {directory}; free some, {_UNTIL}"
+    return f"No space left for the ledger in {directory}; free some, {_REFUSED_UNTIL_THEN}"
 
 
 def _read_only(directory: Path) -> str:
-    return f"The ledger in {directory} cannot be written, its storage is read-only; make it writable, {_UNTIL}"
+    return f"The ledger in {directory} cannot be written, its storage is read-only; make it writable, {_REFUSED_UNTIL_THEN}"
 
 
 def _not_ours(directory: Path, detail: object) -> str:
-    return f"The ledger in {directory} may not be opened ({detail}); give it to the user of the service, {_UNTIL}"
+    return f"The ledger in {directory} may not be opened ({detail}); give it to the user of the service, {_REFUSED_UNTIL_THEN}"
 
 
 def _broken(directory: Path, detail: object) -> str:
-    return f"The storage under the ledger in {directory} failed ({detail}); check the disk, {_UNTIL}"
+    return f"The storage under the ledger in {directory} failed ({detail}); check the disk, {_REFUSED_UNTIL_THEN}"
 
 
-def translated(error: sqlite3.Error | OSError, directory: Path) -> LedgerFailure:
+def ledger_failure(error: sqlite3.Error | OSError, directory: Path) -> LedgerFailure:
     """``error`` as a :class:`LedgerFailure` about the ledger in ``directory``; raise it ``from error``."""
     if isinstance(error, OSError):
         return LedgerFailure(_of_system(error, directory))
@@ -62,21 +62,21 @@ def _of_sqlite(code: int, error: sqlite3.Error, directory: Path) -> str:
         case sqlite3.SQLITE_READONLY:
             return _read_only(directory)
         case sqlite3.SQLITE_NOTADB:
-            return f"ledger.db in {directory} is not a ledger ({error}); {START_ANEW}"
+            return f"ledger.db in {directory} is not a ledger ({error}); {START_OVER_HINT}"
         case sqlite3.SQLITE_CORRUPT:
-            return f"The ledger in {directory} is damaged ({error}); {START_ANEW}"
+            return f"The ledger in {directory} is damaged ({error}); {START_OVER_HINT}"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"Another program has the ledger in {directory} open ({error}); close it, {_UNTIL}"
+            return f"Another program has the ledger in {directory} open ({error}); close it, {_REFUSED_UNTIL_THEN}"
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return _not_ours(directory, error)
         case sqlite3.SQLITE_CONSTRAINT:
-            return contradiction(f"contradicts what the ledger in {directory} holds ({error})")
+            return contradiction_message(f"contradicts what the ledger in {directory} holds ({error})")
         case sqlite3.SQLITE_IOERR:
             return _broken(directory, error)
         case _:
             return f"The ledger in {directory} failed ({error}); see the service's log, hand-overs are refused until a change is stored again."
 
 
-def contradiction(what: str) -> str:
+def contradiction_message(problem: str) -> str:
     """The sentence for a change that must not be stored: never the storage's fault, always a defect of the program."""
-    return f"A change {what}. Nothing of it was stored; this is a defect of the service, please report it."
+    return f"A change {problem}. Nothing of it was stored; this is a defect of the service, please report it."

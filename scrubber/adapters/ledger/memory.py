@@ -10,30 +10,30 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from scrubber.adapters.ledger.chain import append, check, event_of
-from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB
-from scrubber.adapters.ledger.failures import contradiction
-from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, Named, Retention
-from scrubber.adapters.ledger.shapes import Undecodable
-from scrubber.adapters.ledger.trail import ROWS_ON_A_PAGE, beyond, given_up, look_back
+from scrubber.adapters.ledger.chain import chain_events, event_of, verify_chain
+from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, RECORD, SCRUB
+from scrubber.adapters.ledger.failures import contradiction_message
+from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, ReferencedRows, Retention
+from scrubber.adapters.ledger.trail import ROWS_PER_PAGE, check_before, past_end_error, pruned_error
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
 from scrubber.ports.record import (
-    HAND_OVERS,
-    START,
+    CHAIN_START,
+    HAND_OVER_EVENTS,
+    AuditHead,
     AuditRow,
-    Change,
-    Head,
     HistoryEntry,
     HistoryQuery,
+    LedgerChange,
     LedgerState,
     TrailPage,
 )
 
 __all__ = ["MemoryLedger"]
 
-Hook = Callable[[Change], None]
+CommitHook = Callable[[LedgerChange], None]
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class _Rows:
     certificates: dict[str, tuple[int, str]] = field(default_factory=dict)
     scrubs: dict[str, tuple[int, str]] = field(default_factory=dict)
     audit: list[AuditRow] = field(default_factory=list)
-    pruned: Head = START
-    head: Head = START
+    pruned: AuditHead = CHAIN_START
+    head: AuditHead = CHAIN_START
 
     def records(self) -> dict[str, DeviceRecord]:
         return {device: RECORD.decode(document) for device, document in self.devices.items()}
@@ -66,8 +66,8 @@ class MemoryLedger:
         self,
         *,
         max_audit_rows: int = MAX_AUDIT_ROWS,
-        before_commit: Hook | None = None,
-        after_commit: Hook | None = None,
+        before_commit: CommitHook | None = None,
+        after_commit: CommitHook | None = None,
     ) -> None:
         self.before_commit = before_commit
         self.after_commit = after_commit
@@ -76,7 +76,7 @@ class MemoryLedger:
         self._open = False
         self._ended = False
         self._health = "ok"
-        self._head = START
+        self._head = CHAIN_START
 
     def successor(self) -> MemoryLedger:
         """The ledger that the next service finds. This one stores nothing any more, as if its process were gone."""
@@ -93,25 +93,25 @@ class MemoryLedger:
         """What is stored, decoded anew."""
         await asyncio.sleep(0)
         if self._ended:
-            raise self._failed("The ledger in memory is closed.")
+            raise self._record_failure("The ledger in memory is closed.")
         rows = self._rows
-        report = check(rows.audit, rows.pruned, rows.head)
+        report = verify_chain(rows.audit, rows.pruned, rows.head)
         if not report.intact:
-            raise self._failed(report.sentence)
+            raise self._record_failure(report.message)
         self._open, self._health, self._head = True, "ok", rows.head
         scrubs = [SCRUB.decode(document) for _, document in rows.scrubs.values()]
         return LedgerState(
             records=rows.records(),
-            unfinished=tuple(scrub for scrub in scrubs if scrub.ended is None),
+            unfinished_scrubs=tuple(scrub for scrub in scrubs if scrub.ended is None),
             head_sequence=rows.head.sequence,
             head_hash=rows.head.hash,
         )
 
-    async def commit(self, change: Change) -> None:
+    async def commit(self, change: LedgerChange) -> None:
         """Store ``change`` whole, or raise and store nothing of it; other tasks run first, as beside a real disk."""
         await asyncio.sleep(0)
         if not self._open:
-            raise self._failed("The ledger in memory is not open.")
+            raise self._record_failure("The ledger in memory is not open.")
         try:
             if self.before_commit is not None:
                 self.before_commit(change)
@@ -119,50 +119,50 @@ class MemoryLedger:
         except LedgerFailure as failure:
             self._health = str(failure)
             raise
-        except Undecodable as error:
-            raise self._failed(contradiction(f"cannot be written ({error})")) from error
+        except CodecError as error:
+            raise self._record_failure(contradiction_message(f"cannot be written ({error})")) from error
         self._health = "ok"
         if self.after_commit is not None:
             self.after_commit(change)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         """See :class:`scrubber.ports.record.Ledger`."""
-        await self._asked()
-        look_back(query.before, self._head)
+        await self._yield_to_tasks()
+        check_before(query.before, self._head)
         found: list[HistoryEntry] = []
         for row in reversed(self._rows.audit):
             if len(found) >= query.limit:
                 break
-            if _asked_for(row, query):
+            if _matches(row, query):
                 found.append(self._entry(row))
         return found
 
     async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
         """See :class:`scrubber.ports.record.AuditTrail`; a page is at most 500 rows."""
-        await self._asked()
+        await self._yield_to_tasks()
         start, head = self._rows.pruned, self._rows.head
         if after > head.sequence:
-            raise beyond(after, head)
+            raise past_end_error(after, head)
         if after > start.sequence:
             start = next(row.head for row in self._rows.audit if row.sequence == after)
         last = start.sequence
         while True:
             if self._rows.pruned.sequence > last:
-                raise given_up(last, self._rows.pruned)
-            rows = [row for row in self._rows.audit if last < row.sequence <= head.sequence][:ROWS_ON_A_PAGE]
+                raise pruned_error(last, self._rows.pruned)
+            rows = [row for row in self._rows.audit if last < row.sequence <= head.sequence][:ROWS_PER_PAGE]
             yield TrailPage(start, head, tuple(rows))
             last = rows[-1].sequence if rows else head.sequence
             if last >= head.sequence:
                 return
-            await self._asked()
+            await self._yield_to_tasks()
 
     async def certificate(self, id: str) -> Certificate | None:
         """See :class:`scrubber.ports.record.Certificates`."""
-        await self._asked()
+        await self._yield_to_tasks()
         found = self._rows.certificates.get(id)
         return None if found is None else CERTIFICATE.decode(found[1])
 
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         """The last audit row that was committed; the start of the chain before a load."""
         return self._head
 
@@ -174,19 +174,19 @@ class MemoryLedger:
         """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it."""
         return self._health
 
-    async def _asked(self) -> None:
+    async def _yield_to_tasks(self) -> None:
         """Let other tasks run first, as beside a real disk."""
         await asyncio.sleep(0)
         if not self._open:
             raise LedgerFailure("The ledger in memory is not open.")
 
-    def _failed(self, sentence: str) -> LedgerFailure:
-        self._health = sentence
-        return LedgerFailure(sentence)
+    def _record_failure(self, message: str) -> LedgerFailure:
+        self._health = message
+        return LedgerFailure(message)
 
-    def _store(self, change: Change) -> None:
+    def _store(self, change: LedgerChange) -> None:
         rows = self._rows
-        added = append(rows.head, change.events)
+        added = chain_events(rows.head, change.events)
         head = added[-1].head if added else rows.head
         devices = self._next_devices(change)
         known = rows.devices.keys() | devices.keys()
@@ -196,13 +196,13 @@ class MemoryLedger:
             *(device for device, _ in change.grants),
         ):
             if device not in known:
-                raise LedgerFailure(contradiction(f"is about device {device}, which has no record"))
+                raise LedgerFailure(contradiction_message(f"is about device {device}, which has no record"))
         certificates = self._next_certificates(change.certificates, head)
         grants: dict[tuple[str, int], tuple[int, str]] = {}
         for device, grant in change.grants:
             key = (device, grant.sequence)
             if key in rows.grants or key in grants:
-                raise LedgerFailure(contradiction(f"repeats grant {grant.sequence} of device {device}"))
+                raise LedgerFailure(contradiction_message(f"repeats grant {grant.sequence} of device {device}"))
             grants[key] = (head.sequence, GRANT.encode(grant))
         scrubs = {scrub.id: (head.sequence, SCRUB.encode(scrub)) for scrub in change.scrubs}
         # Everything was checked above: from here on nothing can fail, so the change is stored whole.
@@ -212,36 +212,38 @@ class MemoryLedger:
         rows.scrubs |= scrubs
         rows.audit.extend(added)
         rows.head = self._head = head
-        cut = self._retention.cut(rows.pruned.sequence, head.sequence, live_bytes=0)
+        cut = self._retention.cutoff(rows.pruned.sequence, head.sequence, live_bytes=0)
         if cut is not None:
             self._prune(cut)
 
-    def _next_devices(self, change: Change) -> dict[str, str]:
+    def _next_devices(self, change: LedgerChange) -> dict[str, str]:
         devices: dict[str, str] = {}
         for record in change.records:
             document = devices.get(record.device, self._rows.devices.get(record.device))
             stored = 0 if document is None else json.loads(document)["version"]
             if record.version != stored + 1:
                 raise LedgerFailure(
-                    contradiction(f"brings device {record.device} to version {record.version}, the ledger has {stored}")
+                    contradiction_message(
+                        f"brings device {record.device} to version {record.version}, the ledger has {stored}"
+                    )
                 )
             devices[record.device] = RECORD.encode(record)
         return devices
 
-    def _next_certificates(self, changed: Sequence[Certificate], head: Head) -> dict[str, tuple[int, str]]:
+    def _next_certificates(self, changed: Sequence[Certificate], head: AuditHead) -> dict[str, tuple[int, str]]:
         following: dict[str, tuple[int, str]] = {}
         for certificate in changed:
             document = CERTIFICATE.encode(certificate)
             stored = following.get(certificate.id, self._rows.certificates.get(certificate.id))
             if stored is not None and stored[1] != document and CERTIFICATE.decode(stored[1]).next_grant is not None:
-                raise LedgerFailure(contradiction(f"rewrites certificate {certificate.id}, which is used up"))
+                raise LedgerFailure(contradiction_message(f"rewrites certificate {certificate.id}, which is used up"))
             following[certificate.id] = (head.sequence, document)
         return following
 
     def _prune(self, cut: int) -> None:
         rows = self._rows
         gone = [row for row in rows.audit if row.sequence <= cut]
-        named = Named.by(rows.records().values())
+        named = ReferencedRows.from_records(rows.records().values())
         rows.audit = rows.audit[len(gone) :]
         rows.pruned = gone[-1].head
         rows.scrubs = {
@@ -272,14 +274,14 @@ class MemoryLedger:
         )
 
 
-def _asked_for(row: AuditRow, query: HistoryQuery) -> bool:
+def _matches(row: AuditRow, query: HistoryQuery) -> bool:
     if query.device not in (None, row.device) or (query.since is not None and row.at < query.since):
         return False
-    if not query.names(row.name) or (query.before is not None and row.sequence >= query.before):
+    if not query.matches_event(row.name) or (query.before is not None and row.sequence >= query.before):
         return False
     fields = event_of(row).fields
     if query.tenant is not None and fields.get("tenant_namespace") != query.tenant:
         return False
-    if query.outcome is not None and query.outcome in HAND_OVERS:
-        return row.name == HAND_OVERS[query.outcome]
+    if query.outcome is not None and query.outcome in HAND_OVER_EVENTS:
+        return row.name == HAND_OVER_EVENTS[query.outcome]
     return query.outcome is None or fields.get("outcome") == query.outcome

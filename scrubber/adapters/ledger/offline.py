@@ -17,56 +17,56 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scrubber.adapters.ledger.chain import ChainReport
-from scrubber.adapters.ledger.failures import translated
-from scrubber.adapters.ledger.place import Place
-from scrubber.adapters.ledger.reading import chain_report
+from scrubber.adapters.ledger.failures import ledger_failure
+from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.queries import verify_stored_chain
 from scrubber.adapters.ledger.schema import open_database
-from scrubber.adapters.ledger.shapes import Undecodable
-from scrubber.adapters.ledger.trail import following, opening
-from scrubber.domain.errors import LedgerFailure, SecondInstance
+from scrubber.adapters.ledger.state_directory import StateDirectory
+from scrubber.adapters.ledger.trail import first_page, next_page
+from scrubber.domain.errors import AlreadyRunning, LedgerFailure
 from scrubber.ports.record import TrailPage
 
-__all__ = ["pages", "verify"]
+__all__ = ["read_pages", "verify_ledger"]
 
 
-def verify(directory: Path) -> ChainReport:
+def verify_ledger(directory: Path) -> ChainReport:
     """Walk the audit chain of the ledger in ``directory``.
 
     Raises:
         LedgerFailure: there is no ledger, or it is damaged, newer or not readable as one.
-        SecondInstance: a service has it open; ask that service, or stop it first.
+        AlreadyRunning: a service has it open; ask that service, or stop it first.
     """
-    with _opened(directory) as connection:
-        return chain_report(connection)
+    with _open_copy(directory) as connection:
+        return verify_stored_chain(connection)
 
 
-def pages(directory: Path, after: int = 0) -> Iterator[TrailPage]:
+def read_pages(directory: Path, after: int = 0) -> Iterator[TrailPage]:
     """The trail of the ledger in ``directory``, as :meth:`scrubber.ports.record.AuditTrail.pages` answers it.
 
     Raises:
         InvalidRequest: the trail ends before row ``after``.
-        LedgerFailure, SecondInstance: as :func:`verify`.
+        LedgerFailure, AlreadyRunning: as :func:`verify_ledger`.
     """
-    with _opened(directory) as connection:
-        page: TrailPage | None = opening(connection, after)
+    with _open_copy(directory) as connection:
+        page: TrailPage | None = first_page(connection, after)
         while page is not None:
             yield page
-            page = following(connection, page)
+            page = next_page(connection, page)
 
 
 @contextmanager
-def _opened(directory: Path) -> Iterator[sqlite3.Connection]:
+def _open_copy(directory: Path) -> Iterator[sqlite3.Connection]:
     """A copy of the ledger in ``directory``, and a service kept from starting on the original meanwhile."""
-    place = Place(directory)
+    place = StateDirectory(directory)
     held: int | None = None
     try:
-        held = _hold(place)
+        held = _lock_original(place)
         with tempfile.TemporaryDirectory(prefix="ledger-") as scratch:
             copy = Path(scratch) / place.database.name
-            _copied(place.database, copy)
+            _copy_file(place.database, copy)
             if place.log.exists():
-                _copied(place.log, copy.with_name(place.log.name))
-            connection = open_database(copy, home=directory)
+                _copy_file(place.log, copy.with_name(place.log.name))
+            connection = open_database(copy, reported_directory=directory)
             try:
                 yield connection
             finally:
@@ -81,15 +81,15 @@ def _opened(directory: Path) -> Iterator[sqlite3.Connection]:
             "its audit trail."
         ) from error
     except (sqlite3.Error, OSError) as error:
-        raise translated(error, directory) from error
-    except Undecodable as error:
+        raise ledger_failure(error, directory) from error
+    except CodecError as error:
         raise LedgerFailure(f"The ledger in {directory} holds what this program cannot read ({error}).") from error
     finally:
         if held is not None:
             os.close(held)
 
 
-def _copied(original: Path, copy: Path) -> None:
+def _copy_file(original: Path, copy: Path) -> None:
     try:
         shutil.copyfile(original, copy)
     except OSError as error:
@@ -101,7 +101,7 @@ def _copied(original: Path, copy: Path) -> None:
         ) from error
 
 
-def _hold(place: Place) -> int | None:
+def _lock_original(place: StateDirectory) -> int | None:
     """Keep a service from starting on the ledger meanwhile; None for a copy that came without its lock file."""
     try:
         descriptor = os.open(place.lock_file, os.O_RDONLY | os.O_CLOEXEC)
@@ -111,7 +111,7 @@ def _hold(place: Place) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise SecondInstance(
+        raise AlreadyRunning(
             f"A scrub service has the ledger in {place.directory} open; ask that service, stop it first, or look at a "
             "copy."
         ) from None

@@ -17,7 +17,7 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["RESERVE_BYTES", "SLICE_BYTES", "Reserve"]
+__all__ = ["RESERVE_BYTES", "SLICE_BYTES", "DiskReserve"]
 
 RESERVE_BYTES = 4 * 1024 * 1024
 SLICE_BYTES = 16 * 1024
@@ -25,7 +25,7 @@ SLICE_BYTES = 16 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Reserve:
+class DiskReserve:
     """Blocks that the file at ``path`` holds; nothing is ever written into it.
 
     On a file system that copies on write or compresses, blocks that are held may not be blocks that can be had.
@@ -41,13 +41,13 @@ class Reserve:
         self._path = path
         self._size = size
         self._descriptor: int | None = None
-        self._whole = size == 0
+        self._complete = size == 0
 
-    def take(self) -> bool:
+    def allocate(self) -> bool:
         """Hold all of it, if there is room for all; whether it is whole. Costs nothing while it is."""
-        if self._whole:
+        if self._complete:
             return True
-        descriptor = self._opened()
+        descriptor = self._open()
         held = os.fstat(descriptor).st_size
         try:
             os.posix_fallocate(descriptor, 0, self._size)
@@ -56,18 +56,18 @@ class Reserve:
             if exc.errno in _FULL:
                 return False
             raise
-        self._whole = True
+        self._complete = True
         return True
 
-    def give_back(self) -> bool:
+    def release_slice(self) -> bool:
         """Let go of one slice; False when nothing is left."""
         if self._size == 0:
             return False
-        descriptor = self._opened()
+        descriptor = self._open()
         held = os.fstat(descriptor).st_size
         if held == 0:
             return False
-        self._whole = False
+        self._complete = False
         os.ftruncate(descriptor, max(held - SLICE_BYTES, 0))
         # A journalling file system gives blocks out again only when it is on the disk that they are free.
         os.fsync(descriptor)
@@ -76,11 +76,11 @@ class Reserve:
     def close(self) -> None:
         """Close the file; its blocks stay held, for the next instance."""
         descriptor, self._descriptor = self._descriptor, None
-        self._whole = self._size == 0
+        self._complete = self._size == 0
         if descriptor is not None:
             os.close(descriptor)
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         return self._descriptor

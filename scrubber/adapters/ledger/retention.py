@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from scrubber.domain.record import DeviceRecord
 
-__all__ = ["MAX_AUDIT_ROWS", "MAX_BYTES", "Named", "Retention"]
+__all__ = ["MAX_AUDIT_ROWS", "MAX_BYTES", "ReferencedRows", "Retention"]
 
 MAX_AUDIT_ROWS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 
-_PORTION = 100
+_PRUNE_ROWS = 100
 """One part in this many goes at a time, so that the commit that prunes is not much slower than the others."""
 
-_FEWEST_ROWS = 10
+_MIN_AUDIT_ROWS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Retention:
     max_bytes: int = MAX_BYTES
 
     def __post_init__(self) -> None:
-        if self.max_audit_rows < _FEWEST_ROWS:
-            raise ValueError(f"an audit trail is at least {_FEWEST_ROWS} rows long, not {self.max_audit_rows}")
+        if self.max_audit_rows < _MIN_AUDIT_ROWS:
+            raise ValueError(f"an audit trail is at least {_MIN_AUDIT_ROWS} rows long, not {self.max_audit_rows}")
         if self.max_bytes <= 0:
             raise ValueError("a ledger needs room")
 
-    def cut(self, pruned: int, head: int, live_bytes: int) -> int | None:
+    def cutoff(self, pruned: int, head: int, live_bytes: int) -> int | None:
         """The sequence through which to forget; None while everything is within bounds.
 
         Args:
@@ -49,21 +49,21 @@ class Retention:
             head: the last sequence written, this commit's rows included.
         """
         if head - pruned > self.max_audit_rows:
-            return head - self.max_audit_rows + max(1, self.max_audit_rows // _PORTION)
+            return head - self.max_audit_rows + max(1, self.max_audit_rows // _PRUNE_ROWS)
         if live_bytes > self.max_bytes and head - pruned > 1:
-            return pruned + max(1, (head - pruned) // _PORTION)
+            return pruned + max(1, (head - pruned) // _PRUNE_ROWS)
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ReferencedRows:
     """What the current records name. An unused certificate that no record names is void, and may go."""
 
     certificates: frozenset[str]
     grants: frozenset[tuple[str, int]]
 
     @classmethod
-    def by(cls, records: Iterable[DeviceRecord]) -> Named:
+    def from_records(cls, records: Iterable[DeviceRecord]) -> ReferencedRows:
         certificates: set[str] = set()
         grants: set[tuple[str, int]] = set()
         for record in records:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from scrubber.adapters.ledger.failures import START_ANEW
+from scrubber.adapters.ledger.failures import START_OVER_HINT
 from scrubber.domain.errors import LedgerFailure
 
 __all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database"]
@@ -132,30 +132,32 @@ def create_database(path: Path) -> None:
         connection.close()
 
 
-def open_database(path: Path, *, home: Path | None = None) -> sqlite3.Connection:
+def open_database(path: Path, *, reported_directory: Path | None = None) -> sqlite3.Connection:
     """Open the ledger at ``path`` for this thread and see that it is one, whole and of our schema.
 
     Args:
-        home: the directory that errors name, for a copy that is made to be looked at; else where it is.
+        reported_directory: the directory that errors name, for a copy that is made to be looked at; else where it is.
 
     Raises:
         LedgerFailure: it is another program's, newer, damaged, or its tables were changed.
         sqlite3.Error: everything that SQLite finds by itself.
     """
-    home = path.parent if home is None else home
+    reported_directory = path.parent if reported_directory is None else reported_directory
     connection = _connect(str(path))
     try:
-        _recognise(connection, home / path.name)
+        _check_schema(connection, reported_directory / path.name)
         damage = [str(row[0]) for row in connection.execute("PRAGMA quick_check(1)")]
         if damage != ["ok"]:
-            raise LedgerFailure(f"The ledger in {home} is damaged ({damage[0]}); {START_ANEW}")
+            raise LedgerFailure(f"The ledger in {reported_directory} is damaged ({damage[0]}); {START_OVER_HINT}")
         if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-            raise LedgerFailure(f"The ledger in {home} lost records of devices; {START_ANEW}")
+            raise LedgerFailure(f"The ledger in {reported_directory} lost records of devices; {START_OVER_HINT}")
         if _definitions(connection) != _our_definitions():
-            raise LedgerFailure(f"The tables of the ledger in {home} were changed by somebody; {START_ANEW}")
+            raise LedgerFailure(
+                f"The tables of the ledger in {reported_directory} were changed by somebody; {START_OVER_HINT}"
+            )
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != ("wal",):
-            raise LedgerFailure(f"The ledger in {home} cannot keep a write-ahead log; use a local disk.")
+            raise LedgerFailure(f"The ledger in {reported_directory} cannot keep a write-ahead log; use a local disk.")
         # The ledger checkpoints behind its commits; SQLite's own, before one, is for when that falls behind.
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 16777216")
@@ -165,18 +167,18 @@ def open_database(path: Path, *, home: Path | None = None) -> sqlite3.Connection
     return connection
 
 
-def _recognise(connection: sqlite3.Connection, path: Path) -> None:
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
-        raise LedgerFailure(f"{path} is a database, but not a ledger; {START_ANEW}")
+        raise LedgerFailure(f"{path} is a database, but not a ledger; {START_OVER_HINT}")
     if version > SCHEMA:
         raise LedgerFailure(
             f"The ledger in {path.parent} was written by a newer version of this program (schema {version}, this one "
-            f"knows {SCHEMA}); upgrade, or {START_ANEW}"
+            f"knows {SCHEMA}); upgrade, or {START_OVER_HINT}"
         )
     if version < 1:
-        raise LedgerFailure(f"The ledger in {path.parent} has schema {version}, which never was; {START_ANEW}")
+        raise LedgerFailure(f"The ledger in {path.parent} has schema {version}, which never was; {START_OVER_HINT}")
 
 
 def _definitions(connection: sqlite3.Connection) -> list[tuple[str, str]]:

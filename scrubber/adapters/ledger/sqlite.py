@@ -20,18 +20,32 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
-from scrubber.adapters.ledger.failures import START_ANEW, contradiction, translated
-from scrubber.adapters.ledger.place import FileIdentity, Place, filesystem_magic
-from scrubber.adapters.ledger.reading import Visit, certificate, chain_report, state, visit
-from scrubber.adapters.ledger.reserve import RESERVE_BYTES, Reserve
+from scrubber.adapters.ledger.failures import START_OVER_HINT, contradiction_message, ledger_failure
+from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.queries import (
+    HistoryBatch,
+    read_certificate,
+    read_history_batch,
+    read_state,
+    verify_stored_chain,
+)
+from scrubber.adapters.ledger.reserve import RESERVE_BYTES, DiskReserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
 from scrubber.adapters.ledger.schema import create_database, open_database
-from scrubber.adapters.ledger.shapes import Undecodable
-from scrubber.adapters.ledger.trail import following, look_back, opening
-from scrubber.adapters.ledger.transaction import store
-from scrubber.domain.errors import Fatal, LedgerFailure
+from scrubber.adapters.ledger.state_directory import FileIdentity, StateDirectory, filesystem_magic
+from scrubber.adapters.ledger.trail import check_before, first_page, next_page
+from scrubber.adapters.ledger.transaction import store_change
+from scrubber.domain.errors import FatalError, LedgerFailure
 from scrubber.domain.evidence import Certificate
-from scrubber.ports.record import START, Change, Head, HistoryEntry, HistoryQuery, LedgerState, TrailPage
+from scrubber.ports.record import (
+    CHAIN_START,
+    AuditHead,
+    HistoryEntry,
+    HistoryQuery,
+    LedgerChange,
+    LedgerState,
+    TrailPage,
+)
 
 __all__ = ["SqliteLedger"]
 
@@ -40,7 +54,7 @@ T = TypeVar("T")
 _CHECKPOINT_EVERY = 250
 """Commits between two checkpoints. They run behind a commit's answer; SQLite's own would run before one."""
 
-_PAGE = 100
+_HISTORY_BATCH_ROWS = 100
 """Entries read at a time."""
 
 
@@ -70,9 +84,9 @@ class SqliteLedger:
         filesystem: Callable[[Path], int] = filesystem_magic,
         observe: Callable[[float, bool], object] = lambda seconds, stored: None,
     ) -> None:
-        self._place = Place(directory, filesystem)
+        self._directory = StateDirectory(directory, filesystem)
         self._retention = Retention(max_audit_rows, max_bytes)
-        self._reserve = Reserve(self._place.reserve, reserve_bytes)
+        self._reserve = DiskReserve(self._directory.reserve, reserve_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
@@ -80,7 +94,7 @@ class SqliteLedger:
         self._closed = False
         self._since_checkpoint = 0
         self._health = "ok"
-        self._head = START
+        self._head = CHAIN_START
         self._observe = observe
         self.size_bytes: int | None = None
 
@@ -89,17 +103,17 @@ class SqliteLedger:
 
         Raises:
             LedgerFailure: corrupt, truncated, missing, newer than this program, or its audit chain is broken.
-            SecondInstance: another process owns it.
-            BadConfiguration: the directory is not a place for a ledger.
+            AlreadyRunning: another process owns it.
+            InvalidConfiguration: the directory is not a place for a ledger.
         """
-        return await self._run(partial(self._remembering, self._load))
+        return await self._run(partial(self._record_health, self._load))
 
-    async def commit(self, change: Change) -> None:
+    async def commit(self, change: LedgerChange) -> None:
         """Store ``change`` whole and durably, or raise :class:`LedgerFailure` and store nothing of it."""
         began = monotonic()
         try:
-            await self._run(partial(self._remembering, partial(self._commit, change)))
-        except Fatal:
+            await self._run(partial(self._record_health, partial(self._commit, change)))
+        except FatalError:
             self._observe(monotonic() - began, False)
             raise
         self._observe(monotonic() - began, True)
@@ -113,12 +127,12 @@ class SqliteLedger:
 
         Read visit by visit, so that no question about the past holds up a hand-over for long.
         """
-        look_back(query.before, self._head)
+        check_before(query.before, self._head)
         found: list[HistoryEntry] = []
         below = query.before
         while len(found) < query.limit:
-            wanted = replace(query, limit=min(_PAGE, query.limit - len(found)))
-            seen = await self._run(partial(self._visit, wanted, below))
+            wanted = replace(query, limit=min(_HISTORY_BATCH_ROWS, query.limit - len(found)))
+            seen = await self._run(partial(self._history_batch, wanted, below))
             found.extend(seen.entries)
             below = seen.below
             if below is None:
@@ -127,16 +141,16 @@ class SqliteLedger:
 
     async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
         """See :class:`scrubber.ports.record.AuditTrail`; a page is at most 500 rows."""
-        page: TrailPage | None = await self._run(partial(self._opening, after))
+        page: TrailPage | None = await self._run(partial(self._first_page, after))
         while page is not None:
             yield page
-            page = await self._run(partial(self._following, page))
+            page = await self._run(partial(self._next_page, page))
 
     async def certificate(self, id: str) -> Certificate | None:
         """See :class:`scrubber.ports.record.Certificates`."""
-        return await self._run(lambda: certificate(self._open(), id))
+        return await self._run(lambda: read_certificate(self._require_connection(), id))
 
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         """The last audit row that was committed, without asking the disk; the start of the chain before a load."""
         return self._head
 
@@ -162,87 +176,89 @@ class SqliteLedger:
     async def _run(self, work: Callable[[], T]) -> T:
         """Run ``work``; whatever the storage does wrong becomes a :class:`LedgerFailure`."""
         if self._closed:
-            raise LedgerFailure(f"The ledger in {self._place.directory} is closed; the service is stopping.")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._translating, work)
+            raise LedgerFailure(f"The ledger in {self._directory.directory} is closed; the service is stopping.")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._translate_errors, work)
 
-    def _translating(self, work: Callable[[], T]) -> T:
+    def _translate_errors(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except (sqlite3.Error, OSError) as error:
-            raise translated(error, self._place.directory) from error
-        except Undecodable as error:
+            raise ledger_failure(error, self._directory.directory) from error
+        except CodecError as error:
             raise LedgerFailure(
-                f"The ledger in {self._place.directory} holds what this program cannot read ({error}); {START_ANEW}"
+                f"The ledger in {self._directory.directory} holds what this program cannot read ({error}); {START_OVER_HINT}"
             ) from error
 
-    def _remembering(self, work: Callable[[], T]) -> T:
+    def _record_health(self, work: Callable[[], T]) -> T:
         """Run ``work``, on which hand-overs depend; its failure is the ledger's health."""
         try:
-            return self._translating(work)
-        except Fatal as failure:
+            return self._translate_errors(work)
+        except FatalError as failure:
             self._health = str(failure)
             raise
 
-    def _open(self) -> sqlite3.Connection:
+    def _require_connection(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise LedgerFailure(f"The ledger in {self._place.directory} is not open.")
+            raise LedgerFailure(f"The ledger in {self._directory.directory} is not open.")
         return self._connection
 
     def _load(self) -> LedgerState:
         if self._connection is None:
-            self._take()
-        connection = self._open()
+            self._open_directory()
+        connection = self._require_connection()
         try:
-            report = chain_report(connection)
+            report = verify_stored_chain(connection)
             if not report.intact:
                 raise LedgerFailure(
-                    f"{report.sentence} The ledger in {self._place.directory} cannot be believed; {START_ANEW}"
+                    f"{report.message} The ledger in {self._directory.directory} cannot be believed; {START_OVER_HINT}"
                 )
-            found = state(connection)
-            self._tell_of_the_reserve()
+            found = read_state(connection)
+            self._refill_reserve()
         except BaseException:
             self._release()
             raise
-        self._head = Head(found.head_sequence, found.head_hash)
-        self.size_bytes = self._place.size()
+        self._head = AuditHead(found.head_sequence, found.head_hash)
+        self.size_bytes = self._directory.size()
         return found
 
-    def _take(self) -> None:
-        self._place.prepare()
-        self._lock = self._place.lock()
+    def _open_directory(self) -> None:
+        self._directory.prepare()
+        self._lock = self._directory.lock()
         try:
-            self._reserve.take()
-            self._place.settle(create_database)
-            before = self._place.identities()
-            self._connection = open_database(self._place.database)
-            self._place.unchanged({path: before[path] for path in before if path != self._place.log})
-            self._files = self._place.identities()  # the log is there now, and stays until the connection is closed
+            self._reserve.allocate()
+            self._directory.ensure_database(create_database)
+            before = self._directory.file_identities()
+            self._connection = open_database(self._directory.database)
+            self._directory.check_unchanged({path: before[path] for path in before if path != self._directory.log})
+            self._files = (
+                self._directory.file_identities()
+            )  # the log is there now, and stays until the connection is closed
         except BaseException:
             self._release()
             raise
 
-    def _commit(self, change: Change) -> None:
-        connection = self._open()
-        self._place.unchanged(self._files)
-        if change.grants and not self._reserve.take():
-            raise self._full()
+    def _commit(self, change: LedgerChange) -> None:
+        connection = self._require_connection()
+        self._directory.check_unchanged(self._files)
+        if change.grants and not self._reserve.allocate():
+            raise self._disk_full_failure()
         try:
             self._store(connection, change)
         except sqlite3.OperationalError as error:
             if change.grants or not _is_full(error):
                 raise
-            self._store_from_the_reserve(connection, change, error)
-        self._tell_of_the_reserve()
-        self.size_bytes = self._place.size()
+            self._store_using_reserve(connection, change, error)
+        self._refill_reserve()
+        self.size_bytes = self._directory.size()
 
-    def _store(self, connection: sqlite3.Connection, change: Change) -> None:
+    def _store(self, connection: sqlite3.Connection, change: LedgerChange) -> None:
         try:
-            self._head = store(connection, change, self._retention)
-        except (Undecodable, UnicodeError, OverflowError) as error:
-            raise LedgerFailure(contradiction(f"cannot be written ({error})")) from error
+            self._head = store_change(connection, change, self._retention)
+        except (CodecError, UnicodeError, OverflowError) as error:
+            raise LedgerFailure(contradiction_message(f"cannot be written ({error})")) from error
 
-    def _store_from_the_reserve(
-        self, connection: sqlite3.Connection, change: Change, failed: sqlite3.OperationalError
+    def _store_using_reserve(
+        self, connection: sqlite3.Connection, change: LedgerChange, failed: sqlite3.OperationalError
     ) -> None:
         """Store ``change`` in room that is ours; raises ``failed``, or a later failure, when there is none left.
 
@@ -258,29 +274,29 @@ class SqliteLedger:
                     raise
             else:
                 return
-            if not self._reserve.give_back():
+            if not self._reserve.release_slice():
                 raise failed
 
-    def _tell_of_the_reserve(self) -> None:
+    def _refill_reserve(self) -> None:
         """Take back what was given; raises nothing, for what was stored by now is stored."""
         try:
-            self._health = "ok" if self._reserve.take() else str(self._full())
+            self._health = "ok" if self._reserve.allocate() else str(self._disk_full_failure())
         except OSError as error:
-            self._health = str(translated(error, self._place.directory))
+            self._health = str(ledger_failure(error, self._directory.directory))
 
-    def _full(self) -> LedgerFailure:
-        return translated(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self._place.directory)
+    def _disk_full_failure(self) -> LedgerFailure:
+        return ledger_failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self._directory.directory)
 
-    def _visit(self, query: HistoryQuery, below: int | None) -> Visit:
-        return visit(self._open(), query, below)
+    def _history_batch(self, query: HistoryQuery, below: int | None) -> HistoryBatch:
+        return read_history_batch(self._require_connection(), query, below)
 
-    def _opening(self, after: int) -> TrailPage:
-        connection = self._open()
+    def _first_page(self, after: int) -> TrailPage:
+        connection = self._require_connection()
         connection.execute("PRAGMA shrink_memory")  # what the disk has is looked at, and not what was read from it once
-        return opening(connection, after)
+        return first_page(connection, after)
 
-    def _following(self, page: TrailPage) -> TrailPage | None:
-        return following(self._open(), page)
+    def _next_page(self, page: TrailPage) -> TrailPage | None:
+        return next_page(self._require_connection(), page)
 
     def _checkpoint(self) -> None:
         """Move the write-ahead log into the database. When that fails the log grows, and nothing is lost."""
@@ -288,7 +304,7 @@ class SqliteLedger:
             try:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             except sqlite3.Error as error:
-                self._health = str(translated(error, self._place.directory))
+                self._health = str(ledger_failure(error, self._directory.directory))
 
     def _release(self) -> None:
         connection, self._connection = self._connection, None

@@ -8,38 +8,38 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-from scrubber.adapters.ledger.reading import ROW, ends
-from scrubber.adapters.ledger.shapes import Undecodable
+from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.queries import AUDIT_COLUMNS, trail_bounds
 from scrubber.domain.errors import InvalidRequest, NotReady
-from scrubber.ports.record import AuditRow, Head, TrailPage
+from scrubber.ports.record import AuditHead, AuditRow, TrailPage
 
-__all__ = ["ROWS_ON_A_PAGE", "beyond", "following", "given_up", "look_back", "opening"]
+__all__ = ["ROWS_PER_PAGE", "check_before", "first_page", "next_page", "past_end_error", "pruned_error"]
 
-ROWS_ON_A_PAGE = 500
+ROWS_PER_PAGE = 500
 
-_BYTES_ON_A_PAGE = 1024 * 1024
+_BYTES_PER_PAGE = 1024 * 1024
 """Of text, about. A page of longer rows is shorter, so that it fits into a message."""
 
 
-def opening(connection: sqlite3.Connection, after: int) -> TrailPage:
+def first_page(connection: sqlite3.Connection, after: int) -> TrailPage:
     """The first page of the trail as it stands now, without the rows up to sequence ``after``.
 
     Raises:
         InvalidRequest: the trail ends before row ``after``.
     """
-    pruned, head = ends(connection)
+    pruned, head = trail_bounds(connection)
     if after > head.sequence:
-        raise beyond(after, head)
+        raise past_end_error(after, head)
     start = pruned
     if after > pruned.sequence:
         found = connection.execute("SELECT hash FROM audit WHERE sequence = ?", (after,)).fetchone()
         if found is None:
-            raise Undecodable(f"audit row {after} is missing")
-        start = Head(after, found[0])
+            raise CodecError(f"audit row {after} is missing")
+        start = AuditHead(after, found[0])
     return TrailPage(start, head, _rows(connection, start.sequence, head))
 
 
-def following(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | None:
+def next_page(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | None:
     """The page after ``page``; None when that was the last one.
 
     Raises:
@@ -48,14 +48,14 @@ def following(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | No
     if not page.rows or page.rows[-1].sequence >= page.head.sequence:
         return None
     last = page.rows[-1].sequence
-    pruned, _ = ends(connection)
+    pruned, _ = trail_bounds(connection)
     if pruned.sequence > last:
-        raise given_up(last, pruned)
+        raise pruned_error(last, pruned)
     rows = _rows(connection, last, page.head)
-    return TrailPage(page.pruned, page.head, rows) if rows else None
+    return TrailPage(page.preceding_head, page.head, rows) if rows else None
 
 
-def look_back(before: int | None, head: Head) -> None:
+def check_before(before: int | None, head: AuditHead) -> None:
     """Let a look begin below the row ``before``, which may be the one that comes after ``head``.
 
     Raises:
@@ -67,31 +67,31 @@ def look_back(before: int | None, head: Head) -> None:
         )
 
 
-def beyond(after: int, head: Head) -> InvalidRequest:
+def past_end_error(after: int, head: AuditHead) -> InvalidRequest:
     """Why there is nothing to read after row ``after``."""
     return InvalidRequest(f"The audit trail ends at row {head.sequence}: there is no row {after} to read on from.")
 
 
-def given_up(last: int, pruned: Head) -> NotReady:
+def pruned_error(last: int, pruned: AuditHead) -> NotReady:
     """Why a reading that has come to row ``last`` cannot go on."""
     return NotReady(
         f"Audit rows {last + 1} to {pruned.sequence} were given up, to keep the trail bounded, while it was read; ask again."
     )
 
 
-def _rows(connection: sqlite3.Connection, above: int, head: Head) -> tuple[AuditRow, ...]:
+def _rows(connection: sqlite3.Connection, above: int, head: AuditHead) -> tuple[AuditRow, ...]:
     rows: list[AuditRow] = []
     size = 0
     # Closed by hand: a cursor that is left half read would keep SQLite's lock, and no change could be stored.
     with closing(
         connection.execute(
-            f"SELECT {ROW} FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
-            (above, head.sequence, ROWS_ON_A_PAGE),
+            f"SELECT {AUDIT_COLUMNS} FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
+            (above, head.sequence, ROWS_PER_PAGE),
         )
     ) as found:
         for each in found:
             rows.append(AuditRow(*each))
             size += sum(len(value) for value in each if isinstance(value, str))
-            if size >= _BYTES_ON_A_PAGE:
+            if size >= _BYTES_PER_PAGE:
                 break
     return tuple(rows)

@@ -1,6 +1,6 @@
 """One change, one transaction: records, grants, certificates, scrubs and audit rows are stored together or not at all.
 
-Every function here runs on the ledger's own thread, raises ``sqlite3.Error``, ``Undecodable`` or ``LedgerFailure``,
+Every function here runs on the ledger's own thread, raises ``sqlite3.Error``, ``CodecError`` or ``LedgerFailure``,
 and leaves no transaction open.
 """
 
@@ -9,24 +9,24 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from scrubber.adapters.ledger.chain import append
-from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB
-from scrubber.adapters.ledger.failures import contradiction
-from scrubber.adapters.ledger.reading import ends, records
-from scrubber.adapters.ledger.retention import Named, Retention
+from scrubber.adapters.ledger.chain import chain_events
+from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, RECORD, SCRUB
+from scrubber.adapters.ledger.failures import contradiction_message
+from scrubber.adapters.ledger.queries import read_records, trail_bounds
+from scrubber.adapters.ledger.retention import ReferencedRows, Retention
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.record import Change, Event, Head
+from scrubber.ports.record import AuditHead, Event, LedgerChange
 
-__all__ = ["store"]
+__all__ = ["store_change"]
 
 
-def store(connection: sqlite3.Connection, change: Change, retention: Retention) -> Head:
+def store_change(connection: sqlite3.Connection, change: LedgerChange, retention: Retention) -> AuditHead:
     """Store ``change`` durably, and prune what is beyond ``retention`` in the same transaction; answers the new head."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        pruned, head = ends(connection)
+        pruned, head = trail_bounds(connection)
         head = _add_events(connection, head, change.events)
         _put_records(connection, change.records)
         for scrub in change.scrubs:
@@ -42,7 +42,7 @@ def store(connection: sqlite3.Connection, change: Change, retention: Retention) 
             "INSERT INTO grants VALUES (?, ?, ?, ?)",
             [(device, grant.sequence, head.sequence, GRANT.encode(grant)) for device, grant in change.grants],
         )
-        cut = retention.cut(pruned.sequence, head.sequence, _live_bytes(connection))
+        cut = retention.cutoff(pruned.sequence, head.sequence, _live_bytes(connection))
         if cut is not None:
             _prune(connection, cut)
         connection.execute("COMMIT")
@@ -54,8 +54,8 @@ def store(connection: sqlite3.Connection, change: Change, retention: Retention) 
     return head
 
 
-def _add_events(connection: sqlite3.Connection, head: Head, events: Iterable[Event]) -> Head:
-    for row in append(head, events):
+def _add_events(connection: sqlite3.Connection, head: AuditHead, events: Iterable[Event]) -> AuditHead:
+    for row in chain_events(head, events):
         connection.execute(
             "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -80,7 +80,9 @@ def _put_records(connection: sqlite3.Connection, changed: Iterable[DeviceRecord]
         stored = 0 if found is None else found[0]
         if record.version != stored + 1:
             raise LedgerFailure(
-                contradiction(f"brings device {record.device} to version {record.version}, the ledger has {stored}")
+                contradiction_message(
+                    f"brings device {record.device} to version {record.version}, the ledger has {stored}"
+                )
             )
         connection.execute(
             "INSERT INTO devices VALUES (?, ?, ?, ?, ?) ON CONFLICT (device) DO UPDATE SET"
@@ -90,7 +92,7 @@ def _put_records(connection: sqlite3.Connection, changed: Iterable[DeviceRecord]
         )
 
 
-def _put_certificate(connection: sqlite3.Connection, certificate: Certificate, head: Head) -> None:
+def _put_certificate(connection: sqlite3.Connection, certificate: Certificate, head: AuditHead) -> None:
     """Single use, kept by the storage too: a certificate that is used up is never written differently again."""
     stored = connection.execute(
         "INSERT INTO certificates VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
@@ -100,7 +102,7 @@ def _put_certificate(connection: sqlite3.Connection, certificate: Certificate, h
         (certificate.id, certificate.device, certificate.next_grant, head.sequence, CERTIFICATE.encode(certificate)),
     )
     if stored.rowcount != 1:
-        raise LedgerFailure(contradiction(f"rewrites certificate {certificate.id}, which is used up"))
+        raise LedgerFailure(contradiction_message(f"rewrites certificate {certificate.id}, which is used up"))
 
 
 def _live_bytes(connection: sqlite3.Connection) -> int:
@@ -117,7 +119,7 @@ def _prune(connection: sqlite3.Connection, cut: int) -> None:
     )
     connection.execute("DELETE FROM audit WHERE sequence <= ?", (cut,))
     connection.execute("DELETE FROM scrubs WHERE seen <= ? AND finished = 1", (cut,))
-    named = Named.by(records(connection))
+    named = ReferencedRows.from_records(read_records(connection))
     old_certificates = connection.execute("SELECT id FROM certificates WHERE seen <= ?", (cut,)).fetchall()
     connection.executemany(
         "DELETE FROM certificates WHERE id = ?", [row for row in old_certificates if row[0] not in named.certificates]

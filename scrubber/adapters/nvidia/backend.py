@@ -11,57 +11,57 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.cuda.diagnostics import CudaDiagnostics
 from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.programs import Programs
-from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.cuda.gpu_jobs import GpuJobRunner
+from scrubber.adapters.cuda.programs import ProgramLauncher
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments
+from scrubber.adapters.nvidia.event_watch import EventWatch
+from scrubber.adapters.nvidia.gpu_control import NvmlGpuControl
 from scrubber.adapters.nvidia.holders import NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments
 from scrubber.adapters.nvidia.resetter import NvidiaResetter
 from scrubber.adapters.nvidia.settings import NvidiaSettings
-from scrubber.adapters.nvidia.signals import EventWatch
 from scrubber.adapters.nvidia.telemetry import NvidiaTelemetry
-from scrubber.adapters.nvidia.work import NvidiaGpu
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import Away, BadConfiguration
+from scrubber.domain.errors import InvalidConfiguration, Unavailable
 from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
 __all__ = ["nvidia_backend"]
 
-_AWAKE_WITHIN = 30.0
+_WAKE_TIMEOUT = 30.0
 """Seconds that GPUs get to wake up; one that takes longer is asked all the same, and found to be stuck."""
 
 
-class _FollowedInventory:
+class _WatchedInventory:
     """:class:`scrubber.ports.Inventory` that has the events of what it finds watched."""
 
     def __init__(self, inventory: NvidiaInventory, watch: EventWatch, holders: NvidiaHolders) -> None:
         self._inventory = inventory
         self._watch = watch
         self._holders = holders
-        self.last: Sequence[Device] = ()
+        self.last_devices: Sequence[Device] = ()
 
     async def devices(self) -> tuple[Device, ...]:
         found = await self._inventory.devices()
-        known = {device.id for device in self.last}
+        known = {device.id for device in self.last_devices}
         for device in found:
             if device.id not in known:  # also one that was away: a GPU back from MIG mode, or on the bus again
                 self._holders.forget(device.id)
-        self.last = found
+        self.last_devices = found
         self._watch.follow(found)
         # Whoever opens a GPU first wakes it, which takes seconds where nothing keeps it awake. The events' children have
         # that time; a question that is asked before would be called stuck.
-        await self._watch.ready(_AWAKE_WITHIN)
+        await self._watch.wait_until_ready(_WAKE_TIMEOUT)
         return found
 
     async def identity(self) -> NodeIdentity:
         return await self._inventory.identity()
 
 
-class _Watchers:
+class _ResetListeners:
     """Whoever keeps something about a GPU that does not outlive its reset."""
 
     def __init__(self, watch: EventWatch, holders: NvidiaHolders) -> None:
@@ -81,13 +81,13 @@ class _Watchers:
 
 @asynccontextmanager
 async def nvidia_backend(
-    places: Places,
+    paths: DriverPaths,
     state: Path,
     *,
     node: str,
-    question: float,
+    driver_call_timeout: float,
     infrastructure: InfrastructureLookup,
-    walk: float = 10.0,
+    walk_timeout: float = 10.0,
     children: Children | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[DeviceBackend]:
@@ -95,15 +95,15 @@ async def nvidia_backend(
 
     Args:
         state: a directory of the service's own: locks, fences, compiled kernels.
-        question: seconds that one question to the driver may take.
-        walk: seconds within which one walk over ``/proc`` is answered; its processes share four fifths of that.
+        driver_call_timeout: seconds that one question to the driver may take.
+        walk_timeout: seconds within which one walk over ``/proc`` is answered; its processes share four fifths of that.
         environment: more variables for the CUDA children.
 
     Raises:
-        BadConfiguration: nvidia-ml-py is not installed, or CuPy is not or cannot be loaded.
+        InvalidConfiguration: nvidia-ml-py is not installed, or CuPy is not or cannot be loaded.
     """
     if find_spec("pynvml") is None:  # looked for and not loaded; without it every child of the driver would only die
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             "nvidia-ml-py is not installed, so no GPU can be asked anything: install the service with its extra cuda12 "
             "(or cuda13, as the driver's version asks)."
         )
@@ -112,35 +112,35 @@ async def nvidia_backend(
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(own.close)
-        inventory = NvidiaInventory(places, own, node=node)
+        inventory = NvidiaInventory(paths, own, node=node)
         stack.push_async_callback(inventory.close)
-        arguments = driver_arguments(places)
-        questions = QuestionPool(
-            own, DRIVER_MODULE, arguments=arguments, deadline=question, environment=places.environment()
+        arguments = driver_arguments(paths)
+        questions = RequestPool(
+            own, DRIVER_MODULE, arguments=arguments, deadline=driver_call_timeout, environment=paths.environment()
         )
         stack.push_async_callback(questions.close)
-        watch = EventWatch(own, places, inventory.fingerprint)
+        watch = EventWatch(own, paths, inventory.fingerprint)
         stack.push_async_callback(watch.close)
-        holders = NvidiaHolders(own, questions, places, infrastructure=infrastructure, walk_deadline=walk)
+        holders = NvidiaHolders(own, questions, paths, infrastructure=infrastructure, walk_deadline=walk_timeout)
         stack.push_async_callback(holders.close)
-        followed = _FollowedInventory(inventory, watch, holders)
-        programs = Programs(own, state, libraries=places.library_directories(), environment=environment)
+        followed = _WatchedInventory(inventory, watch, holders)
+        programs = ProgramLauncher(own, state, libraries=paths.library_directories(), environment=environment)
         stack.push_async_callback(programs.close)
         try:
-            await programs.warm()  # a CuPy that is missing is told now, and not by the first scrub
-        except Away as away:
-            raise BadConfiguration(str(away)) from away
-        workplace = Workplace(programs, NvidiaGpu(questions, holders), locks)
+            await programs.warm_up()  # a CuPy that is missing is told now, and not by the first scrub
+        except Unavailable as away:
+            raise InvalidConfiguration(str(away)) from away
+        workplace = GpuJobRunner(programs, NvmlGpuControl(questions, holders), locks)
         eraser = CudaEraser(workplace)
         resetter = NvidiaResetter(
-            devices=lambda: followed.last,
+            devices=lambda: followed.last_devices,
             holders=holders,
             erasers=eraser,
-            events=_Watchers(watch, holders),
-            questions=questions,
-            holdings=(inventory,),
+            events=_ResetListeners(watch, holders),
+            driver_pool=questions,
+            suspendables=(inventory,),
             children=own,
-            places=places,
+            paths=paths,
         )
         watch.start()
         yield DeviceBackend(

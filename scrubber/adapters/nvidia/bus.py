@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.proc import fields_in, lines_in, number_in, value_in
+from scrubber.adapters.kernel_text import fields_in, lines_in, number_in, value_in
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
 
-__all__ = ["BusGpu", "fingerprint", "gpus_on", "mig_minors", "numa_node"]
+__all__ = ["PciGpu", "fingerprint", "list_gpus", "mig_minors", "numa_node"]
 
 _VENDOR = 0x10DE
 _DISPLAY = 0x03
@@ -19,70 +19,71 @@ _DRIVER = "nvidia"
 
 
 @dataclass(frozen=True, slots=True)
-class BusGpu:
+class PciGpu:
     """One GPU on the PCI bus.
 
     Attributes:
         address: as sysfs writes it (``0000:3b:00.0``).
-        unusable: why the driver cannot be asked about it: a sentence; None when it can.
+        unusable_reason: why the driver cannot be asked about it: a sentence; None when it can.
     """
 
     address: str
-    unusable: str | None = None
+    unusable_reason: str | None = None
 
 
-def gpus_on(places: Places) -> tuple[BusGpu, ...]:
+def list_gpus(paths: DriverPaths) -> tuple[PciGpu, ...]:
     """All of NVIDIA's GPUs, in the order of their addresses, whichever driver has them."""
-    named = _named(places.proc_driver / "gpus")
-    addresses = {*named, *(each for each in _named(places.pci_devices) if _is_gpu(places.pci_devices / each))}
+    named = _entry_names(paths.proc_driver / "gpus")
+    addresses = {*named, *(each for each in _entry_names(paths.pci_devices) if _is_gpu(paths.pci_devices / each))}
     return tuple(
-        BusGpu(address, _unusable(places, address, named=address in named)) for address in sorted(addresses, key=_order)
+        PciGpu(address, _unusable_reason(paths, address, named=address in named))
+        for address in sorted(addresses, key=_order)
     )
 
 
-def numa_node(places: Places, address: str) -> int | None:
+def numa_node(paths: DriverPaths, address: str) -> int | None:
     """The NUMA node that the GPU at ``address`` is attached to.
 
     Read from sysfs: NVML's ``GetNumaNodeId`` is another thing, the node that a coherent GPU's own memory is.
     """
     try:
-        node = int(value_in((places.pci_devices / address / "numa_node").read_bytes()))
+        node = int(value_in((paths.pci_devices / address / "numa_node").read_bytes()))
     except (OSError, ValueError):
         return None
     return None if node < 0 else node
 
 
-def mig_minors(places: Places) -> Mapping[str, int]:
+def mig_minors(paths: DriverPaths) -> Mapping[str, int]:
     """Minor numbers of the capability nodes by name (``gpu0/gi1/ci0/access``); empty where there is no MIG."""
     try:
-        lines = lines_in(places.mig_minors.read_bytes())
+        lines = lines_in(paths.mig_minors.read_bytes())
     except OSError:
         return {}
     rows = (fields_in(line) for line in lines)
     return {os.fsdecode(row[0]): number_in(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
 
-def fingerprint(places: Places) -> str:
+def fingerprint(paths: DriverPaths) -> str:
     """A text that changes whenever a GPU or an instance comes or goes, changes its driver, or the driver is loaded anew."""
     digest = hashlib.sha256()
-    for line in _marks(places):
+    for line in _fingerprint_lines(paths):
         digest.update(os.fsencode(line) + b"\n")
     return digest.hexdigest()
 
 
-def _marks(places: Places) -> Iterator[str]:
+def _fingerprint_lines(places: DriverPaths) -> Iterator[str]:
     version = places.proc_driver / "version"
     yield f"driver {_inode(version.parent)} {os.fsdecode(_read(version))}"
-    for gpu in gpus_on(places):
+    for gpu in list_gpus(places):
         place = places.pci_devices / gpu.address
-        yield f"gpu {gpu.address} {_inode(place)} {_driver_of(place)} {gpu.unusable}"
+        yield f"gpu {gpu.address} {_inode(place)} {_driver_of(place)} {gpu.unusable_reason}"
     capabilities = places.proc_driver / "capabilities"
     yield from sorted(str(path.relative_to(capabilities)) for path in capabilities.glob("gpu*/mig/gi*"))
     yield from sorted(str(path.relative_to(capabilities)) for path in capabilities.glob("gpu*/mig/gi*/ci*"))
     yield os.fsdecode(_read(places.mig_minors))
 
 
-def _unusable(places: Places, address: str, *, named: bool) -> str | None:
+def _unusable_reason(places: DriverPaths, address: str, *, named: bool) -> str | None:
     driver = _driver_of(places.pci_devices / address)
     if driver is not None and driver != _DRIVER:
         return f"The GPU at {address} is bound to {driver}: it is passed through to something else, and not ours to hand out."
@@ -116,7 +117,7 @@ def _driver_of(place: Path) -> str | None:
         return None
 
 
-def _named(directory: Path) -> frozenset[str]:
+def _entry_names(directory: Path) -> frozenset[str]:
     try:
         return frozenset(path.name for path in directory.iterdir())
     except OSError:

@@ -9,10 +9,18 @@ from math import ceil
 from pathlib import Path
 
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.nvidia.question import count, listed, optional_count, optional_text, text
+from scrubber.adapters.nvidia.driver_requests import count, objects, optional_count, optional_text, text
 from scrubber.domain.device import Access, AccessKind, Device
 
-__all__ = ["GpuDescription", "InstanceDescription", "devices_of", "peers_of", "profile_name", "read", "unfit"]
+__all__ = [
+    "GpuDescription",
+    "InstanceDescription",
+    "devices_of",
+    "exclusion_reason",
+    "parse_description",
+    "peers_of",
+    "profile_name",
+]
 
 _GIB = 1024**3
 _NAMED_PROFILE = re.compile(r"\bMIG ([0-9]+c\.)?([0-9]+g\.[0-9]+gb\S*)")
@@ -23,31 +31,31 @@ _TRAITS = ("architecture", "compute_capability", "serial", "vbios", "inforom", "
 
 @dataclass(frozen=True, slots=True)
 class InstanceDescription:
-    """A MIG instance; ``index`` is NVML's among its GPU's, ``total`` its memory in bytes."""
+    """A MIG instance; ``index`` is NVML's among its GPU's, ``memory_bytes`` its memory in bytes."""
 
     uuid: str
     index: int
     gi: int
     ci: int
-    total: int
+    memory_bytes: int
     profile: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDescription:
-    """A GPU; ``total`` is its memory in bytes, ``links`` has the far end of each active NVLink: address and kind."""
+    """A GPU; ``memory_bytes`` is its memory in bytes, ``nvlinks`` has the far end of each active NVLink: address and kind."""
 
     uuid: str
     name: str
     minor: int
-    total: int
+    memory_bytes: int
     mig: bool
     traits: tuple[tuple[str, str], ...]
-    links: tuple[tuple[str | None, str | None], ...] = ()
+    nvlinks: tuple[tuple[str | None, str | None], ...] = ()
     instances: tuple[InstanceDescription, ...] = ()
 
 
-def read(answer: Message) -> GpuDescription:
+def parse_description(answer: Message) -> GpuDescription:
     """The answer to ``describe``.
 
     Raises:
@@ -59,15 +67,17 @@ def read(answer: Message) -> GpuDescription:
         uuid=text(answer, "uuid"),
         name=text(answer, "name"),
         minor=count(answer, "minor"),
-        total=total,
+        memory_bytes=total,
         mig=bool(answer.get("mig")),
         traits=tuple((name, value) for name, value in traits.items() if value is not None),
-        links=tuple((optional_text(each, "remote"), optional_text(each, "kind")) for each in listed(answer, "links")),
-        instances=tuple(_instance(each, total) for each in listed(answer, "instances")),
+        nvlinks=tuple(
+            (optional_text(each, "remote"), optional_text(each, "kind")) for each in objects(answer, "links")
+        ),
+        instances=tuple(_instance(each, total) for each in objects(answer, "instances")),
     )
 
 
-def unfit(gpu: GpuDescription, address: str) -> str | None:
+def exclusion_reason(gpu: GpuDescription, address: str) -> str | None:
     """Why nothing of ``gpu`` is handed out: a sentence; None when something is."""
     mode = dict(gpu.traits).get("virtualization")
     if mode in _HOSTS_OF_VGPUS:
@@ -83,10 +93,10 @@ def peers_of(gpus: Mapping[str, GpuDescription]) -> Mapping[str, frozenset[str]]
     All that hang on switches are joined to each other. A GPU in MIG mode is joined to nobody.
     """
     whole = {address: gpu for address, gpu in gpus.items() if not gpu.mig}
-    switched = {gpu.uuid for gpu in whole.values() if any(_to_switch(link, gpus) for link in gpu.links)}
+    switched = {gpu.uuid for gpu in whole.values() if any(_to_switch(link, gpus) for link in gpu.nvlinks)}
     peers: dict[str, set[str]] = {gpu.uuid: set() for gpu in whole.values()}
     for gpu in whole.values():
-        direct = {whole[remote].uuid for remote, _ in gpu.links if remote in whole}
+        direct = {whole[remote].uuid for remote, _ in gpu.nvlinks if remote in whole}
         for peer in direct | (switched if gpu.uuid in switched else set()):
             peers[gpu.uuid].add(peer)
             peers[peer].add(gpu.uuid)
@@ -125,7 +135,7 @@ def devices_of(
                 id=gpu.uuid,
                 index=str(index),
                 model=gpu.name,
-                memory_bytes=gpu.total,
+                memory_bytes=gpu.memory_bytes,
                 numa_node=numa_node,
                 peers=peers,
                 access=tuple(_node(nodes, each) for each in (*shared, *modeset)),
@@ -137,7 +147,7 @@ def devices_of(
             id=each.uuid,
             index=f"{index}:{each.index}",
             model=gpu.name,
-            memory_bytes=each.total,
+            memory_bytes=each.memory_bytes,
             parent=gpu.uuid,
             numa_node=numa_node,
             access=tuple(_node(nodes, name) for name in (*shared, *_capabilities(gpu, each, minors), *modeset)),
@@ -167,7 +177,7 @@ def _instance(row: Mapping[str, object], total: int) -> InstanceDescription:
         index=count(row, "index"),
         gi=count(row, "gi"),
         ci=count(row, "ci"),
-        total=count(row, "total"),
+        memory_bytes=count(row, "total"),
         profile=_profile(row, total),
     )
 
@@ -196,4 +206,4 @@ def _capabilities(gpu: GpuDescription, instance: InstanceDescription, minors: Ma
 
 
 def _node(nodes: Path, name: str) -> Access:
-    return Access(AccessKind.NODE, str(nodes / name), f"/dev/{name}")
+    return Access(AccessKind.DEVICE_NODE, str(nodes / name), f"/dev/{name}")

@@ -1,7 +1,7 @@
 """The child that asks NVML: what there is, how it is, who uses it, and how it is set.
 
 Every call here may hang in the kernel, so it runs behind
-:class:`~scrubber.adapters.children.questions.QuestionPool`. A question names its GPU by PCI address and by UUID: a GPU
+:class:`~scrubber.adapters.children.request_pool.RequestPool`. A question names its GPU by PCI address and by UUID: a GPU
 that was exchanged is never taken for the one that was asked about. Runs as ``python -m scrubber.adapters.nvidia.driver
 PROC_DRIVER PCI_DEVICES``.
 
@@ -35,12 +35,12 @@ from scrubber.adapters.nvidia.driver_description import describe
 from scrubber.adapters.nvidia.driver_settings import (
     COMPUTE_MODE,
     PERSISTENCE_MODE,
-    Setting,
-    defaults_and_values,
+    NvmlSetting,
+    read_defaults_and_values,
     restore,
 )
-from scrubber.adapters.nvidia.errors import RESET_REQUIRED, DriverAway, NvmlFault
-from scrubber.adapters.nvidia.nvml import Gpu, Instance, Memory, ProcessEntry, Session
+from scrubber.adapters.nvidia.errors import RESET_REQUIRED, DriverUnavailable, NvmlFault
+from scrubber.adapters.nvidia.nvml import NvmlGpu, NvmlInstance, NvmlMemory, NvmlProcess, NvmlSession
 
 __all__: list[str] = []
 
@@ -48,16 +48,16 @@ _DRIVER_GONE = frozenset({1, 9, 18})
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NvmlTarget:
     """What a question is about: a GPU, or one instance of it."""
 
-    gpu: Gpu
-    instance: Instance | None
+    gpu: NvmlGpu
+    instance: NvmlInstance | None
 
-    def memory(self) -> Memory:
+    def memory(self) -> NvmlMemory:
         return (self.instance or self.gpu).memory()
 
-    def processes(self) -> tuple[ProcessEntry, ...]:
+    def processes(self) -> tuple[NvmlProcess, ...]:
         """Those of the GPU or the instance. One that the driver ties to no instance counts for each of them."""
         everything = self.gpu.processes()
         if self.instance is None:
@@ -66,7 +66,7 @@ class Target:
         return tuple(each for each in everything if each.gi in (None, gi) and each.ci in (None, ci))
 
 
-class Driver:
+class NvmlRequestHandler:
     """Answers questions with NVML.
 
     Args:
@@ -76,10 +76,10 @@ class Driver:
 
     def __init__(self, proc_driver: Path, pci_devices: Path) -> None:
         self._proc_driver = proc_driver
-        self._session = Session(proc_driver, pci_devices)
-        self._about_a_device: Mapping[object, Callable[[Target, Message], Message]] = {
+        self._session = NvmlSession(proc_driver, pci_devices)
+        self._device_handlers: Mapping[object, Callable[[NvmlTarget, Message], Message]] = {
             "snapshot": self._snapshot,
-            "used": _used,
+            "used": _usage,
             "restore": _restore,
             "compute_mode": _compute_mode,
             "fence": _fence,
@@ -87,27 +87,27 @@ class Driver:
             "persistence": _persistence,
         }
 
-    def answer(self, question: Message) -> Message:
+    def handle(self, request: Message) -> Message:
         """Answer one question.
 
         Raises:
             Fault: there is no answer; its code and its sentence go to the parent.
         """
-        ask = question.get("ask")
+        ask = request.get("ask")
         if ask == "identity":
             return self._identity()
         if ask == "describe":
-            return describe(self._session.gpu(_text(question, "pci")))
-        if ask not in self._about_a_device:
+            return describe(self._session.gpu(_text(request, "pci")))
+        if ask not in self._device_handlers:
             raise Fault("unreadable", f"NVML's child knows no question {ask!r}.")
         try:
-            return self._about_a_device[ask](self._target(question), question)
-        except (DriverAway, NvmlFault) as fault:
-            if ask == "snapshot" and fault.number == RESET_REQUIRED:
+            return self._device_handlers[ask](self._target(request), request)
+        except (DriverUnavailable, NvmlFault) as fault:
+            if ask == "snapshot" and fault.nvml_code == RESET_REQUIRED:
                 return self._unresponsive()
-            if fault.number in _DRIVER_GONE or isinstance(fault, DriverAway):
+            if fault.nvml_code in _DRIVER_GONE or isinstance(fault, DriverUnavailable):
                 # A node without a driver is away; a device without one is a device that nobody can vouch for.
-                raise Fault("unreadable", fault.sentence) from fault
+                raise Fault("unreadable", fault.message) from fault
             raise
 
     def _identity(self) -> Message:
@@ -119,29 +119,29 @@ class Driver:
             "cuda": None if cuda is None else f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}",
         }
 
-    def _target(self, question: Message) -> Target:
+    def _target(self, question: Message) -> NvmlTarget:
         address, wanted, instance = _text(question, "pci"), _text(question, "gpu"), question.get("instance")
         gpu = self._session.gpu(address)
         there = gpu.uuid()
         if there != wanted:
             raise Fault("lost", f"GPU {address} is another one now ({there}, not {wanted}).")
         if instance is None:
-            return Target(gpu, None)
+            return NvmlTarget(gpu, None)
         for each in gpu.instances():
             if each.uuid() == instance:
-                return Target(gpu, each)
+                return NvmlTarget(gpu, each)
         raise Fault("lost", f"GPU {address} has no MIG instance {instance} any more.")
 
-    def _snapshot(self, target: Target, question: Message) -> Message:
+    def _snapshot(self, target: NvmlTarget, question: Message) -> Message:
         gpu = target.gpu
-        counters = health.counters(gpu)
-        conditions = dict(health.conditions(gpu, counters))
-        conditions.update(health.scrub_on_free_disabled(self._proc_driver))
+        counters = health.read_error_counters(gpu)
+        conditions = dict(health.read_conditions(gpu, counters))
+        conditions.update(health.scrub_on_free_condition(self._proc_driver))
         # An instance has no settings of its own, and whoever has the next one may live by its GPU's.
-        defaults, values = ({}, {}) if target.instance is not None else defaults_and_values(gpu)
+        defaults, values = ({}, {}) if target.instance is not None else read_defaults_and_values(gpu)
         return {
-            **health.vitals(gpu),
-            **_used(target, question),
+            **health.read_gauges(gpu),
+            **_usage(target, question),
             "conditions": conditions,
             "counters": dict(counters),
             "settings": values,
@@ -149,12 +149,12 @@ class Driver:
         }
 
     def _unresponsive(self) -> Message:
-        conditions = {**health.reset_required(), **health.scrub_on_free_disabled(self._proc_driver)}
+        conditions = {**health.reset_required_condition(), **health.scrub_on_free_condition(self._proc_driver)}
         nothing = dict.fromkeys(("ecc_uncorrected", "temperature_celsius", "recovery", "processes"))
         return {**nothing, "conditions": conditions, "counters": {}, "settings": {}, "defaults": {}}
 
 
-def _used(target: Target, _: Message) -> Message:
+def _usage(target: NvmlTarget, _: Message) -> Message:
     memory = target.memory()
     return {
         "total": memory.total,
@@ -164,7 +164,7 @@ def _used(target: Target, _: Message) -> Message:
     }
 
 
-def _restore(target: Target, question: Message) -> Message:
+def _restore(target: NvmlTarget, question: Message) -> Message:
     wanted = question.get("wanted")
     if not isinstance(wanted, dict):
         raise Fault("unreadable", "Settings to restore must be an object.")
@@ -173,13 +173,13 @@ def _restore(target: Target, question: Message) -> Message:
     return {"values": restore(target.gpu, {str(name): str(value) for name, value in wanted.items()})}
 
 
-def _compute_mode(target: Target, _: Message) -> Message:
+def _compute_mode(target: NvmlTarget, _: Message) -> Message:
     """To be written down before the fence: what a killed eraser leaves behind has to be undone."""
     found = None if target.instance is not None else COMPUTE_MODE.read(target.gpu)
     return {"mode": None if found is None else found[0]}
 
 
-def _fence(target: Target, question: Message) -> Message:
+def _fence(target: NvmlTarget, question: Message) -> Message:
     """One process at most from now on."""
     before = _compute_mode(target, question)["mode"]
     if before is not None:
@@ -187,25 +187,25 @@ def _fence(target: Target, question: Message) -> Message:
     return {"before": before}
 
 
-def _unfence(target: Target, question: Message) -> Message:
+def _unfence(target: NvmlTarget, question: Message) -> Message:
     mode = _text(question, "mode")
     if target.instance is None:
         _set(target.gpu, COMPUTE_MODE, mode)
     return {}
 
 
-def _persistence(target: Target, question: Message) -> Message:
+def _persistence(target: NvmlTarget, question: Message) -> Message:
     if question.get("mode") is not None:
         _set(target.gpu, PERSISTENCE_MODE, _text(question, "mode"))
     found = PERSISTENCE_MODE.read(target.gpu)
     return {"mode": None if found is None else found[0]}
 
 
-def _set(gpu: Gpu, setting: Setting, mode: str) -> None:
+def _set(gpu: NvmlGpu, setting: NvmlSetting, mode: str) -> None:
     try:
         setting.write(gpu, mode)
     except ValueError as error:
-        raise Fault("unreadable", f"{gpu.about}: {mode!r} is no value of {setting.name}: {error}.") from error
+        raise Fault("unreadable", f"{gpu.label}: {mode!r} is no value of {setting.name}: {error}.") from error
 
 
 def _text(question: Message, key: str) -> str:
@@ -216,9 +216,9 @@ def _text(question: Message, key: str) -> str:
 
 
 def main() -> None:
-    link = child.inherit()
+    link = child.connect_to_parent()
     proc_driver, pci_devices = (Path(each) for each in link.arguments[:2])
-    child.serve(link, Driver(proc_driver, pci_devices).answer)
+    child.serve(link, NvmlRequestHandler(proc_driver, pci_devices).handle)
 
 
 if __name__ == "__main__":

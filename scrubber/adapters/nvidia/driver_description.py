@@ -9,7 +9,7 @@ import pynvml
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.nvidia.errors import NvmlFault
-from scrubber.adapters.nvidia.nvml import Gpu, Instance
+from scrubber.adapters.nvidia.nvml import NvmlGpu, NvmlInstance
 
 __all__ = ["describe", "links_of", "pci_address"]
 
@@ -30,7 +30,7 @@ _ARCHITECTURES = {
 _REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
 
 
-def describe(gpu: Gpu) -> Message:
+def describe(gpu: NvmlGpu) -> Message:
     """Everything about ``gpu`` and its MIG instances that does not change while the driver is loaded."""
     memory = gpu.memory()
     mig = gpu.optional("nvmlDeviceGetMigMode")
@@ -57,14 +57,14 @@ def describe(gpu: Gpu) -> Message:
     }
 
 
-def links_of(gpu: Gpu) -> tuple[tuple[int, bool], ...]:
+def links_of(gpu: NvmlGpu) -> tuple[tuple[int, bool], ...]:
     """Its NVLinks, each with whether it is active."""
     found: list[tuple[int, bool]] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             state = gpu.optional("nvmlDeviceGetNvLinkState", link)
         except NvmlFault as fault:
-            if fault.number != _INVALID_ARGUMENT:
+            if fault.nvml_code != _INVALID_ARGUMENT:
                 raise
             break  # it has fewer links than NVML can count
         if state is not None:
@@ -72,19 +72,19 @@ def links_of(gpu: Gpu) -> tuple[tuple[int, bool], ...]:
     return tuple(found)
 
 
-def _link(gpu: Gpu, link: int) -> Message:
+def _link(gpu: NvmlGpu, link: int) -> Message:
     kind = _far_end(gpu, "nvmlDeviceGetNvLinkRemoteDeviceType", link)
     remote = _far_end(gpu, "nvmlDeviceGetNvLinkRemotePciInfo", link)
     address = None if remote is None else pci_address(int(remote.domain), int(remote.bus), int(remote.device))
     return {"remote": address, "kind": None if kind is None else _REMOTES.get(int(kind))}
 
 
-def _far_end(gpu: Gpu, function: str, link: int) -> Any:
+def _far_end(gpu: NvmlGpu, function: str, link: int) -> Any:
     """None also where the other end is on no PCI bus of this node."""
     try:
         return gpu.optional(function, link)
     except NvmlFault as fault:
-        if fault.number != _INVALID_ARGUMENT:
+        if fault.nvml_code != _INVALID_ARGUMENT:
             raise
         return None
 
@@ -94,7 +94,7 @@ def pci_address(domain: int, bus: int, device: int) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def _instance(instance: Instance) -> Message:
+def _instance(instance: NvmlInstance) -> Message:
     memory = instance.memory()
     gi, ci = instance.ids()
     attributes = instance.optional("nvmlDeviceGetAttributes")
@@ -121,7 +121,7 @@ def _word(words: Mapping[int, str], number: Any) -> str | None:
     return None if number is None else words.get(int(number), f"unknown-{int(number)}")
 
 
-def _text(gpu: Gpu, function: str) -> str | None:
+def _text(gpu: NvmlGpu, function: str) -> str | None:
     found = gpu.optional(function)
     if isinstance(found, bytes):
         return found.decode("ascii", "replace") or None

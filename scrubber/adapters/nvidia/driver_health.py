@@ -1,6 +1,6 @@
 """What a GPU's driver says about its health: one reading of everything that lasts. Runs in a child.
 
-Only what was read goes up: what a condition means for the device is decided in :mod:`scrubber.domain.signals`.
+Only what was read goes up: what a condition means for the device is decided in :mod:`scrubber.domain.health.signals`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ import pynvml
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.nvidia.driver_description import links_of
-from scrubber.adapters.nvidia.nvml import Gpu
+from scrubber.adapters.nvidia.nvml import NvmlGpu
 
-__all__ = ["conditions", "counters", "recovery", "reset_required", "scrub_on_free_disabled", "vitals"]
+__all__ = [
+    "read_conditions",
+    "read_error_counters",
+    "read_gauges",
+    "recovery_action_name",
+    "reset_required_condition",
+    "scrub_on_free_condition",
+]
 
 _RECOVERY_ACTION = 230
 """Drivers from 565 on say themselves what a GPU needs (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``)."""
@@ -33,14 +40,14 @@ _RECOVERY = {
 _NVLINK_ERRORS = (38, 45, 52, 59)
 """CRC of flits, CRC of data, replays, recoveries: each over all links."""
 _SLOWDOWNS = ((0x08, "hw-slowdown"), (0x40, "hw-thermal-slowdown"), (0x80, "power-brake"))
-_RETIRED_AT_MOST = 64
+_MAX_RETIRED_PAGES = 64
 """How many pages the InfoROM can retire; there is no room for another one (NVIDIA, GPU memory error management)."""
 _FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 _FABRIC_COMPLETED = 3
 _TRUE = re.compile(rb"\bRMDisableScrubOnFree\b\s*[:=]\s*\"?(0x)?0*[1-9a-f]", re.IGNORECASE)
 
 
-def vitals(gpu: Gpu) -> Message:
+def read_gauges(gpu: NvmlGpu) -> Message:
     """Single values; None where they do not apply."""
     heat = gpu.optional("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
     if heat is None:
@@ -48,16 +55,16 @@ def vitals(gpu: Gpu) -> Message:
     return {
         "ecc_uncorrected": _ecc(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         "temperature_celsius": None if heat is None else int(heat),
-        "recovery": recovery(gpu.fields([_RECOVERY_ACTION])[_RECOVERY_ACTION]),
+        "recovery": recovery_action_name(gpu.fields([_RECOVERY_ACTION])[_RECOVERY_ACTION]),
     }
 
 
-def recovery(action: int | None) -> str | None:
+def recovery_action_name(action: int | None) -> str | None:
     """The word for what the driver asks for. One that this service does not know is not "none"."""
     return None if action is None else _RECOVERY.get(action, f"unknown-{action}")
 
 
-def counters(gpu: Gpu) -> Mapping[str, int]:
+def read_error_counters(gpu: NvmlGpu) -> Mapping[str, int]:
     """Errors by name, as the driver counts them; those that do not apply are left out."""
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     rows = gpu.optional("nvmlDeviceGetRemappedRows")
@@ -74,23 +81,23 @@ def counters(gpu: Gpu) -> Mapping[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def conditions(gpu: Gpu, counted: Mapping[str, int]) -> Mapping[str, str]:
+def read_conditions(gpu: NvmlGpu, counters: Mapping[str, int]) -> Mapping[str, str]:
     """What is wrong with ``gpu`` while it lasts, by code, each with what was read."""
     found: dict[str, str] = {}
     for part in (_memory, _clocks, _pcie, _links, _modes):
         found.update(part(gpu))
-    retired = counted.get("retired_pages", 0)
-    if retired >= _RETIRED_AT_MOST:
-        found["page-retirement-limit"] = f"{retired} pages retired, {_RETIRED_AT_MOST} is the limit"
+    retired = counters.get("retired_pages", 0)
+    if retired >= _MAX_RETIRED_PAGES:
+        found["page-retirement-limit"] = f"{retired} pages retired, {_MAX_RETIRED_PAGES} is the limit"
     return found
 
 
-def reset_required() -> Mapping[str, str]:
+def reset_required_condition() -> Mapping[str, str]:
     """All that can be said about a GPU that answers nothing until it is reset."""
     return {"reset-required": "the driver answers nothing about it until it is reset"}
 
 
-def scrub_on_free_disabled(proc_driver: Path) -> Mapping[str, str]:
+def scrub_on_free_condition(proc_driver: Path) -> Mapping[str, str]:
     """Whether the kernel module was told not to clear memory when a process lets go of it."""
     try:
         parameters = (proc_driver / "params").read_bytes()
@@ -100,7 +107,7 @@ def scrub_on_free_disabled(proc_driver: Path) -> Mapping[str, str]:
     return {} if found is None else {"scrub-on-free-disabled": "RMDisableScrubOnFree is set for the nvidia module"}
 
 
-def _memory(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _memory(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     rows = gpu.optional("nvmlDeviceGetRemappedRows")
     if rows is not None and rows[2]:
         yield "row-remap-pending", "rows are remapped with the next reset"
@@ -110,7 +117,7 @@ def _memory(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield "page-retirement-pending", "pages are retired with the next reset"
 
 
-def _clocks(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _clocks(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     reasons = _number(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:  # the name that drivers before 535 know
         reasons = _number(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
@@ -119,7 +126,7 @@ def _clocks(gpu: Gpu) -> Iterator[tuple[str, str]]:
             yield code, f"clocks are held down, reasons {reasons:#x}"
 
 
-def _pcie(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _pcie(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     width, widest = _number(gpu, "nvmlDeviceGetCurrPcieLinkWidth"), _number(gpu, "nvmlDeviceGetMaxPcieLinkWidth")
     if width is not None and widest is not None and width < widest:
         yield "pcie-width", f"x{width} of x{widest}"
@@ -131,12 +138,12 @@ def _pcie(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield "pcie-generation", f"generation {speed} of {fastest}"
 
 
-def _links(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _links(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     links = links_of(gpu)
     down = [link for link, active in links if not active]
     joined = len(down) < len(links)
     if joined and down:
-        yield "nvlink-down", f"{_listed(down)} of {len(links)} links"
+        yield "nvlink-down", f"{_format_list(down)} of {len(links)} links"
     fabric = _fabric(gpu)
     if fabric is None:
         return
@@ -148,7 +155,7 @@ def _links(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield "fabric-failed", f"registration {_FABRIC_STATES[state]}"
 
 
-def _fabric(gpu: Gpu) -> tuple[int, int] | None:
+def _fabric(gpu: NvmlGpu) -> tuple[int, int] | None:
     """State and status of its registration with the NVLink fabric."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
@@ -163,7 +170,7 @@ def _fabric(gpu: Gpu) -> tuple[int, int] | None:
     return None
 
 
-def _modes(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _modes(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     words = {0: "disabled", 1: "enabled"}
     for function, code in (("nvmlDeviceGetEccMode", "ecc-mode-pending"), ("nvmlDeviceGetMigMode", "mig-mode-pending")):
         modes = gpu.optional(function)
@@ -171,7 +178,7 @@ def _modes(gpu: Gpu) -> Iterator[tuple[str, str]]:
             yield code, f"{words.get(modes[0], modes[0])}, {words.get(modes[1], modes[1])} after a reset"
 
 
-def _retired_pages(gpu: Gpu) -> int | None:
+def _retired_pages(gpu: NvmlGpu) -> int | None:
     causes = [
         gpu.optional("nvmlDeviceGetRetiredPages", cause) for cause in range(pynvml.NVML_PAGE_RETIREMENT_CAUSE_COUNT)
     ]
@@ -179,15 +186,15 @@ def _retired_pages(gpu: Gpu) -> int | None:
     return sum(known) if known else None
 
 
-def _ecc(gpu: Gpu, error: int, counter: int) -> int | None:
+def _ecc(gpu: NvmlGpu, error: int, counter: int) -> int | None:
     found = gpu.optional("nvmlDeviceGetTotalEccErrors", error, counter)
     return None if found is None else int(found)
 
 
-def _number(gpu: Gpu, function: str) -> int | None:
+def _number(gpu: NvmlGpu, function: str) -> int | None:
     found = gpu.optional(function)
     return None if found is None else int(found)
 
 
-def _listed(numbers: list[int]) -> str:
+def _format_list(numbers: list[int]) -> str:
     return ", ".join(str(each) for each in numbers)

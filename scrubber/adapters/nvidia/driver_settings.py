@@ -1,6 +1,6 @@
 """A GPU's settings as names and texts: what they are, what the driver's defaults are, and how they are written.
 
-Runs in a child. One :class:`Setting` a name; where a GPU or its driver has no such setting, it is in no answer. Locked
+Runs in a child. One :class:`NvmlSetting` a name; where a GPU or its driver has no such setting, it is in no answer. Locked
 clocks can only be lifted, because NVML does not tell what they are: that, and forgetting which processes were accounted
 for, belongs to every restoring.
 """
@@ -16,27 +16,31 @@ import pynvml
 
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.nvidia.errors import NvmlFault
-from scrubber.adapters.nvidia.nvml import Gpu
+from scrubber.adapters.nvidia.nvml import NvmlGpu
 from scrubber.adapters.nvidia.setting_values import (
-    ACCESS,
-    COMPUTE,
+    ACCESS_VALUES,
+    COMPUTE_VALUES,
     NO_OFFSETS,
-    SWITCH,
-    clocks_of,
-    milliwatts_of,
-    number_of,
-    offsets_of,
-    watts,
+    SWITCH_VALUES,
+    format_watts,
+    parse_choice,
+    parse_clocks,
+    parse_offsets,
+    parse_watts,
 )
 
-__all__ = ["COMPUTE_MODE", "PERSISTENCE_MODE", "SETTINGS", "Setting", "defaults_and_values", "restore"]
+__all__ = ["COMPUTE_MODE", "PERSISTENCE_MODE", "SETTINGS", "NvmlSetting", "read_defaults_and_values", "restore"]
 
 _OFFSET_CLOCKS = {"graphics": pynvml.NVML_CLOCK_GRAPHICS, "memory": pynvml.NVML_CLOCK_MEM}
-_LIFTED = ("nvmlDeviceResetGpuLockedClocks", "nvmlDeviceResetMemoryLockedClocks", "nvmlDeviceClearAccountingPids")
+_RESET_FUNCTIONS = (
+    "nvmlDeviceResetGpuLockedClocks",
+    "nvmlDeviceResetMemoryLockedClocks",
+    "nvmlDeviceClearAccountingPids",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class NvmlSetting:
     """One setting.
 
     Attributes:
@@ -45,11 +49,11 @@ class Setting:
     """
 
     name: str
-    read: Callable[[Gpu], tuple[str, str] | None]
-    write: Callable[[Gpu, str], None]
+    read: Callable[[NvmlGpu], tuple[str, str] | None]
+    write: Callable[[NvmlGpu, str], None]
 
 
-def defaults_and_values(gpu: Gpu) -> tuple[dict[str, str], dict[str, str]]:
+def read_defaults_and_values(gpu: NvmlGpu) -> tuple[dict[str, str], dict[str, str]]:
     """The driver's defaults and the present values, for the same names."""
     defaults: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -60,15 +64,15 @@ def defaults_and_values(gpu: Gpu) -> tuple[dict[str, str], dict[str, str]]:
     return defaults, values
 
 
-def restore(gpu: Gpu, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Write what differs from ``wanted``, and read everything in it back.
+def restore(gpu: NvmlGpu, expected: Mapping[str, str]) -> dict[str, str]:
+    """Write what differs from ``expected``, and read everything in it back.
 
     Raises:
         Fault: a value that the setting cannot have, or that the driver refuses.
     """
     after: dict[str, str] = {}
     for setting in SETTINGS:
-        text = wanted.get(setting.name)
+        text = expected.get(setting.name)
         found = None if text is None else setting.read(gpu)
         if text is None or found is None:
             continue
@@ -77,103 +81,107 @@ def restore(gpu: Gpu, wanted: Mapping[str, str]) -> dict[str, str]:
         read_back = setting.read(gpu)
         if read_back is not None:
             after[setting.name] = read_back[0]
-    _lift(gpu)
+    _reset_locked_clocks(gpu)
     return after
 
 
-def _write(gpu: Gpu, setting: Setting, text: str) -> None:
+def _write(gpu: NvmlGpu, setting: NvmlSetting, text: str) -> None:
     try:
         setting.write(gpu, text)
     except ValueError as error:
-        raise Fault("unreadable", f"{gpu.about}: {text!r} is no value of {setting.name}: {error}.") from error
+        raise Fault("unreadable", f"{gpu.label}: {text!r} is no value of {setting.name}: {error}.") from error
     except NvmlFault as fault:
         if not fault.not_applicable:
             raise
 
 
-def _lift(gpu: Gpu) -> None:
+def _reset_locked_clocks(gpu: NvmlGpu) -> None:
     """What has no getter is put back without being asked for."""
-    for function in _LIFTED:
+    for function in _RESET_FUNCTIONS:
         gpu.optional(function)
 
 
-def _choice(name: str, getter: str, setter: str, words: Mapping[int, str], default: str | None) -> Setting:
+def _choice(name: str, getter: str, setter: str, words: Mapping[int, str], default: str | None) -> NvmlSetting:
     """A setting whose values are a few words; without a ``default`` it is the operator's, and as it should be."""
 
-    def read(gpu: Gpu) -> tuple[str, str] | None:
+    def read(gpu: NvmlGpu) -> tuple[str, str] | None:
         found = gpu.optional(getter)
         if found is None:
             return None
         word = words.get(int(found), f"unknown-{int(found)}")
         return word, word if default is None else default
 
-    def write(gpu: Gpu, text: str) -> None:
-        gpu.call(setter, number_of(words, text))
+    def write(gpu: NvmlGpu, text: str) -> None:
+        gpu.call(setter, parse_choice(words, text))
 
-    return Setting(name, read, write)
+    return NvmlSetting(name, read, write)
 
 
-def _restriction(name: str, which: int, default: str) -> Setting:
-    def read(gpu: Gpu) -> tuple[str, str] | None:
+def _restriction(name: str, which: int, default: str) -> NvmlSetting:
+    def read(gpu: NvmlGpu) -> tuple[str, str] | None:
         found = gpu.optional("nvmlDeviceGetAPIRestriction", which)
-        return None if found is None else (ACCESS.get(int(found), f"unknown-{int(found)}"), default)
+        return None if found is None else (ACCESS_VALUES.get(int(found), f"unknown-{int(found)}"), default)
 
-    def write(gpu: Gpu, text: str) -> None:
-        gpu.call("nvmlDeviceSetAPIRestriction", which, number_of(ACCESS, text))
+    def write(gpu: NvmlGpu, text: str) -> None:
+        gpu.call("nvmlDeviceSetAPIRestriction", which, parse_choice(ACCESS_VALUES, text))
 
-    return Setting(name, read, write)
+    return NvmlSetting(name, read, write)
 
 
-def _read_power(gpu: Gpu) -> tuple[str, str] | None:
+def _read_power(gpu: NvmlGpu) -> tuple[str, str] | None:
     limit, default = (gpu.optional(f"nvmlDeviceGetPowerManagement{each}") for each in ("Limit", "DefaultLimit"))
-    return None if limit is None or default is None else (watts(int(limit)), watts(int(default)))
+    return None if limit is None or default is None else (format_watts(int(limit)), format_watts(int(default)))
 
 
-def _write_power(gpu: Gpu, text: str) -> None:
-    gpu.call("nvmlDeviceSetPowerManagementLimit", milliwatts_of(text))
+def _write_power(gpu: NvmlGpu, text: str) -> None:
+    gpu.call("nvmlDeviceSetPowerManagementLimit", parse_watts(text))
 
 
-def _read_clocks(gpu: Gpu) -> tuple[str, str] | None:
+def _read_clocks(gpu: NvmlGpu) -> tuple[str, str] | None:
     values = _clock_pair(gpu, "nvmlDeviceGetApplicationsClock")
     defaults = _clock_pair(gpu, "nvmlDeviceGetDefaultApplicationsClock")
     return None if values is None or defaults is None else (values, defaults)
 
 
-def _clock_pair(gpu: Gpu, function: str) -> str | None:
+def _clock_pair(gpu: NvmlGpu, function: str) -> str | None:
     memory, graphics = (gpu.optional(function, each) for each in (pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_GRAPHICS))
     return None if memory is None or graphics is None else f"{int(memory)},{int(graphics)}"
 
 
-def _write_clocks(gpu: Gpu, text: str) -> None:
+def _write_clocks(gpu: NvmlGpu, text: str) -> None:
     if text == _clock_pair(gpu, "nvmlDeviceGetDefaultApplicationsClock"):
         gpu.call("nvmlDeviceResetApplicationsClocks")
         return
-    memory, graphics = clocks_of(text)
+    memory, graphics = parse_clocks(text)
     gpu.call("nvmlDeviceSetApplicationsClocks", memory, graphics)
 
 
-def _read_boost(gpu: Gpu) -> tuple[str, str] | None:
+def _read_boost(gpu: NvmlGpu) -> tuple[str, str] | None:
     found = gpu.optional("nvmlDeviceGetAutoBoostedClocksEnabled")
-    return None if found is None else (SWITCH.get(found[0], str(found[0])), SWITCH.get(found[1], str(found[1])))
+    return (
+        None
+        if found is None
+        else (SWITCH_VALUES.get(found[0], str(found[0])), SWITCH_VALUES.get(found[1], str(found[1])))
+    )
 
 
-def _write_boost(gpu: Gpu, text: str) -> None:
-    gpu.call("nvmlDeviceSetAutoBoostedClocksEnabled", number_of(SWITCH, text))
+def _write_boost(gpu: NvmlGpu, text: str) -> None:
+    gpu.call("nvmlDeviceSetAutoBoostedClocksEnabled", parse_choice(SWITCH_VALUES, text))
 
 
-def _read_ecc(gpu: Gpu) -> tuple[str, str] | None:
+def _read_ecc(gpu: NvmlGpu) -> tuple[str, str] | None:
     """The mode that counts is the one after the next reset: that is what a tenant can have changed, and we can write."""
     modes, default = gpu.optional("nvmlDeviceGetEccMode"), gpu.optional("nvmlDeviceGetDefaultEccMode")
     if modes is None or default is None:
         return None
-    return SWITCH.get(modes[1], str(modes[1])), SWITCH.get(default[0], str(default[0]))
+    return SWITCH_VALUES.get(modes[1], str(modes[1])), SWITCH_VALUES.get(default[0], str(default[0]))
 
 
-def _write_ecc(gpu: Gpu, text: str) -> None:
-    gpu.call("nvmlDeviceSetEccMode", number_of(SWITCH, text))
+def _write_ecc(gpu: NvmlGpu, text: str) -> None:
+    gpu.call("nvmlDeviceSetEccMode", parse_choice(SWITCH_VALUES, text))
 
 
-def _read_offsets(gpu: Gpu) -> tuple[str, str] | None:
+def _read_offsets(gpu: NvmlGpu) -> tuple[str, str] | None:
     offsets = _offsets(gpu)
     if offsets is None:
         return None
@@ -181,15 +189,15 @@ def _read_offsets(gpu: Gpu) -> tuple[str, str] | None:
     return ", ".join(off) or NO_OFFSETS, NO_OFFSETS
 
 
-def _write_offsets(gpu: Gpu, text: str) -> None:
-    wanted = offsets_of(text)
+def _write_offsets(gpu: NvmlGpu, text: str) -> None:
+    wanted = parse_offsets(text)
     for place, value in (_offsets(gpu) or {}).items():
         if value != wanted.get(place, 0):
             clock, pstate = place
             gpu.checked("nvmlDeviceSetClockOffsets", ctypes.byref(_offset(clock, pstate, wanted.get(place, 0))))
 
 
-def _offsets(gpu: Gpu) -> dict[tuple[str, int], int] | None:
+def _offsets(gpu: NvmlGpu) -> dict[tuple[str, int], int] | None:
     """MHz by clock and performance state; None where there are none."""
     found: dict[tuple[str, int], int] = {}
     for pstate in _performance_states(gpu):
@@ -199,7 +207,7 @@ def _offsets(gpu: Gpu) -> dict[tuple[str, int], int] | None:
                 # pynvml's own function drops the error, and would answer 0 for a GPU that is lost.
                 gpu.checked("nvmlDeviceGetClockOffsets", ctypes.byref(info))
             except NvmlFault as fault:
-                if not fault.not_applicable and fault.number != 2:  # a clock that this state does not have
+                if not fault.not_applicable and fault.nvml_code != 2:  # a clock that this state does not have
                     raise
             else:
                 found[clock, pstate] = int(info.clockOffsetMHz)
@@ -213,31 +221,35 @@ def _offset(clock: str, pstate: int, value: int = 0) -> Any:
     return info
 
 
-def _performance_states(gpu: Gpu) -> Iterable[int]:
+def _performance_states(gpu: NvmlGpu) -> Iterable[int]:
     found = gpu.optional("nvmlDeviceGetSupportedPerformanceStates")
     return (0,) if found is None else [int(each) for each in found]
 
 
 COMPUTE_MODE = _choice(
-    "compute_mode", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", COMPUTE, default="default"
+    "compute_mode", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", COMPUTE_VALUES, default="default"
 )
 
 PERSISTENCE_MODE = _choice(
-    "persistence_mode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceSetPersistenceMode", SWITCH, default=None
+    "persistence_mode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceSetPersistenceMode", SWITCH_VALUES, default=None
 )
 """The operator's: its default is whatever it is, so only a policy that names it brings it back."""
 
-SETTINGS: tuple[Setting, ...] = (
+SETTINGS: tuple[NvmlSetting, ...] = (
     COMPUTE_MODE,
     PERSISTENCE_MODE,
-    Setting("power_limit_watts", _read_power, _write_power),
-    Setting("application_clocks", _read_clocks, _write_clocks),
-    Setting("clock_offsets", _read_offsets, _write_offsets),
-    Setting("auto_boost", _read_boost, _write_boost),
+    NvmlSetting("power_limit_watts", _read_power, _write_power),
+    NvmlSetting("application_clocks", _read_clocks, _write_clocks),
+    NvmlSetting("clock_offsets", _read_offsets, _write_offsets),
+    NvmlSetting("auto_boost", _read_boost, _write_boost),
     _choice(
-        "accounting_mode", "nvmlDeviceGetAccountingMode", "nvmlDeviceSetAccountingMode", SWITCH, default="disabled"
+        "accounting_mode",
+        "nvmlDeviceGetAccountingMode",
+        "nvmlDeviceSetAccountingMode",
+        SWITCH_VALUES,
+        default="disabled",
     ),
     _restriction("api_restriction_application_clocks", 0, "restricted"),
     _restriction("api_restriction_auto_boosted_clocks", 1, "unrestricted"),
-    Setting("ecc_mode", _read_ecc, _write_ecc),
+    NvmlSetting("ecc_mode", _read_ecc, _write_ecc),
 )

@@ -26,14 +26,14 @@ from typing import Any
 import pynvml
 
 from scrubber.adapters.children import child
-from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.child import Fault, ParentSocket
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.nvidia.errors import CORRUPTED_INFOROM, NvmlFault
-from scrubber.adapters.nvidia.nvml import Gpu, Session
+from scrubber.adapters.nvidia.nvml import NvmlGpu, NvmlSession
 
-__all__ = ["WAIT_SECONDS", "watch"]
+__all__ = ["EVENT_WAIT_SECONDS", "watch_events"]
 
-WAIT_SECONDS = 0.5
+EVENT_WAIT_SECONDS = 0.5
 """How long one wait in the driver takes at most: this long after its parent is gone, the child is."""
 
 _HEARTBEAT_SECONDS = 5.0
@@ -43,7 +43,7 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 # These come with ordinary work, up to thousands a second, and say nothing about health. Corrected errors are read from
 # their counters; a storm of them has a type of its own.
-_OF_NO_CONCERN = (
+_IGNORED_EVENTS = (
     pynvml.nvmlEventTypePState
     | pynvml.nvmlEventTypeClock
     | pynvml.nvmlEventTypePowerSourceChange
@@ -51,22 +51,22 @@ _OF_NO_CONCERN = (
 )
 
 
-def watch(gpu: Gpu, link: Link, monotonic: Callable[[], float]) -> None:
+def watch_events(gpu: NvmlGpu, link: ParentSocket, monotonic: Callable[[], float]) -> None:
     """Tell the parent about every event of ``gpu`` until the parent is gone.
 
     Raises:
         Fault: there will be no more events.
     """
-    types = int(gpu.optional("nvmlDeviceGetSupportedEventTypes") or 0) & ~_OF_NO_CONCERN
+    types = int(gpu.optional("nvmlDeviceGetSupportedEventTypes") or 0) & ~_IGNORED_EVENTS
     if not types:
         link.send({"inforom": _inforom_intact(gpu)})
-        raise Fault("not-applicable", f"{gpu.about} reports no events.")
+        raise Fault("not-applicable", f"{gpu.label} reports no events.")
     events = _checked(gpu, pynvml.nvmlEventSetCreate)
     gpu.call("nvmlDeviceRegisterEvents", types, events)
     link.send({"registered": types})
     told = check_at = monotonic()
-    while not link.parent_gone():
-        message, now = _next(gpu, events), monotonic()
+    while not link.is_parent_gone():
+        message, now = _next_event(gpu, events), monotonic()
         if now >= check_at:
             link.send({"inforom": _inforom_intact(gpu)})
             check_at = now + _INFOROM_SECONDS
@@ -76,23 +76,23 @@ def watch(gpu: Gpu, link: Link, monotonic: Callable[[], float]) -> None:
         told = now
 
 
-def _inforom_intact(gpu: Gpu) -> bool:
+def _inforom_intact(gpu: NvmlGpu) -> bool:
     """Whether its checksums are right; also where there is no InfoROM."""
     try:
         gpu.optional("nvmlDeviceValidateInforom")
     except NvmlFault as fault:
-        if fault.number != CORRUPTED_INFOROM:
+        if fault.nvml_code != CORRUPTED_INFOROM:
             raise
         return False
     return True
 
 
-def _next(gpu: Gpu, events: Any) -> Message | None:
-    """The next event, None when there is none for :data:`WAIT_SECONDS`."""
+def _next_event(gpu: NvmlGpu, events: Any) -> Message | None:
+    """The next event, None when there is none for :data:`EVENT_WAIT_SECONDS`."""
     try:
-        found = _checked(gpu, pynvml.nvmlEventSetWait_v2, events, int(WAIT_SECONDS * 1000))
+        found = _checked(gpu, pynvml.nvmlEventSetWait_v2, events, int(EVENT_WAIT_SECONDS * 1000))
     except NvmlFault as fault:
-        if fault.number == _TIMEOUT:
+        if fault.nvml_code == _TIMEOUT:
             return None
         raise
     return {
@@ -103,11 +103,11 @@ def _next(gpu: Gpu, events: Any) -> Message | None:
     }
 
 
-def _checked(gpu: Gpu, function: Callable[..., Any], *arguments: Any) -> Any:
+def _checked(gpu: NvmlGpu, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
-        raise NvmlFault(int(error.value), f"{gpu.about}, {function.__name__}") from error
+        raise NvmlFault(int(error.value), f"{gpu.label}, {function.__name__}") from error
 
 
 def _instance(number: int) -> int | None:
@@ -115,12 +115,12 @@ def _instance(number: int) -> int | None:
 
 
 def main() -> None:
-    link = child.inherit()
+    link = child.connect_to_parent()
     proc_driver, pci_devices, address = link.arguments[:3]
     try:
-        watch(Session(Path(proc_driver), Path(pci_devices)).gpu(address), link, time.monotonic)
+        watch_events(NvmlSession(Path(proc_driver), Path(pci_devices)).gpu(address), link, time.monotonic)
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
+        link.send({"fault": fault.code, "sentence": fault.message})
 
 
 if __name__ == "__main__":

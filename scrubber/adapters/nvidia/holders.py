@@ -18,44 +18,51 @@ from pathlib import Path
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.question import about, count, gpu_of
-from scrubber.adapters.proc import fields_in, lines_in, number_in
-from scrubber.adapters.walk import Found, Nodes, Relay, Unfinished, living_since, name_of, start_time
-from scrubber.adapters.walker import WALKER_MODULE, budget_within, read_walk, uninspected
-from scrubber.adapters.walker import about as about_walk
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.adapters.nvidia.driver_requests import count, device_request, gpu_uuid
+from scrubber.adapters.procwalk import (
+    ChurningGroup,
+    DeviceNodeTarget,
+    ProcessMatch,
+    UnfinishedProcess,
+    live_start_time,
+    process_name,
+    start_time,
+)
+from scrubber.adapters.walker import WALKER_MODULE, budget_within, parse_walk_report, uninspected_from, walk_request
 from scrubber.domain.device import Access, AccessKind, Device
-from scrubber.domain.errors import Away, Unreadable
+from scrubber.domain.errors import Unavailable, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 
-__all__ = ["ALLOWANCE", "MARGIN", "IdleLevel", "NvidiaHolders"]
+__all__ = ["IDLE_ALLOWANCE", "IDLE_MARGIN", "IdleMemory", "NvidiaHolders"]
 
 MIB = 1 << 20
-ALLOWANCE = 64 * MIB
+IDLE_ALLOWANCE = 64 * MIB
 """Memory in use that may be the driver's own, on a whole GPU or for each slice of an instance, as long as nobody knows
 better. Idle whole GPUs are seen with 0 to 4 MiB, instances with 36 MiB a slice (an A100 of 80 GB, driver 570).
 """
-MARGIN = 16 * MIB
+IDLE_MARGIN = 16 * MIB
 """What the driver's own use may differ by from one look to the next."""
 
-_UNSEEN_BY_A_WALK = (
+_WALK_LIMITS = (
     "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
     "registered with io_uring, what is held by way of /dev/nvidia-uvm or /dev/dri alone, and device nodes that are opened "
     "after it without a context of the driver's"
 )
-_UNASKED = (
+_NOT_WALKED = (
     "holders: processes that have {nodes} open without a context of the driver's were not looked for on this path"
 )
 
-_POLL, _LOOK_AGAIN = 0.02, 0.2
+_POLL, _RESCAN_INTERVAL = 0.02, 0.2
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _SLICES = re.compile(r"\b([1-9])g\.")
 _CAPABILITIES = b"nvidia-caps"
 _CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]+)")
 
 
-class IdleLevel:
+class IdleMemory:
     """How much memory of a device is in use while nobody uses it.
 
     Never what was found when the service started: that would make a leftover of yesterday the measure for today. The
@@ -63,21 +70,21 @@ class IdleLevel:
     nobody can take less than nothing away.
     """
 
-    def __init__(self, allowance: int = ALLOWANCE, margin: int = MARGIN) -> None:
+    def __init__(self, allowance: int = IDLE_ALLOWANCE, margin: int = IDLE_MARGIN) -> None:
         self._allowance = allowance
         self._margin = margin
         self._least: dict[str, int] = {}
 
-    def of(self, device: str, slices: int = 1) -> int:
+    def limit(self, device: str, slices: int = 1) -> int:
         """Bytes that may be in use on ``device`` (an id), which has ``slices`` of its GPU; a whole one counts as one."""
         least, allowance = self._least.get(device), self._allowance * slices
         return allowance if least is None else min(allowance, least + self._margin)
 
-    def above(self, device: str, used: int, slices: int = 1) -> int:
+    def excess(self, device: str, used: int, slices: int = 1) -> int:
         """How many of ``used`` bytes are somebody's; 0 when the device is idle."""
-        return max(0, used - self.of(device, slices))
+        return max(0, used - self.limit(device, slices))
 
-    def seen(self, device: str, used: int) -> None:
+    def record_idle(self, device: str, used: int) -> None:
         """``used`` bytes were in use while the driver listed no process."""
         self._least[device] = min(used, self._least.get(device, used))
 
@@ -95,31 +102,31 @@ class _Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _HolderScan:
     """One look at a device.
 
     Attributes:
-        members: who holds it, our own children left out.
-        names: those of ``members`` that are infrastructure, by PID.
+        processes: who holds it, our own children left out.
+        names: those of ``processes`` that are infrastructure, by PID.
         gone: PIDs that the driver lists and the kernel does not have.
-        orphaned: bytes in use that none of ``members`` explains; 0 while anybody is unfinished, who may be their owner.
-        unfinished: who may hold it as well, and is neither one of ``members`` nor infrastructure.
+        orphaned_bytes: bytes in use that none of ``processes`` explains; 0 while anybody is unfinished, who may be their owner.
+        unfinished: who may hold it as well, and is neither one of ``processes`` nor infrastructure.
         relays: groups whose processes come and go, which may hold it as well.
-        more: how many more of them there are than ``members``.
+        omitted: how many more of them there are than ``processes``.
     """
 
-    members: tuple[Found, ...]
+    processes: tuple[ProcessMatch, ...]
     names: Mapping[int, str]
     gone: frozenset[int]
-    orphaned: int
+    orphaned_bytes: int
     not_covered: tuple[str, ...]
-    unfinished: tuple[Unfinished, ...]
-    relays: tuple[Relay, ...]
-    more: int
+    unfinished: tuple[UnfinishedProcess, ...]
+    relays: tuple[ChurningGroup, ...]
+    omitted: int
 
     @property
     def hung(self) -> frozenset[tuple[int, int]]:
-        return frozenset((each.pid, each.started) for each in self.members if each.hung)
+        return frozenset((each.pid, each.started) for each in self.processes if each.hung)
 
 
 class NvidiaHolders:
@@ -131,11 +138,11 @@ class NvidiaHolders:
 
     Args:
         children: ours; they are no holders. Those that walk over ``/proc`` are started here.
-        questions: asks children of :data:`~scrubber.adapters.nvidia.question.DRIVER_MODULE`.
+        driver_pool: asks children of :data:`~scrubber.adapters.nvidia.driver_requests.DRIVER_MODULE`.
         walk_deadline: seconds within which one walk over ``/proc`` is answered.
-        look_budget: seconds of a walk that one process may take at most; None for half of what all have.
+        process_budget: seconds of a walk that one process may take at most; None for half of what all have.
         infrastructure: the name by which the policy knows a PID as infrastructure, or None.
-        settle: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
+        confirm_seconds: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
             just ending looks like both for as long as the driver takes its memory back, and either takes a device out
             of service.
     """
@@ -143,67 +150,69 @@ class NvidiaHolders:
     def __init__(
         self,
         children: Children,
-        questions: QuestionPool,
-        places: Places,
+        driver_pool: RequestPool,
+        paths: DriverPaths,
         *,
         infrastructure: Callable[[int], Awaitable[str | None]],
         walk_deadline: float = 10.0,
-        look_budget: float | None = None,
-        idle: IdleLevel | None = None,
-        settle: float = 2.0,
+        process_budget: float | None = None,
+        idle: IdleMemory | None = None,
+        confirm_seconds: float = 2.0,
     ) -> None:
         self._children = children
-        self._questions = questions
-        self._walks = QuestionPool(children, WALKER_MODULE, deadline=walk_deadline, blames=Away)
-        self._budget = budget_within(walk_deadline, look_budget)
-        self._kernel_s_devices = places.proc_driver.parent.with_name("devices")
+        self._driver_pool = driver_pool
+        self._walk_pool = RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable)
+        self._budget = budget_within(walk_deadline, process_budget)
+        self._proc_devices = paths.proc_driver.parent.with_name("devices")
         self._infrastructure = infrastructure
-        self._idle = idle or IdleLevel()
-        self._settle = settle
+        self._idle = idle or IdleMemory()
+        self._confirm_seconds = confirm_seconds
 
-    async def held(self, device: Device) -> bool:
-        return await self.held_by(device, await self._ask(device))
+    async def is_held(self, device: Device) -> bool:
+        return await self.usage_shows_holder(device, await self._request_usage(device))
 
-    async def held_by(self, device: Device, answer: Message) -> bool:
-        """As :meth:`held`, by an answer to ``used`` that was just given."""
-        usage = self._read(device, answer)
-        names = await self._names(usage.processes)
-        return len(names) < len(usage.processes) or self._orphaned(device, usage, names) > 0
+    async def usage_shows_holder(self, device: Device, answer: Message) -> bool:
+        """As :meth:`is_held`, by an answer to ``used`` that was just given."""
+        usage = self._parse_usage(device, answer)
+        names = await self._infrastructure_names(usage.processes)
+        return len(names) < len(usage.processes) or self._orphaned_bytes(device, usage, names) > 0
 
-    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
-        look = await self._look(device, had, scrub)
-        gone, hung, orphaned = look.gone, look.hung, look.orphaned
+    async def list_holders(
+        self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
+    ) -> HolderReport:
+        look = await self._scan(device, pod_uids, scrub)
+        gone, hung, orphaned = look.gone, look.hung, look.orphaned_bytes
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._settle
+        end = loop.time() + self._confirm_seconds
         while (gone or hung or orphaned) and loop.time() < end:
-            await asyncio.sleep(min(_LOOK_AGAIN, end - loop.time()))
-            look = await self._look(device, had, scrub)
-            gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned)
-        report = [_holder(each, look.names.get(each.pid), hung) for each in look.members]
+            await asyncio.sleep(min(_RESCAN_INTERVAL, end - loop.time()))
+            look = await self._scan(device, pod_uids, scrub)
+            gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned_bytes)
+        report = [_holder(each, look.names.get(each.pid), hung) for each in look.processes]
         return HolderReport(
             (*report, *_ghosts(gone, orphaned)),
             look.not_covered,
-            uninspected(look.unfinished, look.relays),
-            look.more,
+            uninspected_from(look.unfinished, look.relays),
+            look.omitted,
         )
 
-    async def users(self, device: Device) -> tuple[Holder, ...]:
+    async def list_users(self, device: Device) -> tuple[Holder, ...]:
         """Whoever is in one of the driver's lists. One that it cannot name (PID 0) is nobody's to compare with."""
-        usage = await self._usage(device)
-        started = {pid: each for pid in sorted(usage.processes) if pid and (each := living_since(pid)) is not None}
-        names = await self._names(started, started=True)
+        usage = await self._read_usage(device)
+        started = {pid: each for pid in sorted(usage.processes) if pid and (each := live_start_time(pid)) is not None}
+        names = await self._infrastructure_names(started, started=True)
         return tuple(
             Holder(pid, since, HolderKind.INFRASTRUCTURE, names[pid])
             if pid in names
-            else Holder(pid, since, HolderKind.PROCESS, name_of(pid))
+            else Holder(pid, since, HolderKind.PROCESS, process_name(pid))
             for pid, since in started.items()
         )
 
-    def not_asked(self, device: Device) -> tuple[str, ...]:
+    def not_covered(self, device: Device) -> tuple[str, ...]:
         nodes = "the device's node" if device.parent is None else "the instance's or its GPU's nodes"
-        return (_UNASKED.format(nodes=nodes),)
+        return (_NOT_WALKED.format(nodes=nodes),)
 
-    async def settled(self, device: Device, deadline: float) -> int:
+    async def wait_until_idle(self, device: Device, deadline: float) -> int:
         """Wait until no more memory of ``device`` is in use than when it is idle: the driver clears what is freed, and
         that takes a while.
 
@@ -211,84 +220,84 @@ class NvidiaHolders:
             Bytes above that level after ``deadline`` seconds; 0 as soon as it is settled.
 
         Raises:
-            Stuck, Lost, Unreadable, Away: as :meth:`scrubber.ports.Telemetry.snapshot`.
+            DriverTimeout, DeviceLost, Unreadable, Unavailable: as :meth:`scrubber.ports.Telemetry.snapshot`.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline
         while True:
-            usage = await self._usage(device)
-            above = self._orphaned(device, usage, await self._names(usage.processes))
+            usage = await self._read_usage(device)
+            above = self._orphaned_bytes(device, usage, await self._infrastructure_names(usage.processes))
             if not above or loop.time() >= end:
                 return above
             await asyncio.sleep(min(_POLL, max(0.0, end - loop.time())))
 
     def forget(self, device: str) -> None:
-        """See :meth:`IdleLevel.forget`."""
+        """See :meth:`IdleMemory.forget`."""
         self._idle.forget(device)
 
     async def close(self) -> None:
         """End the children that walk."""
-        await self._walks.close()
+        await self._walk_pool.close()
 
     # --- looking
 
-    async def _look(self, device: Device, had: Collection[str], scrub: str | None) -> _Look:
-        usage = await self._usage(device)
-        own, beside, not_covered = _nodes(device, self._kernel_s_devices)
-        question = about_walk(
-            Nodes(own | beside),
-            excluded=self._ours(),
-            named=usage.processes,
+    async def _scan(self, device: Device, had: Collection[str], scrub: str | None) -> _HolderScan:
+        usage = await self._read_usage(device)
+        own, beside, not_covered = _nodes(device, self._proc_devices)
+        question = walk_request(
+            DeviceNodeTarget(own | beside),
+            excluded_pids=self._own_pids(),
+            requested_pids=usage.processes,
             budget=self._budget,
-            first=had,
-            own=own,
-            scrub=scrub,
+            priority_pods=had,
+            device_numbers=own,
+            scrub_id=scrub,
         )
-        walk = read_walk(await self._walks.ask(device.id, question))
+        walk = parse_walk_report(await self._walk_pool.request(device.id, question))
         found, cut_short = walk.holders, walk.unfinished
         members = tuple(each for each in found if each.pid in usage.processes or not own.isdisjoint(each.parts))
         passing = len(found) - len(members)
         if passing:
-            sentence = (
+            message = (
                 f"holders: {passing} process(es) have only the whole GPU's node open, which ties them to no instance"
             )
-            not_covered = (*not_covered, sentence)
+            not_covered = (*not_covered, message)
         known = {each.pid: each.started for each in cut_short} | {each.pid: each.started for each in members}
-        names = await self._names(known, started=True)
+        names = await self._infrastructure_names(known, started=True)
         holding = {each.pid for each in members}
         unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
         # A confined process would need a context to have memory, and be in the driver's lists.
-        maybe = any(not each.confined for each in unfinished) or any(not each.confined for each in walk.relays)
+        maybe = any(not each.confined for each in unfinished) or any(not each.confined for each in walk.churning_groups)
         explained = maybe or any(pid not in names for pid in holding)
-        return _Look(
+        return _HolderScan(
             members,
             names,
-            frozenset() if walk.more else frozenset(usage.processes) - known.keys(),
-            0 if explained else self._orphaned(device, usage, names),
-            (*not_covered, *walk.not_covered, _UNSEEN_BY_A_WALK),
+            frozenset() if walk.holders_omitted else frozenset(usage.processes) - known.keys(),
+            0 if explained else self._orphaned_bytes(device, usage, names),
+            (*not_covered, *walk.not_covered, _WALK_LIMITS),
             unfinished,
-            walk.relays,
-            walk.more,
+            walk.churning_groups,
+            walk.holders_omitted,
         )
 
-    async def _ask(self, device: Device) -> Message:
-        return await self._questions.ask(gpu_of(device), about(device, "used"))
+    async def _request_usage(self, device: Device) -> Message:
+        return await self._driver_pool.request(gpu_uuid(device), device_request(device, "used"))
 
-    async def _usage(self, device: Device) -> _Usage:
-        return self._read(device, await self._ask(device))
+    async def _read_usage(self, device: Device) -> _Usage:
+        return self._parse_usage(device, await self._request_usage(device))
 
-    def _read(self, device: Device, answer: Message) -> _Usage:
-        usage = _read_usage(answer, self._ours())
+    def _parse_usage(self, device: Device, answer: Message) -> _Usage:
+        usage = _parse_usage(answer, self._own_pids())
         if not usage.processes:
-            self._idle.seen(device.id, usage.used)
+            self._idle.record_idle(device.id, usage.used)
         return usage
 
-    def _orphaned(self, device: Device, usage: _Usage, names: Iterable[int]) -> int:
+    def _orphaned_bytes(self, device: Device, usage: _Usage, names: Iterable[int]) -> int:
         """Bytes above the idle level, without what the infrastructure has."""
         explained = sum(usage.processes.get(pid, 0) for pid in names)
-        return self._idle.above(device.id, usage.used - explained, _slices(device))
+        return self._idle.excess(device.id, usage.used - explained, _slices(device))
 
-    async def _names(self, pids: Mapping[int, int], *, started: bool = False) -> dict[int, str]:
+    async def _infrastructure_names(self, pids: Mapping[int, int], *, started: bool = False) -> dict[int, str]:
         """Those of ``pids`` that are infrastructure, with the name that the policy has for them.
 
         Args:
@@ -301,11 +310,11 @@ class NvidiaHolders:
                 names[pid] = name
         return names
 
-    def _ours(self) -> frozenset[int]:
+    def _own_pids(self) -> frozenset[int]:
         return frozenset({os.getpid(), *self._children.pids()})
 
 
-def _read_usage(answer: Message, ours: frozenset[int]) -> _Usage:
+def _parse_usage(answer: Message, ours: frozenset[int]) -> _Usage:
     """The answer to ``used``. A process that is in several lists has its memory once.
 
     Raises:
@@ -336,7 +345,7 @@ def _nodes(device: Device, kernel_s_devices: Path) -> tuple[frozenset[int], froz
     Raises:
         Unreadable: the GPU's node is not there.
     """
-    nodes = [each for each in device.access if each.kind is AccessKind.NODE]
+    nodes = [each for each in device.access if each.kind is AccessKind.DEVICE_NODE]
     whole = frozenset(_number_of(each) for each in nodes if _GPU_NODE.fullmatch(each.container_path))
     if not whole:
         raise Unreadable(f"Device {device.index} has no device node, so who has it open is not known.")
@@ -346,8 +355,8 @@ def _nodes(device: Device, kernel_s_devices: Path) -> tuple[frozenset[int], froz
     own = frozenset(number for number in numbers if number is not None)
     if numbers and len(own) == len(numbers):
         return own, whole, ()
-    sentence = "holders: not all capability nodes of the instance are known; who has them open was not looked at"
-    return own, whole, (sentence,)
+    message = "holders: not all capability nodes of the instance are known; who has them open was not looked at"
+    return own, whole, (message,)
 
 
 def _capability(node: Access, kernel_s_devices: Path) -> int | None:
@@ -378,7 +387,7 @@ def _number_of(node: Access) -> int:
     return found.st_rdev
 
 
-def _holder(found: Found, name: str | None, hung: frozenset[tuple[int, int]]) -> Holder:
+def _holder(found: ProcessMatch, name: str | None, hung: frozenset[tuple[int, int]]) -> Holder:
     if name is not None:
         return Holder(found.pid, found.started, HolderKind.INFRASTRUCTURE, name)
     stays = (found.pid, found.started) in hung
@@ -393,4 +402,4 @@ def _ghosts(gone: frozenset[int], orphaned: int) -> tuple[Holder, ...]:
         reasons.append(f"the driver lists processes that are gone (PID {pids})")
     if orphaned:
         reasons.append(f"{orphaned} bytes of memory are in use above the idle level, and by nobody")
-    return (Holder(0, 0, HolderKind.GHOST, "; ".join(reasons)),) if reasons else ()
+    return (Holder(0, 0, HolderKind.UNTRACEABLE, "; ".join(reasons)),) if reasons else ()

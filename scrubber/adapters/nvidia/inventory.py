@@ -17,14 +17,14 @@ from types import MappingProxyType
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.nvidia import bus, description
 from scrubber.adapters.nvidia.description import GpuDescription
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments, optional_text, text
-from scrubber.adapters.proc import value_in
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments, optional_text, text
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import Away, ScrubberError, Stuck
+from scrubber.domain.errors import DriverTimeout, ScrubberError, Unavailable
 
 __all__ = ["NvidiaInventory"]
 
@@ -39,32 +39,32 @@ class NvidiaInventory:
         node: the node's name, as certificates carry it.
         deadline: seconds that the description of one GPU may take; the first one initialises the GPU, which takes
             seconds where nothing keeps it awake.
-        again: seconds after which a GPU that could not be described is worth another try.
+        retry_after: seconds after which a GPU that could not be described is worth another try.
         monotonic: seconds that never go backwards.
     """
 
     def __init__(
         self,
-        places: Places,
+        paths: DriverPaths,
         children: Children,
         *,
         node: str,
         deadline: float = 30.0,
-        again: float = 30.0,
+        retry_after: float = 30.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._places = places
+        self._paths = paths
         self._children = children
         self._node = node
         self._deadline = deadline
-        self._again = again
+        self._retry_after = retry_after
         self._monotonic = monotonic
         self._failed_at: float | None = None
-        self._asking: dict[str, QuestionPool] = {}
-        self._round = asyncio.Lock()
-        self._known: dict[str, GpuDescription] = {}
+        self._pools: dict[str, RequestPool] = {}
+        self._refresh_lock = asyncio.Lock()
+        self._descriptions: dict[str, GpuDescription] = {}
         self._indexes: dict[str, int] = {}
-        self._held: set[str] = set()
+        self._suspended: set[str] = set()
         self._not_advertised: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -73,15 +73,15 @@ class NvidiaInventory:
         return self._not_advertised
 
     async def devices(self) -> tuple[Device, ...]:
-        async with self._round:
+        async with self._refresh_lock:
             versions = await self._versions()
-            refused = await self._look()
+            refused = await self._describe_all()
             found = self._compose(versions, refused)
             self._not_advertised = MappingProxyType(refused)
             return found
 
     async def identity(self) -> NodeIdentity:
-        async with self._round:
+        async with self._refresh_lock:
             versions = await self._versions()
         boot = value_in(_BOOT_ID.read_bytes())
         return NodeIdentity(self._node, boot, text(versions, "driver"))
@@ -91,72 +91,72 @@ class NvidiaInventory:
 
         Asks nobody but the kernel's own files.
         """
-        rounds = 0 if self._failed_at is None else int((self._monotonic() - self._failed_at) / self._again)
-        return f"{bus.fingerprint(self._places)} {rounds}"
+        rounds = 0 if self._failed_at is None else int((self._monotonic() - self._failed_at) / self._retry_after)
+        return f"{bus.fingerprint(self._paths)} {rounds}"
 
     @asynccontextmanager
-    async def hold(self, addresses: Collection[str]) -> AsyncIterator[None]:
+    async def suspend(self, addresses: Collection[str]) -> AsyncIterator[None]:
         """Leave the GPUs at ``addresses`` alone meanwhile, as a reset demands: they are listed as they were last seen.
 
         Begins when the round that is under way is over. What is the address of no GPU is ignored.
         """
-        async with self._round:
-            self._held.update(addresses)
+        async with self._refresh_lock:
+            self._suspended.update(addresses)
         try:
             yield
         finally:
-            self._held.difference_update(addresses)
+            self._suspended.difference_update(addresses)
 
     async def close(self) -> None:
         """End every child that still describes something."""
-        pools = list(self._asking.values())
-        self._asking.clear()
+        pools = list(self._pools.values())
+        self._pools.clear()
         await asyncio.gather(*(pool.close() for pool in pools))
 
     async def _versions(self) -> Message:
         """
         Raises:
-            Away: whatever it is that keeps the driver from answering.
+            Unavailable: whatever it is that keeps the driver from answering.
         """
         try:
-            return await self._ask(_THE_DRIVER, {"ask": "identity"})
-        except Away:
+            return await self._request(_THE_DRIVER, {"ask": "identity"})
+        except Unavailable:
             raise
         except ScrubberError as error:
-            raise Away(str(error)) from error
+            raise Unavailable(str(error)) from error
 
-    async def _look(self) -> dict[str, str]:
+    async def _describe_all(self) -> dict[str, str]:
         """Describe every GPU on the bus; answers why some are not handed out."""
-        there = bus.gpus_on(self._places)
-        refused = {gpu.address: gpu.unusable for gpu in there if gpu.unusable is not None}
-        usable = [gpu.address for gpu in there if gpu.unusable is None]
-        for address in self._known.keys() - set(usable):
-            del self._known[address]
-        self._number(usable)
-        asked = [address for address in usable if address not in self._held]
-        answers = await asyncio.gather(*(self._described(each) for each in asked))
+        there = bus.list_gpus(self._paths)
+        refused = {gpu.address: gpu.unusable_reason for gpu in there if gpu.unusable_reason is not None}
+        usable = [gpu.address for gpu in there if gpu.unusable_reason is None]
+        for address in self._descriptions.keys() - set(usable):
+            del self._descriptions[address]
+        self._assign_indexes(usable)
+        asked = [address for address in usable if address not in self._suspended]
+        answers = await asyncio.gather(*(self._describe(each) for each in asked))
         for address, found in zip(asked, answers, strict=True):
             if isinstance(found, GpuDescription):
-                self._known[address] = found
-            elif address not in self._known:
+                self._descriptions[address] = found
+            elif address not in self._descriptions:
                 refused[address] = f"The GPU at {address} could not be described and is not handed out: {found}"
         if all(isinstance(found, GpuDescription) for found in answers):
             self._failed_at = None
         elif self._failed_at is None:
             self._failed_at = self._monotonic()
-        for address, gpu in self._known.items():
-            why = description.unfit(gpu, address)
+        for address, gpu in self._descriptions.items():
+            why = description.exclusion_reason(gpu, address)
             if why is not None:
                 refused[address] = why
         return refused
 
-    async def _described(self, address: str) -> GpuDescription | ScrubberError:
+    async def _describe(self, address: str) -> GpuDescription | ScrubberError:
         try:
-            return description.read(await self._ask(address, {"ask": "describe", "pci": address}))
+            return description.parse_description(await self._request(address, {"ask": "describe", "pci": address}))
         except ScrubberError as error:
             return error
 
-    def _number(self, addresses: Collection[str]) -> None:
+    def _assign_indexes(self, addresses: Collection[str]) -> None:
         """In the order of the bus, as NVML counts. A number once given stays: others come and go beside it."""
         for position, address in enumerate(addresses):
             if address not in self._indexes:
@@ -165,46 +165,46 @@ class NvidiaInventory:
                 self._indexes[address] = position if position not in taken else next(free)
 
     def _compose(self, versions: Message, refused: Mapping[str, str]) -> tuple[Device, ...]:
-        peers = description.peers_of(self._known)
-        minors = bus.mig_minors(self._places)
+        peers = description.peers_of(self._descriptions)
+        minors = bus.mig_minors(self._paths)
         said = tuple((name, value) for name in ("nvml", "cuda") if (value := optional_text(versions, name)) is not None)
         found: dict[str, Device] = {}
-        for address, gpu in self._known.items():
+        for address, gpu in self._descriptions.items():
             if address in refused:
                 continue
             for device in description.devices_of(
                 gpu,
                 address,
                 self._indexes[address],
-                numa_node=bus.numa_node(self._places, address),
+                numa_node=bus.numa_node(self._paths, address),
                 peers=peers.get(gpu.uuid, frozenset()),
                 minors=minors,
-                nodes=self._places.dev,
-                traits=(*said, *_device_number(self._places.dev / f"nvidia{gpu.minor}")),
+                nodes=self._paths.dev,
+                traits=(*said, *_device_number(self._paths.dev / f"nvidia{gpu.minor}")),
             ):
                 found[device.id] = device
         return tuple(sorted(found.values(), key=_order))
 
-    async def _ask(self, key: str, message: Message) -> Message:
+    async def _request(self, key: str, message: Message) -> Message:
         """Ask in a child for this one question. A child that hangs is remembered: no second one is hung up beside it."""
-        pool = self._asking.get(key)
+        pool = self._pools.get(key)
         if pool is None:
-            pool = self._asking[key] = QuestionPool(
+            pool = self._pools[key] = RequestPool(
                 self._children,
                 DRIVER_MODULE,
-                arguments=driver_arguments(self._places),
+                arguments=driver_arguments(self._paths),
                 deadline=self._deadline,
-                environment=self._places.environment(),
+                environment=self._paths.environment(),
             )
         stuck = False
         try:
-            return await pool.ask(key, message)
-        except Stuck:
+            return await pool.request(key, message)
+        except DriverTimeout:
             stuck = True
             raise
         finally:
             if not stuck:
-                self._asking.pop(key, None)
+                self._pools.pop(key, None)
                 await pool.close()
 
 

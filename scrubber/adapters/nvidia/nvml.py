@@ -18,9 +18,9 @@ from typing import Any
 import pynvml
 
 from scrubber.adapters.children.child import Fault
-from scrubber.adapters.nvidia.errors import DriverAway, NvmlFault
+from scrubber.adapters.nvidia.errors import DriverUnavailable, NvmlFault
 
-__all__ = ["Gpu", "Instance", "Memory", "ProcessEntry", "Session"]
+__all__ = ["NvmlGpu", "NvmlInstance", "NvmlMemory", "NvmlProcess", "NvmlSession"]
 
 _FUNCTION_NOT_FOUND = 13
 _INVALID_ARGUMENT = 2
@@ -28,7 +28,7 @@ _INSUFFICIENT_SIZE = 7
 _NOT_FOUND = 6
 _STALE = frozenset({1, 9, 18})
 """What NVML answers when the driver that it was initialised with is gone."""
-_UNLISTED = frozenset({_INVALID_ARGUMENT, _NOT_FOUND, 28})
+_LIST_UNSUPPORTED = frozenset({_INVALID_ARGUMENT, _NOT_FOUND, 28})
 """What it answers about a GPU that was not there when it was initialised."""
 _NO_INSTANCE = 0xFFFFFFFF
 _NO_GPUS = 1
@@ -37,7 +37,7 @@ _NO_GPUS = 1
 A GPU is initialised by whoever asks for its handle, and not before. ``NVML_INIT_FLAG_NO_ATTACH`` must not be set: with it
 drivers up to 610 know no GPU at all, and later ones none until it is taken back.
 """
-_TRIES = 4
+_MAX_ATTEMPTS = 4
 
 _PROCESS_LISTS: Mapping[str, tuple[str, ...]] = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"),
@@ -50,7 +50,7 @@ _PROCESS_LISTS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class NvmlMemory:
     """Bytes. ``reserved`` is what the driver keeps for itself; None where it does not say, and is then in ``used``."""
 
     total: int
@@ -59,7 +59,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEntry:
+class NvmlProcess:
     """One row of a process list. ``memory`` is None where the driver cannot say; so are ``gi`` and ``ci`` without MIG."""
 
     pid: int
@@ -69,12 +69,12 @@ class ProcessEntry:
     ci: int | None
 
 
-class _Subject:
-    """Something with a handle. ``about`` names it in the sentences."""
+class _NvmlHandle:
+    """Something with a handle. ``label`` names it in the sentences."""
 
     def __init__(self, handle: Any, about: str) -> None:
         self.handle = handle
-        self.about = about
+        self.label = about
 
     def call(self, function: str, *arguments: Any) -> Any:
         """What ``function`` answers for this handle.
@@ -82,7 +82,7 @@ class _Subject:
         Raises:
             NvmlFault: anything but success.
         """
-        return _call(self.about, function, self.handle, *arguments)
+        return _call(self.label, function, self.handle, *arguments)
 
     def optional(self, function: str, *arguments: Any) -> Any:
         """As :meth:`call`; None where it does not apply."""
@@ -100,23 +100,23 @@ class _Subject:
         except pynvml.NVMLError as error:
             status = int(error.value)
         if status:
-            raise NvmlFault(status, f"{self.about}, {function}")
+            raise NvmlFault(status, f"{self.label}, {function}")
 
     def uuid(self) -> str:
         return str(self.call("nvmlDeviceGetUUID"))
 
-    def memory(self) -> Memory:
+    def memory(self) -> NvmlMemory:
         with_reserved = self.optional("nvmlDeviceGetMemoryInfo", getattr(pynvml, "nvmlMemory_v2", None))
         if with_reserved is not None:
             reserved = getattr(with_reserved, "reserved", None)
-            return Memory(
+            return NvmlMemory(
                 int(with_reserved.total), None if reserved is None else int(reserved), int(with_reserved.used)
             )
         plain = self.call("nvmlDeviceGetMemoryInfo")
-        return Memory(int(plain.total), None, int(plain.used))
+        return NvmlMemory(int(plain.total), None, int(plain.used))
 
 
-class Instance(_Subject):
+class NvmlInstance(_NvmlHandle):
     """A MIG instance: a compute instance of a GPU instance."""
 
     def __init__(self, handle: Any, about: str, index: int) -> None:
@@ -128,67 +128,67 @@ class Instance(_Subject):
         return int(self.call("nvmlDeviceGetGpuInstanceId")), int(self.call("nvmlDeviceGetComputeInstanceId"))
 
 
-class Gpu(_Subject):
+class NvmlGpu(_NvmlHandle):
     """One GPU, by its address on the PCI bus."""
 
     def __init__(self, handle: Any, address: str) -> None:
         super().__init__(handle, f"GPU {address}")
         self.address = address
 
-    def instances(self) -> tuple[Instance, ...]:
+    def instances(self) -> tuple[NvmlInstance, ...]:
         """Its MIG instances, in NVML's order; none where MIG is off or unknown."""
         most = self.optional("nvmlDeviceGetMaxMigDeviceCount") or 0
-        found: list[Instance] = []
+        found: list[NvmlInstance] = []
         for index in range(int(most)):
             try:
                 handle = self.optional("nvmlDeviceGetMigDeviceHandleByIndex", index)
             except NvmlFault as fault:
-                if fault.number not in (_NOT_FOUND, _INVALID_ARGUMENT):
+                if fault.nvml_code not in (_NOT_FOUND, _INVALID_ARGUMENT):
                     raise
                 handle = None
             if handle is not None:
-                found.append(Instance(handle, f"{self.about}, MIG instance {index}", index))
+                found.append(NvmlInstance(handle, f"{self.label}, MIG instance {index}", index))
         return tuple(found)
 
-    def fields(self, wanted: Iterable[int]) -> dict[int, int | None]:
+    def fields(self, field_ids: Iterable[int]) -> dict[int, int | None]:
         """Several values in one call, by field id; None for those that do not apply."""
-        ids = list(wanted)
+        ids = list(field_ids)
         answers = self.optional("nvmlDeviceGetFieldValues", ids)
         if answers is None:
             return dict.fromkeys(ids)
         values: dict[int, int | None] = {}
         for each, answer in zip(ids, answers, strict=True):
-            values[each] = _field_value(f"{self.about}, field {each}", answer)
+            values[each] = _field_value(f"{self.label}, field {each}", answer)
         return values
 
-    def processes(self) -> tuple[ProcessEntry, ...]:
+    def processes(self) -> tuple[NvmlProcess, ...]:
         """Everybody in any of its three lists. A list that this driver does not keep is skipped, but never all of them."""
         lists = {kind: self._processes(functions) for kind, functions in _PROCESS_LISTS.items()}
         if lists["compute"] is None:
-            raise Fault("unreadable", f"{self.about}: the driver does not list the processes that use it.")
+            raise Fault("unreadable", f"{self.label}: the driver does not list the processes that use it.")
         return tuple(_entry(kind, row) for kind, rows in lists.items() if rows is not None for row in rows)
 
     def _processes(self, functions: Sequence[str]) -> Sequence[Any] | None:
         for function in functions:
-            rows = self._settled_list(function)
+            rows = self._read_stable_list(function)
             if rows is not None:
                 return rows
         return None
 
-    def _settled_list(self, function: str) -> Sequence[Any] | None:
+    def _read_stable_list(self, function: str) -> Sequence[Any] | None:
         """The list grows between the two calls that read it while processes start: then both are made again."""
-        for tries_left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_MAX_ATTEMPTS)):
             try:
                 rows: Sequence[Any] | None = self.optional(function)
             except NvmlFault as fault:
-                if fault.number != _INSUFFICIENT_SIZE or not tries_left:
+                if fault.nvml_code != _INSUFFICIENT_SIZE or not tries_left:
                     raise
             else:
                 return rows
         return None
 
 
-class Session:
+class NvmlSession:
     """NVML in this process. Initialising it attaches no GPU; asking for one does.
 
     It is initialised anew when the driver was loaded anew, and when a GPU was taken off the bus and found again: the
@@ -207,7 +207,7 @@ class Session:
         """Initialise NVML, if it is not.
 
         Raises:
-            DriverAway: the driver is not there, or not the one that its library belongs to.
+            DriverUnavailable: the driver is not there, or not the one that its library belongs to.
         """
         driver = _inode(self._proc_driver)
         if self._open and driver != self._driver:
@@ -217,7 +217,7 @@ class Session:
         try:
             pynvml.nvmlInitWithFlags(_NO_GPUS)
         except pynvml.NVMLError as error:
-            raise DriverAway(int(error.value)) from error
+            raise DriverUnavailable(int(error.value)) from error
         self._open, self._driver = True, driver
 
     def close(self) -> None:
@@ -241,11 +241,11 @@ class Session:
                 return None
             raise
 
-    def gpu(self, address: str) -> Gpu:
+    def gpu(self, address: str) -> NvmlGpu:
         """The GPU at ``address``, attached if it was not.
 
         Raises:
-            DriverAway: as :meth:`open`.
+            DriverUnavailable: as :meth:`open`.
             NvmlFault: there is none, it is lost, or it needs a reset.
         """
         place = _inode(self._pci_devices / address)
@@ -255,20 +255,20 @@ class Session:
         try:
             handle = _handle(address)
         except NvmlFault as fault:
-            if not self._worth_another_try(fault, address, place):
+            if not self._should_retry(fault, address, place):
                 raise
             self.close()
             self.open()
             handle = _handle(address)
             self._missing.pop(address, None)
         self._attached[address] = place
-        return Gpu(handle, address)
+        return NvmlGpu(handle, address)
 
-    def _worth_another_try(self, fault: NvmlFault, address: str, place: int | None) -> bool:
+    def _should_retry(self, fault: NvmlFault, address: str, place: int | None) -> bool:
         """Once for each time that the device appears: initialising again costs the other GPUs their attachment."""
-        if fault.number in _STALE:
+        if fault.nvml_code in _STALE:
             return True
-        if fault.number not in _UNLISTED or self._missing.get(address, -1) == place:
+        if fault.nvml_code not in _LIST_UNSUPPORTED or self._missing.get(address, -1) == place:
             return False
         self._missing[address] = place
         return True
@@ -293,7 +293,7 @@ def _call(about: str, function: str, *arguments: Any) -> Any:
 def _field_value(about: str, answer: Any) -> int | None:
     if answer.nvmlReturn:
         fault = NvmlFault(int(answer.nvmlReturn), about)
-        if fault.not_applicable or fault.number == _INVALID_ARGUMENT:  # a field that this driver does not know
+        if fault.not_applicable or fault.nvml_code == _INVALID_ARGUMENT:  # a field that this driver does not know
             return None
         raise fault
     member = {
@@ -310,9 +310,9 @@ def _field_value(about: str, answer: Any) -> int | None:
     return int(getattr(answer.value, member))
 
 
-def _entry(kind: str, row: Any) -> ProcessEntry:
+def _entry(kind: str, row: Any) -> NvmlProcess:
     memory = row.usedGpuMemory
-    return ProcessEntry(
+    return NvmlProcess(
         int(row.pid),
         None if memory is None else int(memory),
         kind,

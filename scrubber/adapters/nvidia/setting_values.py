@@ -11,21 +11,21 @@ import re
 from collections.abc import Callable, Mapping
 
 __all__ = [
-    "ACCESS",
-    "COMPUTE",
+    "ACCESS_VALUES",
+    "COMPUTE_VALUES",
     "NO_OFFSETS",
-    "SWITCH",
-    "clocks_of",
-    "milliwatts_of",
-    "number_of",
-    "offsets_of",
-    "refusals",
-    "watts",
+    "SWITCH_VALUES",
+    "format_watts",
+    "parse_choice",
+    "parse_clocks",
+    "parse_offsets",
+    "parse_watts",
+    "validation_errors",
 ]
 
-SWITCH: Mapping[int, str] = {0: "disabled", 1: "enabled"}
-ACCESS: Mapping[int, str] = {0: "unrestricted", 1: "restricted"}
-COMPUTE: Mapping[int, str] = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+SWITCH_VALUES: Mapping[int, str] = {0: "disabled", 1: "enabled"}
+ACCESS_VALUES: Mapping[int, str] = {0: "unrestricted", 1: "restricted"}
+COMPUTE_VALUES: Mapping[int, str] = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 """Drivers have stopped to accept ``exclusive-thread``, so no policy can want it."""
 NO_OFFSETS = "none"
 
@@ -35,33 +35,33 @@ _WATTS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?")
 _CLOCKS = re.compile(r"([1-9][0-9]{0,5}),([1-9][0-9]{0,5})")
 
 
-def number_of(words: Mapping[int, str], text: str) -> int:
+def parse_choice(choices: Mapping[int, str], text: str) -> int:
     """The driver's number for a word.
 
     Raises:
         ValueError: the sentence says what to write instead. So for all that follow.
     """
-    for number, word in words.items():
+    for number, word in choices.items():
         if word == text:
             return number
-    raise ValueError(f"write one of {', '.join(words.values())}")
+    raise ValueError(f"write one of {', '.join(choices.values())}")
 
 
-def watts(milliwatts: int) -> str:
+def format_watts(milliwatts: int) -> str:
     """A power limit as it is written."""
     return f"{milliwatts / 1000:g}"
 
 
-def milliwatts_of(text: str) -> int:
+def parse_watts(text: str) -> int:
     if _WATTS.fullmatch(text) is None:
         raise ValueError("write watts, such as 300 or 312.5")
     found = round(float(text) * 1000)
-    if watts(found) != text:
-        raise ValueError(f"write {watts(found)}")
+    if format_watts(found) != text:
+        raise ValueError(f"write {format_watts(found)}")
     return found
 
 
-def clocks_of(text: str) -> tuple[int, int]:
+def parse_clocks(text: str) -> tuple[int, int]:
     """The clocks of memory and of graphics, in MHz."""
     matched = _CLOCKS.fullmatch(text)
     if matched is None:
@@ -69,7 +69,7 @@ def clocks_of(text: str) -> tuple[int, int]:
     return int(matched[1]), int(matched[2])
 
 
-def offsets_of(text: str) -> dict[tuple[str, int], int]:
+def parse_offsets(text: str) -> dict[tuple[str, int], int]:
     """MHz by clock and performance state; those that are not named are 0."""
     found: dict[tuple[str, int], int] = {}
     for part in () if text == NO_OFFSETS else text.split(", "):
@@ -84,13 +84,13 @@ def offsets_of(text: str) -> dict[tuple[str, int], int]:
     return found
 
 
-def refusals(wanted: Mapping[str, str]) -> tuple[str, ...]:
+def validation_errors(settings: Mapping[str, str]) -> tuple[str, ...]:
     """Why no GPU can have the settings that a policy wants: a sentence for each one; nothing when some GPU can.
 
     Whether a value is within the range of this node's GPUs is for their driver to say.
     """
     found: list[str] = []
-    for name, text in sorted(wanted.items()):
+    for name, text in sorted(settings.items()):
         check = _CHECKS.get(name)
         if check is None:
             found.append(f'"{name}" is no setting of an NVIDIA GPU; the settings are {", ".join(sorted(_CHECKS))}.')
@@ -103,18 +103,18 @@ def refusals(wanted: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _one_of(words: Mapping[int, str]) -> Callable[[str], object]:
-    return lambda text: number_of(words, text)
+    return lambda text: parse_choice(words, text)
 
 
 _CHECKS: Mapping[str, Callable[[str], object]] = {
-    "compute_mode": _one_of({number: word for number, word in COMPUTE.items() if word != "exclusive-thread"}),
-    "persistence_mode": _one_of(SWITCH),
-    "power_limit_watts": milliwatts_of,
-    "application_clocks": clocks_of,
-    "clock_offsets": offsets_of,
-    "auto_boost": _one_of(SWITCH),
-    "accounting_mode": _one_of(SWITCH),
-    "api_restriction_application_clocks": _one_of(ACCESS),
-    "api_restriction_auto_boosted_clocks": _one_of(ACCESS),
-    "ecc_mode": _one_of(SWITCH),
+    "compute_mode": _one_of({number: word for number, word in COMPUTE_VALUES.items() if word != "exclusive-thread"}),
+    "persistence_mode": _one_of(SWITCH_VALUES),
+    "power_limit_watts": parse_watts,
+    "application_clocks": parse_clocks,
+    "clock_offsets": parse_offsets,
+    "auto_boost": _one_of(SWITCH_VALUES),
+    "accounting_mode": _one_of(SWITCH_VALUES),
+    "api_restriction_application_clocks": _one_of(ACCESS_VALUES),
+    "api_restriction_auto_boosted_clocks": _one_of(ACCESS_VALUES),
+    "ecc_mode": _one_of(SWITCH_VALUES),
 }

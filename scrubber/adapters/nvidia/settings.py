@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.nvidia.question import about, gpu_of, texts
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid, texts
 from scrubber.domain.device import Device
 
 __all__ = ["NvidiaSettings"]
@@ -17,9 +17,9 @@ class NvidiaSettings:
     An instance has no settings of its own: nothing is written through it, because others live by its GPU's.
     """
 
-    def __init__(self, questions: QuestionPool) -> None:
-        self._questions = questions
+    def __init__(self, driver_pool: RequestPool) -> None:
+        self._driver_pool = driver_pool
 
-    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        question = about(device, "restore", wanted=dict(wanted))
-        return texts(await self._questions.ask(gpu_of(device), question), "values")
+    async def restore(self, device: Device, expected: Mapping[str, str]) -> Mapping[str, str]:
+        question = device_request(device, "restore", wanted=dict(expected))
+        return texts(await self._driver_pool.request(gpu_uuid(device), question), "values")

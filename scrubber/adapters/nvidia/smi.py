@@ -13,16 +13,16 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from scrubber.adapters.children.process import Abandoned
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.patience import patience
-from scrubber.domain.errors import Held, Stuck, Unreadable
+from scrubber.adapters.children.process import AbandonedChild
+from scrubber.adapters.deadlines import stall_tolerant_timeout
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.domain.errors import DeviceBusy, DriverTimeout, Unreadable
 
 __all__ = ["NvidiaSmi"]
 
 _TAIL = 4096
 """Bytes of what it says that are kept; the reason for a failure comes last."""
-_LONGEST_LINE = 300
+_MAX_LINE = 300
 
 _IN_USE = re.compile(r"\bin use by\b|being used by one or more", re.IGNORECASE)
 _STATUSES: Mapping[int, str] = {  # from its manual page
@@ -39,69 +39,69 @@ _STATUSES: Mapping[int, str] = {  # from its manual page
 
 
 class NvidiaSmi:
-    """Runs ``nvidia-smi`` of the driver at ``places``.
+    """Runs ``nvidia-smi`` of the driver at ``paths``.
 
     Args:
-        kill_limit: seconds after SIGKILL until a run is abandoned.
+        kill_timeout: seconds after SIGKILL until a run is abandoned.
         kill: ``killpg``, or a test's stand-in for a run that cannot be killed.
     """
 
     def __init__(
-        self, places: Places, *, kill_limit: float = 2.0, kill: Callable[[int, int], object] = os.killpg
+        self, paths: DriverPaths, *, kill_timeout: float = 2.0, kill: Callable[[int, int], object] = os.killpg
     ) -> None:
-        self._places = places
-        self._kill_limit = kill_limit
+        self._paths = paths
+        self._kill_timeout = kill_timeout
         self._kill = kill
-        self._undying: dict[str, asyncio.subprocess.Process] = {}
+        self._unkillable: dict[str, asyncio.subprocess.Process] = {}
 
     @property
     def program(self) -> str | None:
         """Its path; None when it is not installed."""
-        found = self._places.find_program("nvidia-smi")
+        found = self._paths.find_program("nvidia-smi")
         return None if found is None else str(found)
 
     @property
-    def abandoned(self) -> tuple[Abandoned, ...]:
+    def abandoned(self) -> tuple[AbandonedChild, ...]:
         """Runs that SIGKILL did not end, and that have not ended since: they sit in the kernel."""
         return tuple(
-            Abandoned(process.pid, "nvidia-smi", gpu)
-            for gpu, process in self._undying.items()
+            AbandonedChild(process.pid, "nvidia-smi", gpu)
+            for gpu, process in self._unkillable.items()
             if process.returncode is None
         )
 
-    async def reset(self, gpus: Sequence[str], about: str, deadline: float) -> None:
-        """Reset ``gpus`` (UUIDs) in one command; ``about`` names the device that it is done for.
+    async def reset(self, gpus: Sequence[str], subject: str, deadline: float) -> None:
+        """Reset ``gpus`` (UUIDs) in one command; ``subject`` names the device that it is done for.
 
         Once started it is not to be cancelled: a reset that is broken off leaves a GPU that only a reboot brings back.
 
         Raises:
-            Held: it says that somebody uses one of them; nothing was done.
+            DeviceBusy: it says that somebody uses one of them; nothing was done.
             Unreadable: it failed.
-            Stuck: it did not end within ``deadline`` seconds, or one of before has not ended yet.
+            DriverTimeout: it did not end within ``deadline`` seconds, or one of before has not ended yet.
         """
         for each in self.abandoned:
             if each.device in gpus:
-                raise _undying(about, each.pid)
+                raise _unkillable_error(subject, each.pid)
         process, words = await self._start("--gpu-reset", "-i", ",".join(gpus))
         try:
-            async with patience(deadline):
+            async with stall_tolerant_timeout(deadline):
                 status = await process.wait()
         except TimeoutError as error:
-            await self._end(process, gpus, about)
-            raise Stuck(
-                f"nvidia-smi did not end the reset of {about} within {deadline:g} s and was killed; "
+            await self._end(process, gpus, subject)
+            raise DriverTimeout(
+                f"nvidia-smi did not end the reset of {subject} within {deadline:g} s and was killed; "
                 "the node needs a reboot."
             ) from error
         finally:
-            await words.all_said(self._kill_limit)  # whoever inherited its output may keep it open
-        _judge(status, words.text, about)
+            await words.wait_until_closed(self._kill_timeout)  # whoever inherited its output may keep it open
+        _check_exit(status, words.text, subject)
 
-    async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, _LastWords]:
+    async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, _OutputTail]:
         program = self.program
         if program is None:
             raise Unreadable("nvidia-smi is not installed where the driver is.")
         try:
-            words, output = await _LastWords.listen()
+            words, output = await _OutputTail.listen()
         except OSError as error:
             raise Unreadable(f"{program} cannot be started: {error.strerror}.") from error
         try:
@@ -112,7 +112,7 @@ class NvidiaSmi:
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={"PATH": os.defpath, "LANG": "C.UTF-8", **self._places.environment()},
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", **self._paths.environment()},
                 start_new_session=True,
             )
         except OSError as error:
@@ -126,45 +126,45 @@ class NvidiaSmi:
         return process, words
 
     async def _end(self, process: asyncio.subprocess.Process, gpus: Sequence[str], about: str) -> None:
-        """Kill the run and its group; raises :class:`Stuck` when it does not die."""
+        """Kill the run and its group; raises :class:`DriverTimeout` when it does not die."""
         with suppress(ProcessLookupError):
             self._kill(process.pid, signal.SIGKILL)
-        dead, _ = await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._kill_limit)
+        dead, _ = await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._kill_timeout)
         if not dead:
-            self._undying.update(dict.fromkeys(gpus, process))
-            raise _undying(about, process.pid)
+            self._unkillable.update(dict.fromkeys(gpus, process))
+            raise _unkillable_error(about, process.pid)
 
 
-def _judge(status: int, said: str, about: str) -> None:
+def _check_exit(status: int, said: str, about: str) -> None:
     """Draw the conclusion of a run that has ended."""
     if status == 0:
         return
-    lines = [text[:_LONGEST_LINE] for line in said.split("\n") if (text := line.strip(" \t\r"))]
+    lines = [text[:_MAX_LINE] for line in said.split("\n") if (text := line.strip(" \t\r"))]
     in_use = next((line for line in lines if _IN_USE.search(line)), None)
     if in_use is not None:
-        raise Held(f"{about} cannot be reset while somebody uses it: {in_use}")
+        raise DeviceBusy(f"{about} cannot be reset while somebody uses it: {in_use}")
     why = _STATUSES.get(status, f"nvidia-smi ended with status {status}")
     last = f": {lines[-1]}" if lines else ""
     raise Unreadable(f"The reset of {about} failed ({why}{last}); the node needs a reboot.")
 
 
-def _undying(about: str, pid: int) -> Stuck:
-    return Stuck(
+def _unkillable_error(about: str, pid: int) -> DriverTimeout:
+    return DriverTimeout(
         f"{about} is not reset: nvidia-smi (PID {pid}), which was to reset it, has not returned from the driver and "
         "cannot be ended. Reboot the node."
     )
 
 
-class _LastWords(asyncio.Protocol):
+class _OutputTail(asyncio.Protocol):
     """The end of what a program says, however much that is."""
 
     def __init__(self) -> None:
-        self._kept = b""
-        self._over = asyncio.Event()
+        self._tail = b""
+        self._closed = asyncio.Event()
         self._pipe: asyncio.BaseTransport | None = None
 
     @classmethod
-    async def listen(cls) -> tuple[_LastWords, int]:
+    async def listen(cls) -> tuple[_OutputTail, int]:
         """Listens from now on; the descriptor is the program's, and the caller's to close."""
         ours, theirs = os.pipe()
         try:
@@ -177,13 +177,13 @@ class _LastWords(asyncio.Protocol):
 
     @property
     def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        return self._tail.decode("utf-8", "replace")
 
-    async def all_said(self, seconds: float) -> None:
+    async def wait_until_closed(self, seconds: float) -> None:
         """Wait until nobody can say any more, or for ``seconds``; then listen no longer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._over.wait()
+                await self._closed.wait()
         self.close()
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class _LastWords(asyncio.Protocol):
         self._pipe = transport
 
     def data_received(self, data: bytes) -> None:
-        self._kept = (self._kept + data)[-_TAIL:]
+        self._tail = (self._tail + data)[-_TAIL:]
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._over.set()
+        self._closed.set()

@@ -6,21 +6,28 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.nvidia.question import about, counts, gpu_of, optional_count, optional_text, texts
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.nvidia.driver_requests import (
+    counts,
+    device_request,
+    gpu_uuid,
+    optional_count,
+    optional_text,
+    texts,
+)
 from scrubber.domain.device import Device
 from scrubber.domain.telemetry import Signal, Snapshot
 
-__all__ = ["Events", "NvidiaTelemetry", "UsageReader"]
+__all__ = ["DriverEvents", "NvidiaTelemetry", "UsageInterpreter"]
 
 
-class Events(Protocol):
+class DriverEvents(Protocol):
     """What the driver reported by itself. XIDs are told once, as events; NVML has no call that lists them."""
 
     def xids(self, device: str) -> Mapping[int, int]:
         """XIDs that still stand for the device with this id, each with how often it was seen."""
 
-    def unheard(self, device: str) -> str | None:
+    def event_stream_error(self, device: str) -> str | None:
         """Why events of the device may go unseen at present: a sentence; None while they do not."""
 
     def inforom_corrupt(self, device: str) -> bool:
@@ -30,26 +37,26 @@ class Events(Protocol):
         """Signals from now on."""
 
 
-class UsageReader(Protocol):
+class UsageInterpreter(Protocol):
     """Who knows what it means that somebody uses a device."""
 
-    async def held_by(self, device: Device, answer: Message) -> bool:
+    async def usage_shows_holder(self, device: Device, answer: Message) -> bool:
         """Whether anybody but named infrastructure holds ``device``, by the driver's answer to ``used``."""
 
 
 class NvidiaTelemetry:
     """:class:`scrubber.ports.Telemetry` of NVML."""
 
-    def __init__(self, questions: QuestionPool, events: Events, holders: UsageReader) -> None:
-        self._questions = questions
+    def __init__(self, driver_pool: RequestPool, events: DriverEvents, holders: UsageInterpreter) -> None:
+        self._driver_pool = driver_pool
         self._events = events
         self._holders = holders
 
     async def snapshot(self, device: Device) -> Snapshot:
-        answer = await self._questions.ask(gpu_of(device), about(device, "snapshot"))
+        answer = await self._driver_pool.request(gpu_uuid(device), device_request(device, "snapshot"))
         conditions = texts(answer, "conditions")
-        if (unheard := self._events.unheard(device.id)) is not None:
-            conditions["events-unheard"] = unheard
+        if (stream_error := self._events.event_stream_error(device.id)) is not None:
+            conditions["events-unheard"] = stream_error
         if self._events.inforom_corrupt(device.id):
             conditions["inforom-corrupt"] = "its checksums are wrong"
         return Snapshot(
@@ -57,8 +64,8 @@ class NvidiaTelemetry:
             errors=dict(self._events.xids(device.id)),
             ecc_uncorrected=optional_count(answer, "ecc_uncorrected"),
             temperature_celsius=optional_count(answer, "temperature_celsius"),
-            held=None if answer.get("processes") is None else await self._holders.held_by(device, answer),
-            recovery=optional_text(answer, "recovery"),
+            is_held=None if answer.get("processes") is None else await self._holders.usage_shows_holder(device, answer),
+            recovery_action=optional_text(answer, "recovery"),
             settings=texts(answer, "settings"),
             defaults=texts(answer, "defaults"),
             conditions=conditions,

@@ -1,6 +1,6 @@
 """Ed25519: the one module that knows the library. A private key in here is never shown, copied out or logged.
 
-Promise: what :meth:`EphemeralKey.sign` or a node's key signs, :func:`verify` accepts with its public key, and nothing
+Promise: what :meth:`EphemeralKey.sign` or a node's key signs, :func:`verify_signature` accepts with its public key, and nothing
 else. Keys are named by what they are: the id is the digest of the public key, so nobody can have another's.
 """
 
@@ -15,16 +15,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.statement import pae
 
-__all__ = ["EphemeralKey", "Key", "key_id", "private_key", "private_pem", "verify"]
+__all__ = ["Ed25519Key", "EphemeralKey", "encode_private_key", "key_id", "load_private_key", "verify_signature"]
 
 
-class Key:
+class Ed25519Key:
     """A :class:`scrubber.ports.record.Signer` of a private key that is there already."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         public = private.public_key()
         self._private = private
-        self._key_id = _id_of(public)
+        self._key_id = _public_key_id(public)
         self._public_pem = public.public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         ).decode("ascii")
@@ -41,22 +41,22 @@ class Key:
         return self._private.sign(pae(payload))
 
 
-class EphemeralKey(Key):
+class EphemeralKey(Ed25519Key):
     """A key that lives in this process only: for tests, demonstrations and measurements. Nothing is written."""
 
     def __init__(self) -> None:
         super().__init__(Ed25519PrivateKey.generate())
 
 
-def private_pem(private: Ed25519PrivateKey) -> bytes:
+def encode_private_key(private: Ed25519PrivateKey) -> bytes:
     """``private`` as it is stored: PKCS #8 in PEM, without a passphrase."""
     return private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def private_key(pem: bytes) -> Ed25519PrivateKey:
-    """The key that :func:`private_pem` wrote.
+def load_private_key(pem: bytes) -> Ed25519PrivateKey:
+    """The key that :func:`encode_private_key` wrote.
 
     Raises:
         ValueError: it is something else; the text says what, as the end of a sentence.
@@ -78,10 +78,10 @@ def key_id(public_pem: str) -> str:
     Raises:
         InvalidRequest: it is no Ed25519 public key in PEM form; the sentence says what it is instead, if that is known.
     """
-    return _id_of(_public(public_pem))
+    return _public_key_id(_load_public_key(public_pem))
 
 
-def verify(public_pem: str, payload: bytes, signature: bytes) -> bool:
+def verify_signature(public_pem: str, payload: bytes, signature: bytes) -> bool:
     """Whether the holder of this key signed ``payload`` as a certificate.
 
     Args:
@@ -91,7 +91,7 @@ def verify(public_pem: str, payload: bytes, signature: bytes) -> bool:
     Raises:
         InvalidRequest: as :func:`key_id`.
     """
-    public = _public(public_pem)
+    public = _load_public_key(public_pem)
     try:
         public.verify(signature, pae(payload))
     except InvalidSignature:
@@ -99,7 +99,7 @@ def verify(public_pem: str, payload: bytes, signature: bytes) -> bool:
     return True
 
 
-def _public(pem: str) -> Ed25519PublicKey:
+def _load_public_key(pem: str) -> Ed25519PublicKey:
     if "PRIVATE KEY" in pem:
         raise InvalidRequest(
             "That is a private key. Verifying takes the public one: scrubber certificate key prints it."
@@ -113,6 +113,6 @@ def _public(pem: str) -> Ed25519PublicKey:
     return found
 
 
-def _id_of(public: Ed25519PublicKey) -> str:
+def _public_key_id(public: Ed25519PublicKey) -> str:
     der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return f"sha256:{hashlib.sha256(der).hexdigest()}"

@@ -16,21 +16,21 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from scrubber.adapters.signing.ed25519 import Key, private_key, private_pem
-from scrubber.domain.errors import BadConfiguration
+from scrubber.adapters.signing.ed25519 import Ed25519Key, encode_private_key, load_private_key
+from scrubber.domain.errors import InvalidConfiguration
 
 __all__ = ["FILE_NAME", "NodeKey"]
 
 FILE_NAME = "signing.key"
-_UNFINISHED = "signing.key.new"
-_LONGEST = 16 * 1024
-_ANEW = (
+_TEMPORARY_NAME = "signing.key.new"
+_MAX_KEY_BYTES = 16 * 1024
+_RESTORE_HINT = (
     "Put the node's own file back, or remove it: then the next start makes a new key, which those who verify have to "
     "be told."
 )
 
 
-class NodeKey(Key):
+class NodeKey(Ed25519Key):
     """A :class:`scrubber.ports.record.Signer` that outlives the process."""
 
     @classmethod
@@ -41,59 +41,59 @@ class NodeKey(Key):
             directory: the state directory. It exists, belongs to this user, and nobody else writes into it.
 
         Raises:
-            BadConfiguration: the file there is not a key of this node that only this user can read, or the directory
-                takes no file.
+            InvalidConfiguration: the file there is not a key of this node that only this user can read, or the
+                directory takes no file.
         """
         path = directory / FILE_NAME
         try:
             place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f"The node's key cannot be kept in {directory}: {error.strerror}. Name another state directory with "
                 "--state-dir."
             ) from error
         try:
             # Two that start at once must not make two keys, nor one take the other's unfinished file away.
             fcntl.flock(place, fcntl.LOCK_EX)
-            _remove(place, _UNFINISHED)
-            written = _read(place, path)
+            _remove_file(place, _TEMPORARY_NAME)
+            written = _read_key(place, path)
             created = written is None
             if written is None:
-                _make(place)
-                written = _read(place, path)
+                _create_key(place)
+                written = _read_key(place, path)
             # Also when it was there: the one that made it may have been killed before it got here.
             os.fsync(place)
             if written is None:
-                raise BadConfiguration(f"The node's key {path} went away while it was read. Start again.")
-            return cls(private_key(written)), created
+                raise InvalidConfiguration(f"The node's key {path} went away while it was read. Start again.")
+            return cls(load_private_key(written)), created
         except ValueError as wrong:
-            raise BadConfiguration(f"The node's key {path} {wrong}. {_ANEW}") from None
+            raise InvalidConfiguration(f"The node's key {path} {wrong}. {_RESTORE_HINT}") from None
         except OSError as error:
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f"The node's key {path} cannot be kept: {error.strerror}. Without it no certificate can be signed."
             ) from error
         finally:
             os.close(place)
 
 
-def _make(place: int) -> None:
+def _create_key(place: int) -> None:
     """Write a new key, and give it its name only when all of it is on the disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    unfinished = os.open(_UNFINISHED, flags, 0o600, dir_fd=place)
+    unfinished = os.open(_TEMPORARY_NAME, flags, 0o600, dir_fd=place)
     try:
         with os.fdopen(unfinished, "wb") as file:
             os.fchmod(file.fileno(), 0o600)  # whatever the umask takes away
-            file.write(private_pem(Ed25519PrivateKey.generate()))
+            file.write(encode_private_key(Ed25519PrivateKey.generate()))
             file.flush()
             os.fsync(file.fileno())
         # Unlike a rename, a link never takes the place of a file.
-        os.link(_UNFINISHED, FILE_NAME, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
+        os.link(_TEMPORARY_NAME, FILE_NAME, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
     finally:
-        _remove(place, _UNFINISHED)
+        _remove_file(place, _TEMPORARY_NAME)
 
 
-def _read(place: int, path: Path) -> bytes | None:
-    """What is in the key's file, if it is ours alone; None when there is none; else as :func:`private_key`."""
+def _read_key(place: int, path: Path) -> bytes | None:
+    """What is in the key's file, if it is ours alone; None when there is none; else as :func:`load_private_key`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(FILE_NAME, flags, dir_fd=place)
@@ -111,21 +111,21 @@ def _read(place: int, path: Path) -> bytes | None:
         if about.st_uid != os.geteuid():
             raise ValueError(f"belongs to uid {about.st_uid}, and the service runs as uid {os.geteuid()}")
         if mode & 0o077:
-            raise BadConfiguration(
+            raise InvalidConfiguration(
                 f"Others than its owner may use the node's key {path} (mode {mode:04o}), so it may be known to them. If "
                 f"it is not, run: chmod 600 {path}. If it may be, remove it: then the next start makes a new key, which "
                 "those who verify have to be told."
             )
         if about.st_size == 0:
             raise ValueError("is empty")
-        if about.st_size > _LONGEST:
+        if about.st_size > _MAX_KEY_BYTES:
             raise ValueError("is no private key in PEM form")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(_LONGEST)
+            return file.read(_MAX_KEY_BYTES)
     finally:
         os.close(descriptor)
 
 
-def _remove(place: int, name: str) -> None:
+def _remove_file(place: int, name: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=place)

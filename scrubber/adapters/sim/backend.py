@@ -13,35 +13,35 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.locks import SERVICE_LOCK
-from scrubber.adapters.proc import value_in
 from scrubber.adapters.sim import lease
-from scrubber.adapters.sim.diagnostician import SimDiagnostics
+from scrubber.adapters.sim.diagnostics import SimDiagnostics
 from scrubber.adapters.sim.erasure import SimEraser
 from scrubber.adapters.sim.holders import SimHolders
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.layout import load
+from scrubber.adapters.sim.layout import load_node
 from scrubber.adapters.sim.resetter import SimResetter
 from scrubber.adapters.sim.settings import SimSettings
-from scrubber.adapters.sim.signals import SignalWatch
+from scrubber.adapters.sim.signal_watch import SignalWatch
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, SimTelemetry
 from scrubber.adapters.walker import WALKER_MODULE, budget_within
-from scrubber.domain.errors import Away, BadConfiguration, DeviceFault, SecondInstance
+from scrubber.domain.errors import AlreadyRunning, DeviceFault, InvalidConfiguration, Unavailable
 from scrubber.ports.device import DeviceBackend
 
 __all__ = ["SimBackend", "sim_backend"]
 
 
 @asynccontextmanager
-async def sim_backend(directory: Path, *, question: float) -> AsyncIterator[DeviceBackend]:
+async def sim_backend(directory: Path, *, driver_call_timeout: float) -> AsyncIterator[DeviceBackend]:
     """The simulated node in ``directory``, started.
 
     Raises:
-        BadConfiguration: there is none.
-        SecondInstance: another service has it.
+        InvalidConfiguration: there is none.
+        AlreadyRunning: another service has it.
     """
-    backend = SimBackend(directory, question_deadline=question)
+    backend = SimBackend(directory, driver_call_timeout=driver_call_timeout)
     await backend.start()
     try:
         yield DeviceBackend(
@@ -62,9 +62,9 @@ class SimBackend:
     """The device ports of the node in ``directory``.
 
     Args:
-        question_deadline: seconds that one question to the driver may take.
-        walk_deadline: seconds within which one walk over ``/proc`` is answered.
-        settle: see :class:`~scrubber.adapters.sim.holders.SimHolders`.
+        driver_call_timeout: seconds that one question to the driver may take.
+        walk_timeout: seconds within which one walk over ``/proc`` is answered.
+        confirm_seconds: see :class:`~scrubber.adapters.sim.holders.SimHolders`.
         children: who starts the children; its ``abandoned`` and ``pids()`` are for metrics.
     """
 
@@ -72,24 +72,28 @@ class SimBackend:
         self,
         directory: Path,
         *,
-        question_deadline: float = 1.0,
-        walk_deadline: float = 10.0,
-        settle: float = 0.25,
+        driver_call_timeout: float = 1.0,
+        walk_timeout: float = 10.0,
+        confirm_seconds: float = 0.25,
         children: Children | None = None,
     ) -> None:
         self._directory = directory.absolute()
         self._lock: int | None = None
         node = str(self._directory)
         self.children = children or Children()
-        self._questions = QuestionPool(self.children, DRIVER_MODULE, arguments=(node,), deadline=question_deadline)
-        self._walks = QuestionPool(self.children, WALKER_MODULE, deadline=walk_deadline, blames=Away)
+        self._driver_pool = RequestPool(self.children, DRIVER_MODULE, arguments=(node,), deadline=driver_call_timeout)
+        self._walk_pool = RequestPool(self.children, WALKER_MODULE, deadline=walk_timeout, error_type=Unavailable)
         self._watch = SignalWatch(self._directory)
         self.inventory = SimInventory(self._directory)
         self.holders = SimHolders(
-            self.inventory, self._walks, self.children, budget=budget_within(walk_deadline), settle=settle
+            self.inventory,
+            self._walk_pool,
+            self.children,
+            budget=budget_within(walk_timeout),
+            confirm_seconds=confirm_seconds,
         )
-        self.telemetry = SimTelemetry(self.inventory, self._questions, self._watch)
-        self.settings = SimSettings(self.inventory, self._questions)
+        self.telemetry = SimTelemetry(self.inventory, self._driver_pool, self._watch)
+        self.settings = SimSettings(self.inventory, self._driver_pool)
         self.resetter = SimResetter(self.inventory, self.children, node)
         self.diagnostics = SimDiagnostics(self.inventory, self.children, self._directory / "locks")
         self.eraser = SimEraser(self.inventory, self.children, self._directory / "locks")
@@ -98,23 +102,23 @@ class SimBackend:
         """Take the node, check it and begin to watch it; children start with the first question.
 
         Raises:
-            BadConfiguration: there is no simulated node here, or its file system cannot carry one.
-            SecondInstance: another service has the node.
+            InvalidConfiguration: there is no simulated node here, or its file system cannot carry one.
+            AlreadyRunning: another service has the node.
         """
-        devices = load(self._directory).devices
-        self._lock = _take(self._directory / "locks" / SERVICE_LOCK, self._directory)
+        devices = load_node(self._directory).devices
+        self._lock = _lock_node(self._directory / "locks" / SERVICE_LOCK, self._directory)
         try:
             faults: list[DeviceFault] = []
             for found in devices:
                 try:
-                    lease.held(found.memory, found.inode)
+                    lease.is_held(found.memory, found.inode)
                 except DeviceFault as fault:
                     faults.append(fault)
             if devices and len(faults) == len(devices):  # one of many is that device's own fault, and shows as such
-                raise BadConfiguration(f"The simulated node cannot be used: {faults[0]}") from faults[0]
+                raise InvalidConfiguration(f"The simulated node cannot be used: {faults[0]}") from faults[0]
             self._watch.start()
         except BaseException:
-            self._let_go()
+            self._release_node()
             raise
 
     async def close(self) -> None:
@@ -124,25 +128,25 @@ class SimBackend:
         """
         self._watch.close()
         try:
-            await self._questions.close()
-            await self._walks.close()
+            await self._driver_pool.close()
+            await self._walk_pool.close()
             await self.children.close()
         finally:
-            self._let_go()
+            self._release_node()
 
-    def _let_go(self) -> None:
+    def _release_node(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
 
-def _take(path: Path, node: Path) -> int:
+def _lock_node(path: Path, node: Path) -> int:
     """Lock the node for this process; the descriptor holds it until it is closed, and no child inherits it."""
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise BadConfiguration(f"The simulated node cannot be used: {path}: {error.strerror}.") from error
+        raise InvalidConfiguration(f"The simulated node cannot be used: {path}: {error.strerror}.") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
@@ -150,7 +154,7 @@ def _take(path: Path, node: Path) -> int:
     except BlockingIOError:
         owner = value_in(os.pread(descriptor, 32, 0)) or "unknown"
         os.close(descriptor)
-        raise SecondInstance(
+        raise AlreadyRunning(
             f"Another scrub service (PID {owner}) works on the simulated node in {node}; stop it first, or give this "
             "one a node of its own with --sim-dir."
         ) from None

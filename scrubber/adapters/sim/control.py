@@ -15,96 +15,96 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scrubber.adapters.sim.faults import (
-    CODES,
+    CONDITION_CODES,
     CONDITIONS,
-    MOST_XID,
-    RECOVERIES,
+    MAX_XID,
+    RECOVERY_ACTIONS,
     Faults,
-    checked_conditions,
-    checked_counters,
-    is_firmware,
+    is_firmware_version,
+    parse_conditions,
+    parse_counters,
 )
-from scrubber.adapters.sim.layout import SimDevice, load, read_if_there, write_json
+from scrubber.adapters.sim.layout import SimDevice, load_node, read_json_if_exists, write_json
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, Unreadable
 
 __all__ = [
     "CONDITIONS",
-    "MOST_XID",
+    "MAX_XID",
     "Faults",
-    "boots",
-    "change",
-    "clear",
-    "driver_absent",
-    "fault",
-    "find",
-    "read",
-    "read_all",
-    "rebooted",
+    "add_faults",
+    "boot_count",
+    "clear_faults",
+    "find_sim_device",
+    "is_driver_absent",
+    "read_combined_faults",
+    "read_faults",
+    "record_reboot",
+    "update_faults",
 ]
 
 
-def read(place: Path) -> Faults:
-    """The faults written for the device in directory ``place`` alone.
+def read_faults(directory: Path) -> Faults:
+    """The faults written for the device in directory ``directory`` alone.
 
     Raises:
         Unreadable: the control file makes no sense.
     """
-    path = place / "control.json"
-    document = read_if_there(path)
+    path = directory / "control.json"
+    document = read_json_if_exists(path)
     return Faults() if document is None else Faults.from_json(document, str(path))
 
 
-def read_all(places: Iterable[Path]) -> Faults:
-    """The faults of a device whose control directories are ``places``: its own, then its parent's."""
-    first, *rest = places
-    faults = read(first)
+def read_combined_faults(directories: Iterable[Path]) -> Faults:
+    """The faults of a device whose control directories are ``directories``: its own, then its parent's."""
+    first, *rest = directories
+    faults = read_faults(first)
     for place in rest:
-        faults = faults.joined(read(place))
+        faults = faults.combined_with(read_faults(place))
     return faults
 
 
-def change(place: Path, how: Callable[[Faults], Faults], *, mend: bool = False) -> Faults:
-    """Read, change and replace the control file of the device in ``place``; one writer at a time.
+def update_faults(directory: Path, update: Callable[[Faults], Faults], *, repair: bool = False) -> Faults:
+    """Read, change and replace the control file of the device in ``directory``; one writer at a time.
 
     Raises:
-        Unreadable: the file makes no sense; with ``mend`` a fresh one takes its place instead.
+        Unreadable: the file makes no sense; with ``repair`` a fresh one takes its place instead.
     """
-    with _only_writer(place):
+    with _only_writer(directory):
         try:
-            faults = how(read(place))
+            faults = update(read_faults(directory))
         except Unreadable:
-            if not mend:
+            if not repair:
                 raise
             faults = Faults()
-        write_json(place / "control.json", faults.to_json())
+        write_json(directory / "control.json", faults.to_json())
     return faults
 
 
-def driver_absent(directory: Path) -> bool:
+def is_driver_absent(directory: Path) -> bool:
     """Whether the node's driver is gone. A node file that makes no sense is no driver.
 
     Raises:
         Unreadable: it makes so little sense that nothing can be said.
     """
-    return _node(directory).driver_absent is not False
+    return _read_node_control(directory).driver_absent is not False
 
 
-def boots(directory: Path) -> int:
+def boot_count(directory: Path) -> int:
     """How often the node was made to look rebooted (:mod:`scrubber.adapters.sim.reboot`).
 
     Raises:
         Unreadable: the node's file makes no sense.
     """
-    return _node(directory).boots
+    return _read_node_control(directory).boots
 
 
-def rebooted(directory: Path) -> None:
+def record_reboot(directory: Path) -> None:
     """The node has another boot from now on, and its driver is loaded."""
-    _change_node(directory, lambda node: _Node(driver_absent=False, boots=node.boots + 1))
+    _update_node_control(directory, lambda node: _NodeControl(driver_absent=False, boots=node.boots + 1))
 
 
-def fault(
+def add_faults(
     directory: Path,
     device: str | None = None,
     *,
@@ -134,21 +134,21 @@ def fault(
 
     Raises:
         InvalidRequest: no such device, a value out of its range, or nothing to do.
-        BadConfiguration: there is no simulated node in ``directory``.
+        InvalidConfiguration: there is no simulated node in ``directory``.
     """
-    _check("xid", xid, 1, MOST_XID, "an XID is a number such as 31, 79 or 95")
+    _check("xid", xid, 1, MAX_XID, "an XID is a number such as 31, 79 or 95")
     _check("ecc", ecc, 1, 1_000_000, "it is how many uncorrected errors are added")
     _check("slow_clear", slow_clear, 0.001, 3600, "it is the seconds that clearing takes at least")
     _check("temperature", temperature, -40, 150, "it is in degrees Celsius")
     if reset not in (None, "ok", "fail"):
         raise InvalidRequest(f"reset {reset!r} is unknown: write ok or fail.")
-    if recovery not in (None, *RECOVERIES):
+    if recovery not in (None, *RECOVERY_ACTIONS):
         raise InvalidRequest(
-            f"recovery {recovery!r} is unknown: write {', '.join(RECOVERIES[:-1])} or {RECOVERIES[-1]}."
+            f"recovery {recovery!r} is unknown: write {', '.join(RECOVERY_ACTIONS[:-1])} or {RECOVERY_ACTIONS[-1]}."
         )
-    if firmware is not None and not is_firmware(firmware):
+    if firmware is not None and not is_firmware_version(firmware):
         raise InvalidRequest(f"{firmware!r} is no version of firmware: letters, digits, dots and hyphens, as 96.00.89.")
-    new_conditions, new_counters = checked_conditions(conditions or {}), checked_counters(counters or {})
+    new_conditions, new_counters = parse_conditions(conditions or {}), parse_counters(counters or {})
 
     def how(faults: Faults) -> Faults:
         if xid is not None:
@@ -177,83 +177,83 @@ def fault(
     if not of_device and not driver_absent:
         raise InvalidRequest(f"Say what should go wrong: {', '.join(CONDITIONS)} or counter.")
     if device is None:
-        devices = [each for each in load(directory).devices if each.parent_directory is None]
+        devices = [each for each in load_node(directory).devices if each.parent_directory is None]
     else:
-        devices = [find(directory, device)]
+        devices = [find_sim_device(directory, device)]
     if driver_absent:
         _set_driver_absent(directory, True)
-    standing = [change(each.directory, how) if of_device else read(each.directory) for each in devices]
-    return Faults() if device is None else standing[0]
+    active = [update_faults(each.directory, how) if of_device else read_faults(each.directory) for each in devices]
+    return Faults() if device is None else active[0]
 
 
-def clear(directory: Path, device: str | None = None, which: Iterable[str] | None = None) -> None:
-    """Lift the conditions ``which`` (all of :data:`CONDITIONS` by default) of ``device``, or of the whole node.
+def clear_faults(directory: Path, device: str | None = None, conditions: Iterable[str] | None = None) -> None:
+    """Lift the conditions ``conditions`` (all of :data:`CONDITIONS` by default) of ``device``, or of the whole node.
 
     With every condition or ``driver-absent`` among them, the driver is back as well. Counters stay: nobody mends those.
 
     Raises:
         InvalidRequest: no such device or condition.
-        BadConfiguration: there is no simulated node in ``directory``.
+        InvalidConfiguration: there is no simulated node in ``directory``.
         Unreadable: the control file of a device makes no sense, and not all of it is to be lifted.
     """
-    names = CONDITIONS if which is None else tuple(which)
-    devices = load(directory).devices if device is None else (find(directory, device),)
+    names = CONDITIONS if conditions is None else tuple(conditions)
+    devices = load_node(directory).devices if device is None else (find_sim_device(directory, device),)
     places = [each.directory for each in devices]
-    unheard_of = {name for name in names if name not in CONDITIONS and name not in CODES}
-    unheard_of -= {code for place in places if unheard_of for code in read(place).conditions}
-    if unheard_of:
-        known = ", ".join((*CONDITIONS, *sorted(CODES)))
-        raise InvalidRequest(f"No condition is called {min(unheard_of)!r} and none stands; there are: {known}.")
+    unknown = {name for name in names if name not in CONDITIONS and name not in CONDITION_CODES}
+    unknown -= {code for place in places if unknown for code in read_faults(place).conditions}
+    if unknown:
+        known = ", ".join((*CONDITIONS, *sorted(CONDITION_CODES)))
+        raise InvalidRequest(f"No condition is called {min(unknown)!r} and none stands; there are: {known}.")
     for place in places:
-        change(place, lambda faults: faults.without(names), mend=which is None)
+        update_faults(place, lambda faults: faults.without(names), repair=conditions is None)
     if "driver-absent" in names:
         _set_driver_absent(directory, False)
 
 
-def find(directory: Path, wanted: str) -> SimDevice:
-    """The device called ``wanted``: its UUID, a unique prefix of it, or its index.
+def find_sim_device(directory: Path, name: str) -> SimDevice:
+    """The device called ``name``: its UUID, a unique prefix of it, or its index.
 
     Raises:
         InvalidRequest: there is none, or more than one.
-        BadConfiguration: there is no simulated node in ``directory``.
+        InvalidConfiguration: there is no simulated node in ``directory``.
     """
-    devices = {each.device.id: each for each in load(directory).devices}
-    return devices[find_device((each.device for each in devices.values()), wanted).id]
+    devices = {each.device.id: each for each in load_node(directory).devices}
+    return devices[find_device((each.device for each in devices.values()), name).id]
 
 
 def _set_driver_absent(directory: Path, absent: bool) -> None:
-    load(directory)  # refuses what is no node
+    load_node(directory)  # refuses what is no node
     if absent or (directory / "control.json").exists():
-        _change_node(directory, lambda node: replace(node, driver_absent=absent))
+        _update_node_control(directory, lambda node: replace(node, driver_absent=absent))
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _NodeControl:
     """What is so for the whole node. ``driver_absent`` is whatever stands in the file."""
 
     driver_absent: object = False
     boots: int = 0
 
 
-def _node(directory: Path) -> _Node:
+def _read_node_control(directory: Path) -> _NodeControl:
     path = directory / "control.json"
-    document = read_if_there(path)
+    document = read_json_if_exists(path)
     if document is None:
-        return _Node()
+        return _NodeControl()
     times = document.get("boots", 0)
     if not isinstance(times, int) or isinstance(times, bool) or times < 0:
         raise Unreadable(f"{path}: 'boots' makes no sense ({times!r}).")
-    return _Node(document.get("driver_absent"), times)
+    return _NodeControl(document.get("driver_absent"), times)
 
 
-def _change_node(directory: Path, how: Callable[[_Node], _Node]) -> None:
+def _update_node_control(directory: Path, update: Callable[[_NodeControl], _NodeControl]) -> None:
     """Read, change and replace the node's file; one that makes no sense is mended."""
     with _only_writer(directory):
         try:
-            before = _node(directory)
+            before = _read_node_control(directory)
         except Unreadable:
-            before = _Node()
-        write_json(directory / "control.json", asdict(how(before)))
+            before = _NodeControl()
+        write_json(directory / "control.json", asdict(update(before)))
 
 
 @contextmanager

@@ -17,10 +17,18 @@ from collections.abc import Callable, Iterator
 
 from scrubber.adapters import locks
 from scrubber.adapters.children import child
-from scrubber.adapters.children.checking import Allotment, Tally
-from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.child import Fault, ParentSocket
+from scrubber.adapters.children.diagnostics import CheckTally, CheckTimeBudget
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.sim.eraser import Control, Fence, FenceBroken, give_space_back, mend, open_memory, pattern_of
+from scrubber.adapters.sim.eraser import (
+    ClearingFaults,
+    FenceBroken,
+    LeaseFence,
+    block_pattern,
+    open_memory,
+    release_space,
+    restore_file,
+)
 
 __all__: list[str] = []
 
@@ -33,22 +41,22 @@ _MATRIX = 24
 _Matrix = list[list[int]]
 
 
-class Diagnosis:
+class SimDiagnosis:
     """The checks of one device, in order. All sizes are bytes."""
 
-    def __init__(self, link: Link, memory: int, total: int, control: Control) -> None:
+    def __init__(self, link: ParentSocket, memory: int, total: int, control: ClearingFaults) -> None:
         self._link = link
         self._memory = memory
         self._total = total
         self._control = control
-        self._fence = Fence(memory)
+        self._fence = LeaseFence(memory)
         self._next = 0
-        self.pattern = Tally("memory-pattern", "bytes", time.monotonic)
-        self.matrix = Tally("matrix-product", "operations", time.monotonic)
-        self.to_device = Tally("host-to-device", "bytes", time.monotonic)
-        self.to_host = Tally("device-to-host", "bytes", time.monotonic)
+        self.pattern = CheckTally("memory-pattern", "bytes", time.monotonic)
+        self.matrix = CheckTally("matrix-product", "operations", time.monotonic)
+        self.to_device = CheckTally("host-to-device", "bytes", time.monotonic)
+        self.to_host = CheckTally("device-to-host", "bytes", time.monotonic)
 
-    def run(self, allotment: Allotment) -> list[Message]:
+    def run(self, allotment: CheckTimeBudget) -> list[Message]:
         """All checks, then zeros everywhere.
 
         Raises:
@@ -58,23 +66,23 @@ class Diagnosis:
         self._repeat(allotment, "matrix-product", self._matrix_round)
         self._repeat(allotment, "transfers", self._transfer_round)
         self._leave_zeros()
-        return [each.message() for each in (self.pattern, self.matrix, self.to_device, self.to_host)]
+        return [each.to_message() for each in (self.pattern, self.matrix, self.to_device, self.to_host)]
 
-    def _repeat(self, allotment: Allotment, part: str, work: Callable[[], None]) -> None:
+    def _repeat(self, allotment: CheckTimeBudget, part: str, work: Callable[[], None]) -> None:
         work()
-        while not allotment.over(part):
+        while not allotment.is_exhausted(part):
             work()
 
-    def _pattern_round(self, allotment: Allotment) -> None:
+    def _pattern_round(self, allotment: CheckTimeBudget) -> None:
         """Write as much as half of the time allows, or everything; then read it all back. The next round goes on
         behind the last chunk of this one, so that a short time reaches all of a large memory in the end.
         """
         nonce = int.from_bytes(os.urandom(8), "big")
-        half_over = allotment.half("memory-pattern")
+        half_over = allotment.halfway_check("memory-pattern")
         written: list[tuple[int, int]] = []
         for offset, size in self._chunks_from(self._next):
-            content = pattern_of(nonce, offset, size)
-            with self.pattern.timing():
+            content = block_pattern(nonce, offset, size)
+            with self.pattern.measure_time():
                 self._write(offset, content)
             written.append((offset, size))
             self._next = (offset + size) % self._total
@@ -83,35 +91,35 @@ class Diagnosis:
         if self._control.wont_clear():
             os.pwrite(self._memory, _TAMPERED[: self._total], written[0][0])
         for offset, size in written:
-            self._between()
-            wanted = pattern_of(nonce, offset, size)
-            with self.pattern.timing():
+            self._check_fence()
+            wanted = block_pattern(nonce, offset, size)
+            with self.pattern.measure_time():
                 found = self._read(offset, size)
             self.pattern.errors += _differences(found, wanted)
-            self.pattern.done += 2 * size
+            self.pattern.amount += 2 * size
 
     def _matrix_round(self) -> None:
         """One product of whole numbers, row by column and again as a sum of outer products: they must be equal."""
-        self._between()
+        self._check_fence()
         rows = _matrix()
         columns = _matrix()
-        with self.matrix.timing():
+        with self.matrix.measure_time():
             one = _by_dot_products(rows, columns)
             other = _by_outer_products(rows, columns)
         self.matrix.errors += sum(
             a != b for row, twin in zip(one, other, strict=True) for a, b in zip(row, twin, strict=True)
         )
-        self.matrix.done += 2 * 2 * _MATRIX**3
+        self.matrix.amount += 2 * 2 * _MATRIX**3
 
     def _transfer_round(self) -> None:
         for offset, size in self._chunks_from(self._next):
             sent = random.randbytes(size)
-            with self.to_device.timing():
+            with self.to_device.measure_time():
                 self._write(offset, sent)
-            self.to_device.done += size
-            with self.to_host.timing():
+            self.to_device.amount += size
+            with self.to_host.measure_time():
                 found = self._read(offset, size)
-            self.to_host.done += size
+            self.to_host.amount += size
             self.to_host.errors += _differences(found, sent)
             self._next = (offset + size) % self._total
             return
@@ -121,7 +129,7 @@ class Diagnosis:
             self._write(offset, _ZEROS[:size])
         for offset, size in self._chunks_from(0):
             self.pattern.errors += _differences(self._read(offset, size), _ZEROS[:size])
-        give_space_back(self._memory, self._total)
+        release_space(self._memory, self._total)
         self._fence.check()
 
     def _chunks_from(self, start: int) -> Iterator[tuple[int, int]]:
@@ -129,11 +137,11 @@ class Diagnosis:
         offsets = range(0, self._total, _CHUNK)
         first = start // _CHUNK
         for offset in (*offsets[first:], *offsets[:first]):
-            self._between()
+            self._check_fence()
             yield offset, min(_CHUNK, self._total - offset)
 
-    def _between(self) -> None:
-        if self._link.parent_gone():
+    def _check_fence(self) -> None:
+        if self._link.is_parent_gone():
             sys.exit(0)
         self._fence.check()
 
@@ -173,20 +181,20 @@ def _differences(found: bytes, wanted: bytes) -> int:
     return 0 if found == wanted else sum(one != other for one, other in zip(found, wanted, strict=True))
 
 
-def diagnose(link: Link, request: Message) -> Message:
-    """Do what ``request`` (written by :class:`scrubber.adapters.sim.diagnostician.SimDiagnostics`) says."""
+def diagnose(link: ParentSocket, request: Message) -> Message:
+    """Do what ``request`` (written by :class:`scrubber.adapters.sim.diagnostics.SimDiagnostics`) says."""
     total, inode, paths, seconds = (request.get(key) for key in ("bytes", "inode", "control", "seconds"))
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
         raise Fault("unreadable", "A request to diagnose names bytes, inode and control files.")
     if not isinstance(seconds, int | float):
         raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
-    allotment = Allotment(time.monotonic() + seconds, time.monotonic)
-    if not locks.take(str(request["lock"])):
+    allotment = CheckTimeBudget(time.monotonic() + seconds, time.monotonic)
+    if not locks.acquire_lock(str(request["lock"])):
         raise Fault("held", "Another eraser still works on the device.")
     memory = open_memory(str(request["memory"]), inode)
     try:
-        diagnosis = Diagnosis(link, memory, total, Control(paths))
-        mend(memory, total)
+        diagnosis = SimDiagnosis(link, memory, total, ClearingFaults(paths))
+        restore_file(memory, total)
         return {"checks": diagnosis.run(allotment)}
     except FenceBroken as error:
         raise Fault("held", "Somebody opened the device while it was diagnosed, so that was broken off.") from error
@@ -195,14 +203,14 @@ def diagnose(link: Link, request: Message) -> Message:
 
 
 def main() -> None:
-    link = child.inherit()
+    link = child.connect_to_parent()
     request = link.receive()
     if request is None:
         return
     try:
         link.send({"ok": diagnose(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
+        link.send({"fault": fault.code, "sentence": fault.message})
 
 
 if __name__ == "__main__":

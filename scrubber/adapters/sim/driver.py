@@ -1,7 +1,7 @@
 """The child that answers for the simulated driver: snapshots, settings and resets.
 
 It does what a driver's library does to its caller, bad habits included: about a stuck device it never answers. So it
-runs in a child, behind :class:`~scrubber.adapters.children.questions.QuestionPool`. Runs as
+runs in a child, behind :class:`~scrubber.adapters.children.request_pool.RequestPool`. Runs as
 ``python -m scrubber.adapters.sim.driver``; its one argument is the node's directory.
 """
 
@@ -19,28 +19,28 @@ from scrubber.adapters.children.message import Message
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.faults import ABSENT, Faults
 from scrubber.adapters.sim.layout import SimDevice, current_settings, read_device, write_json
-from scrubber.domain.errors import Lost, ScrubberError
+from scrubber.domain.errors import DeviceLost, ScrubberError
 
 __all__: list[str] = []
 
 
-def answer(node: Path, question: Message) -> Message:
-    """Answer one question; the keys of ``question`` are those that the adapter's classes write."""
-    ask = question.get("ask")
-    if ask not in _QUESTIONS:
+def handle(node: Path, request: Message) -> Message:
+    """Answer one question; the keys of ``request`` are those that the adapter's classes write."""
+    ask = request.get("ask")
+    if ask not in _HANDLERS:
         raise Fault("unreadable", f"The simulated driver knows no question {ask!r}.")
     try:
-        found, faults = _ready(node, question)
-        return _QUESTIONS[ask](found, faults, question)
-    except Lost as error:
+        found, faults = _require_device(node, request)
+        return _HANDLERS[ask](found, faults, request)
+    except DeviceLost as error:
         raise Fault("lost", str(error)) from error
     except ScrubberError as error:
         raise Fault("unreadable", str(error)) from error
 
 
-def _ready(node: Path, question: Message) -> tuple[SimDevice, Faults]:
+def _require_device(node: Path, question: Message) -> tuple[SimDevice, Faults]:
     """The device that is asked about, if the driver can say anything about it at all."""
-    if control.driver_absent(node):
+    if control.is_driver_absent(node):
         raise Fault("unreadable", "The driver is not loaded.")
     place, index, wanted = (str(question.get(key)) for key in ("place", "index", "id"))
     if not Path(place).is_dir():
@@ -48,7 +48,7 @@ def _ready(node: Path, question: Message) -> tuple[SimDevice, Faults]:
     found = read_device(Path(place), index, "")
     if found.device.id != wanted:
         raise Fault("lost", f"Device {index} is another one now ({found.device.id}, not {wanted}).")
-    faults = control.read_all(found.control_directories)
+    faults = control.read_combined_faults(found.control_directories)
     if faults.stuck:
         _never_return()
     if faults.lost:
@@ -58,7 +58,7 @@ def _ready(node: Path, question: Message) -> tuple[SimDevice, Faults]:
 
 def _snapshot(found: SimDevice, faults: Faults, _: Message) -> Message:
     return {
-        "xids": {str(code): times for code, times in sorted(faults.xids_standing.items())},
+        "xids": {str(code): times for code, times in sorted(faults.active_xids.items())},
         "ecc_uncorrected": faults.ecc,
         "temperature_celsius": faults.temperature,
         "recovery": None if faults.recovery == ABSENT else faults.recovery,
@@ -84,12 +84,12 @@ def _reset(found: SimDevice, faults: Faults, _: Message) -> Message:
     """As on real devices a reset leaves the memory as it is: clearing is the eraser's."""
     if found.device.parent is not None:
         raise Fault("unreadable", f"Device {found.device.index} is an instance: only its whole GPU can be reset.")
-    if lease.held(found.memory, found.inode):
+    if lease.is_held(found.memory, found.inode):
         raise Fault("held", f"Device {found.device.index} is held by somebody, so it cannot be reset.")
     if faults.reset_fails:
         raise Fault("unreadable", f"The reset of device {found.device.index} failed.")
     write_json(found.directory / "settings.json", dict(found.defaults))
-    control.change(found.directory, Faults.after_reset)
+    control.update_faults(found.directory, Faults.after_reset)
     return {}
 
 
@@ -98,7 +98,7 @@ def _never_return() -> NoReturn:
         signal.pause()
 
 
-_QUESTIONS: Mapping[object, Callable[[SimDevice, Faults, Message], Message]] = {
+_HANDLERS: Mapping[object, Callable[[SimDevice, Faults, Message], Message]] = {
     "snapshot": _snapshot,
     "restore": _restore,
     "reset": _reset,
@@ -106,8 +106,8 @@ _QUESTIONS: Mapping[object, Callable[[SimDevice, Faults, Message], Message]] = {
 
 
 def main() -> None:
-    link = child.inherit()
-    child.serve(link, partial(answer, Path(link.arguments[0])))
+    link = child.connect_to_parent()
+    child.serve(link, partial(handle, Path(link.arguments[0])))
 
 
 if __name__ == "__main__":

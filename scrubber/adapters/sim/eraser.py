@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 from scrubber.adapters import locks
 from scrubber.adapters.children import child
-from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.child import Fault, ParentSocket
 from scrubber.adapters.children.message import Message
 
 __all__: list[str] = []
@@ -32,7 +32,7 @@ _CHUNK = 1024 * 1024
 _BLOCK = 4096
 _ZEROS = bytes(_CHUNK)
 _PROGRESS_SECONDS = 0.05
-_REAPPEARING = b"\xa5" * 64
+_REAPPEARING_BYTES = b"\xa5" * 64
 _PUNCH_KEEPING_SIZE = 0x02 | 0x01
 
 
@@ -40,7 +40,7 @@ class FenceBroken(Exception):
     """Somebody tries to open the device."""
 
 
-class Fence:
+class LeaseFence:
     """The write lease: nobody else can have the device open while it stands.
 
     Whoever tries to open it waits (45 s at most, ``/proc/sys/fs/lease-break-time``), and we get SIGIO.
@@ -64,12 +64,12 @@ class Fence:
             raise FenceBroken
 
 
-class Control:
+class ClearingFaults:
     """The two faults that concern clearing, read anew whenever a control file changes."""
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
-        self._seen: list[tuple[int, int] | None] = []
+        self._versions: list[tuple[int, int] | None] = []
         self._documents: list[dict[str, object]] = []
 
     def slow_clear(self) -> float:
@@ -87,22 +87,22 @@ class Control:
 
     def _read(self) -> list[dict[str, object]]:
         seen = [_version(path) for path in self._paths]
-        if seen != self._seen:
+        if seen != self._versions:
             self._documents = [_json(path) for path, version in zip(self._paths, seen, strict=True) if version]
-            self._seen = seen
+            self._versions = seen
         return self._documents
 
 
-class Eraser:
+class SimEraseRun:
     """One scrub of one device's memory, pass by pass; the counters are what the report says."""
 
-    def __init__(self, link: Link, memory: int, total: int, control: Control) -> None:
+    def __init__(self, link: ParentSocket, memory: int, total: int, control: ClearingFaults) -> None:
         self._link = link
         self._memory = memory
         self._control = control
-        self._fence = Fence(memory)
+        self._fence = LeaseFence(memory)
         self._buffer = bytearray(_CHUNK)
-        self._told = 0.0
+        self._progress_sent_at = 0.0
         self.total = total
         self.residue: int | None = None
         self.cleared = 0
@@ -121,41 +121,41 @@ class Eraser:
             self._pass("audit", self._audit)
         if pattern:
             nonce = int.from_bytes(os.urandom(8), "big")
-            self._pass("pattern", lambda offset, size: self._write(offset, pattern_of(nonce, offset, size)))
-            self._pass("pattern", lambda offset, size: self._compare(offset, pattern_of(nonce, offset, size)))
+            self._pass("pattern", lambda offset, size: self._write(offset, block_pattern(nonce, offset, size)))
+            self._pass("pattern", lambda offset, size: self._compare(offset, block_pattern(nonce, offset, size)))
         self._pass("clear", self._clear, slowly=True)
         if self._control.wont_clear():
-            os.pwrite(self._memory, _REAPPEARING[: self.total], self.total // 2)
+            os.pwrite(self._memory, _REAPPEARING_BYTES[: self.total], self.total // 2)
         self._pass("verify", self._verify)
         if self.failed == 0:
-            give_space_back(self._memory, self.total)
+            release_space(self._memory, self.total)
         self._fence.check()
 
     def _pass(self, phase: str, work: Callable[[int, int], None], *, slowly: bool = False) -> None:
         start = time.monotonic()
-        self._tell(phase, 0, always=True)
+        self._send_progress(phase, 0, always=True)
         for offset, size in self._chunks():
             work(offset, size)
-            self._tell(phase, offset + size, always=offset + size == self.total)
+            self._send_progress(phase, offset + size, always=offset + size == self.total)
             if slowly:
-                self._dawdle(phase, start, offset + size)
+                self._slow_down(phase, start, offset + size)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - start
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for offset in range(0, self.total, _CHUNK):
-            self._between()
+            self._check_fence()
             yield offset, min(_CHUNK, self.total - offset)
 
-    def _between(self) -> None:
-        if self._link.parent_gone():
+    def _check_fence(self) -> None:
+        if self._link.is_parent_gone():
             sys.exit(0)  # abandoned: nobody would hear the report, and the ledger reads dirty
         self._fence.check()
 
-    def _dawdle(self, phase: str, start: float, done: int) -> None:
+    def _slow_down(self, phase: str, start: float, done: int) -> None:
         """Be as slow as the fault ``slow_clear`` asks, without being deaf meanwhile."""
         while (rest := start + self._control.slow_clear() * done / self.total - time.monotonic()) > 0:
-            self._between()
-            self._tell(phase, done, always=False)
+            self._check_fence()
+            self._send_progress(phase, done, always=False)
             self._link.wait(min(rest, 0.1), self._fence.wake)
 
     def _audit(self, offset: int, size: int) -> None:
@@ -191,14 +191,14 @@ class Eraser:
         if written != len(content):
             raise Fault("unreadable", f"The device took {written} of {len(content)} bytes at {offset}.")
 
-    def _tell(self, phase: str, done: int, *, always: bool) -> None:
+    def _send_progress(self, phase: str, done: int, *, always: bool) -> None:
         now = time.monotonic()
-        if always or now - self._told >= _PROGRESS_SECONDS:
-            self._told = now
+        if always or now - self._progress_sent_at >= _PROGRESS_SECONDS:
+            self._progress_sent_at = now
             self._link.send({"phase": phase, "done_bytes": done, "total_bytes": self.total})
 
 
-def pattern_of(nonce: int, offset: int, size: int) -> bytes:
+def block_pattern(nonce: int, offset: int, size: int) -> bytes:
     """Content that no other block has: each 4 KiB block repeats a 64-bit mix of its number and ``nonce``."""
     parts = []
     for block in range(offset // _BLOCK, -(-(offset + size) // _BLOCK)):
@@ -229,7 +229,7 @@ def _json(path: str) -> dict[str, object]:
     return document
 
 
-def give_space_back(memory: int, total: int) -> None:
+def release_space(memory: int, total: int) -> None:
     """Punch the whole file: it then reads as zeros and takes no space. Where that is not offered, it stays as it is."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -249,7 +249,7 @@ def open_memory(path: str, inode: int) -> int:
     return memory
 
 
-def mend(memory: int, total: int) -> str | None:
+def restore_file(memory: int, total: int) -> str | None:
     """Put back size and mode, which whoever had the device could change; a sentence when they were not right."""
     found = os.fstat(memory)
     wrong = []
@@ -262,17 +262,17 @@ def mend(memory: int, total: int) -> str | None:
     return f"The device was put right: {' and '.join(wrong)}." if wrong else None
 
 
-def erase(link: Link, request: Message) -> Message:
+def erase(link: ParentSocket, request: Message) -> Message:
     """Do what ``request`` (written by :class:`scrubber.adapters.sim.erasure.SimEraser`) says; answers the report."""
     total, inode, paths = request["bytes"], request["inode"], request["control"]
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
         raise Fault("unreadable", "A request to erase names bytes, inode and control files.")
-    if not locks.take(str(request["lock"])):
+    if not locks.acquire_lock(str(request["lock"])):
         raise Fault("held", "Another eraser still works on the device.")
     memory = open_memory(str(request["memory"]), inode)
     try:
-        eraser = Eraser(link, memory, total, Control(paths))
-        mended = mend(memory, total)
+        eraser = SimEraseRun(link, memory, total, ClearingFaults(paths))
+        restored = restore_file(memory, total)
         fence_broken = False
         try:
             eraser.run(audit=request["audit"] is True, pattern=request["pattern"] is True)
@@ -287,20 +287,20 @@ def erase(link: Link, request: Message) -> Message:
         "residue_bytes": eraser.residue,
         "failed_bytes": eraser.failed,
         "fence_broken": fence_broken,
-        "mended": mended,
+        "mended": restored,
         "seconds_by_phase": [list(row) for row in eraser.seconds.items()],
     }
 
 
 def main() -> None:
-    link = child.inherit()
+    link = child.connect_to_parent()
     request = link.receive()
     if request is None:
         return
     try:
         link.send({"ok": erase(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
+        link.send({"fault": fault.code, "sentence": fault.message})
 
 
 if __name__ == "__main__":

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
+from scrubber.adapters.children.eraser_report import parse_byte_count, parse_seconds_by_phase, wait_for_report
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.orphans import end_holder
+from scrubber.adapters.children.orphans import terminate_lock_holder
 from scrubber.adapters.children.process import ChildDied, Children
+from scrubber.adapters.deadlines import stall_tolerant_timeout
 from scrubber.adapters.locks import lock_holder, lock_path
-from scrubber.adapters.patience import patience
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Stuck, Unreadable
-from scrubber.ports.device import EraseReport, EraseRequest, Progress
+from scrubber.domain.errors import DriverTimeout, Unreadable
+from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest
 
 __all__ = ["SimEraser"]
 
@@ -31,16 +31,20 @@ class SimEraser:
         self._children = children
         self._locks = locks
 
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
-        found = self._inventory.find(device)
+    async def erase(
+        self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
+    ) -> EraseReport:
+        found = self._inventory.find_sim_device(device)
         child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
         try:
-            async with patience(request.deadline):  # a node that is slow to start a child takes nothing of it
-                await child.send(self._order(found, request))
-                report = _report(found, await listen(child, progress))
+            async with stall_tolerant_timeout(
+                request.deadline
+            ):  # a node that is slow to start a child takes nothing of it
+                await child.send(self._request(found, request))
+                report = _report(found, await wait_for_report(child, progress))
         except TimeoutError as error:
             how = "it was killed" if await child.kill() else "it does not die and was abandoned"
-            raise Stuck(
+            raise DriverTimeout(
                 f"The eraser of device {device.index} did not end within {request.deadline:g} s; {how}."
             ) from error
         except ChildDied as died:
@@ -48,16 +52,16 @@ class SimEraser:
         finally:
             gone = await child.kill()
         if not gone:
-            raise Stuck(f"The eraser of device {device.index} has reported and does not end; it was abandoned.")
+            raise DriverTimeout(f"The eraser of device {device.index} has reported and does not end; it was abandoned.")
         return report
 
-    async def orphan(self, device: Device) -> int | None:
+    async def find_orphan(self, device: Device) -> int | None:
         return lock_holder(self._lock(device))
 
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
-        return await end_holder(self._lock(device), deadline)
+    async def terminate_orphan(self, device: Device, deadline: float) -> bool:
+        return await terminate_lock_holder(self._lock(device), deadline)
 
-    def _order(self, found: SimDevice, request: EraseRequest) -> Message:
+    def _request(self, found: SimDevice, request: EraseRequest) -> Message:
         return {
             "scrub": request.scrub,
             "lock": str(self._lock(found.device)),
@@ -74,19 +78,19 @@ class SimEraser:
 
 
 def _report(found: SimDevice, answer: Message) -> EraseReport:
-    total = byte_count(answer, "total_bytes")
+    total = parse_byte_count(answer, "total_bytes")
     if total != found.device.memory_bytes:
         raise Unreadable(f"The eraser worked on {total} bytes instead of {found.device.memory_bytes}.")
-    mended = answer.get("mended")
-    if not isinstance(mended, str | None):
+    restored = answer.get("mended")
+    if not isinstance(restored, str | None):
         raise Unreadable("The eraser's report makes no sense.")
     return EraseReport(
         total_bytes=total,
-        cleared_bytes=byte_count(answer, "cleared_bytes"),
-        verified_bytes=byte_count(answer, "verified_bytes"),
-        residue_bytes=None if answer.get("residue_bytes") is None else byte_count(answer, "residue_bytes"),
-        failed_bytes=byte_count(answer, "failed_bytes"),
+        cleared_bytes=parse_byte_count(answer, "cleared_bytes"),
+        verified_bytes=parse_byte_count(answer, "verified_bytes"),
+        residue_bytes=None if answer.get("residue_bytes") is None else parse_byte_count(answer, "residue_bytes"),
+        failed_bytes=parse_byte_count(answer, "failed_bytes"),
         fence_broken=answer.get("fence_broken") is not False,
-        mended=mended,
-        seconds_by_phase=seconds_by_phase(answer),
+        size_restored=restored,
+        seconds_by_phase=parse_seconds_by_phase(answer),
     )

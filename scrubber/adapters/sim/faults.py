@@ -16,14 +16,14 @@ from scrubber.domain.errors import InvalidRequest, Unreadable
 
 __all__ = [
     "ABSENT",
-    "CODES",
     "CONDITIONS",
-    "MOST_XID",
-    "RECOVERIES",
+    "CONDITION_CODES",
+    "MAX_XID",
+    "RECOVERY_ACTIONS",
     "Faults",
-    "checked_conditions",
-    "checked_counters",
-    "is_firmware",
+    "is_firmware_version",
+    "parse_conditions",
+    "parse_counters",
 ]
 
 CONDITIONS = (
@@ -54,7 +54,7 @@ _LIFTED_BY_RESET = frozenset(
         "row-remap-pending",
     }
 )
-CODES = _LIFTED_BY_RESET | {
+CONDITION_CODES = _LIFTED_BY_RESET | {
     "events-unheard",
     "hw-slowdown",
     "hw-thermal-slowdown",
@@ -69,21 +69,31 @@ CODES = _LIFTED_BY_RESET | {
 }
 """Conditions that NVIDIA's backend tells of. A driver may say others: they are taken, and outlast a reset."""
 
-MOST_XID = 9999
+MAX_XID = 9999
 """The highest that a policy can name; those that NVIDIA's driver writes have three digits."""
 
 ABSENT = "absent"
 """Of the driver's own word on what a device needs: it is too old to have one."""
 
-RECOVERIES = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset", "imex", "bus-reset", "system-reboot", ABSENT)
-_ENDED_BY_RESET = frozenset({"reset", "drain-and-reset", "bus-reset"})
+RECOVERY_ACTIONS = (
+    "none",
+    "reset",
+    "reboot",
+    "drain-p2p",
+    "drain-and-reset",
+    "imex",
+    "bus-reset",
+    "system-reboot",
+    ABSENT,
+)
+_RECOVERED_BY_RESET = frozenset({"reset", "drain-and-reset", "bus-reset"})
 
 _Key = TypeVar("_Key", int, str)
 
-_ATTRIBUTES = {"xid": "xids_standing", "reset": "reset_fails", "condition": "conditions"}
-_USUAL_TEMPERATURE = 41
-_USUAL_FIRMWARE = "sim-vbios-1"
-_LONGEST_WORD = 64
+_FAULT_ATTRIBUTES = {"xid": "active_xids", "reset": "reset_fails", "condition": "conditions"}
+_DEFAULT_TEMPERATURE = 41
+_DEFAULT_FIRMWARE = "sim-vbios-1"
+_MAX_WORD_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +101,8 @@ class Faults:
     """What is wrong with a device. The default is: nothing.
 
     Attributes:
-        xids_seen: XID → how often it was raised since the node was made; never goes down.
-        xids_standing: XID → how often it was raised since it was last lifted.
+        xid_counts: XID → how often it was raised since the node was made; never goes down.
+        active_xids: XID → how often it was raised since it was last lifted.
         ecc: uncorrected ECC errors.
         lost: the device fell off the bus: every question is answered so.
         stuck: no question about it is ever answered.
@@ -102,14 +112,14 @@ class Faults:
         ghost: it is reported held, and no process can be found.
         unkillable: whoever holds it cannot be ended.
         temperature: in degrees Celsius.
-        recovery: what the driver itself asks for, one of :data:`RECOVERIES`.
+        recovery: what the driver itself asks for, one of :data:`RECOVERY_ACTIONS`.
         conditions: what else the driver says while it lasts: code → what was read (``pcie-width`` → ``x8 of x16``).
         counters: what the device counts over its life, by name (``retired_pages``).
         firmware: the version of its VBIOS. Nothing but :meth:`without` brings the usual one back.
     """
 
-    xids_seen: Mapping[int, int] = field(default_factory=dict)
-    xids_standing: Mapping[int, int] = field(default_factory=dict)
+    xid_counts: Mapping[int, int] = field(default_factory=dict)
+    active_xids: Mapping[int, int] = field(default_factory=dict)
     ecc: int = 0
     lost: bool = False
     stuck: bool = False
@@ -118,16 +128,18 @@ class Faults:
     reset_fails: bool = False
     ghost: bool = False
     unkillable: bool = False
-    temperature: int = _USUAL_TEMPERATURE
+    temperature: int = _DEFAULT_TEMPERATURE
     recovery: str = "none"
     conditions: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
-    firmware: str = _USUAL_FIRMWARE
+    firmware: str = _DEFAULT_FIRMWARE
 
     def with_xid(self, code: int) -> Faults:
         """One more of XID ``code``, standing."""
         once = {code: 1}
-        return replace(self, xids_seen=_added(self.xids_seen, once), xids_standing=_added(self.xids_standing, once))
+        return replace(
+            self, xid_counts=_sum_counts(self.xid_counts, once), active_xids=_sum_counts(self.active_xids, once)
+        )
 
     def after_reset(self) -> Faults:
         """What a successful reset leaves.
@@ -137,9 +149,9 @@ class Faults:
         """
         return replace(
             self,
-            xids_standing={},
+            active_xids={},
             ecc=0,
-            recovery="none" if self.recovery in _ENDED_BY_RESET else self.recovery,
+            recovery="none" if self.recovery in _RECOVERED_BY_RESET else self.recovery,
             ghost=False,
             conditions={code: read for code, read in self.conditions.items() if code not in _LIFTED_BY_RESET},
         )
@@ -158,16 +170,16 @@ class Faults:
             if name not in CONDITIONS:
                 codes.add(name)
             elif name != "driver-absent":  # the node's, in a file of its own
-                attribute = _ATTRIBUTES.get(name, name.replace("-", "_"))
+                attribute = _FAULT_ATTRIBUTES.get(name, name.replace("-", "_"))
                 lifted[attribute] = getattr(usual, attribute)
         kept = replace(self, **lifted)  # type: ignore[arg-type]
         return replace(kept, conditions={code: read for code, read in kept.conditions.items() if code not in codes})
 
-    def joined(self, parent: Faults) -> Faults:
+    def combined_with(self, parent: Faults) -> Faults:
         """What an instance suffers: its own faults and those of the GPU that it is cut from."""
         return Faults(
-            xids_seen=_added(self.xids_seen, parent.xids_seen),
-            xids_standing=_added(self.xids_standing, parent.xids_standing),
+            xid_counts=_sum_counts(self.xid_counts, parent.xid_counts),
+            active_xids=_sum_counts(self.active_xids, parent.active_xids),
             ecc=self.ecc + parent.ecc,
             lost=self.lost or parent.lost,
             stuck=self.stuck or parent.stuck,
@@ -177,17 +189,17 @@ class Faults:
             ghost=self.ghost or parent.ghost,
             unkillable=self.unkillable or parent.unkillable,
             temperature=max(self.temperature, parent.temperature),
-            recovery=max(self.recovery, parent.recovery, key=_asks),
+            recovery=max(self.recovery, parent.recovery, key=_recovery_rank),
             conditions={**parent.conditions, **self.conditions},
-            counters=_added(self.counters, parent.counters),
+            counters=_sum_counts(self.counters, parent.counters),
             firmware=parent.firmware,
         )
 
     def to_json(self) -> dict[str, object]:
         document = {name: getattr(self, name) for name in _PLAIN}
         document["xids"] = {
-            str(code): {"seen": seen, "standing": self.xids_standing.get(code, 0)}
-            for code, seen in sorted(self.xids_seen.items())
+            str(code): {"seen": seen, "standing": self.active_xids.get(code, 0)}
+            for code, seen in sorted(self.xid_counts.items())
         }
         return {**document, "conditions": dict(self.conditions), "counters": dict(self.counters)}
 
@@ -205,17 +217,17 @@ class Faults:
             if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:  # type: ignore[operator]
                 lowest, highest = _RANGES[name]
                 raise Unreadable(f"{where}: {name!r} is out of range ({lowest:g} to {highest:g}).")
-        if values.get("recovery", "none") not in RECOVERIES:
-            raise Unreadable(f"{where}: 'recovery' must be one of {', '.join(RECOVERIES)}.")
-        if "firmware" in values and not is_firmware(values["firmware"]):
+        if values.get("recovery", "none") not in RECOVERY_ACTIONS:
+            raise Unreadable(f"{where}: 'recovery' must be one of {', '.join(RECOVERY_ACTIONS)}.")
+        if "firmware" in values and not is_firmware_version(values["firmware"]):
             raise Unreadable(f"{where}: 'firmware' makes no sense ({values['firmware']!r}).")
-        seen, standing = _xids(document.get("xids", {}), where)
+        seen, active = _xids(document.get("xids", {}), where)
         try:
-            conditions = checked_conditions(document.get("conditions", {}))
-            counters = checked_counters(document.get("counters", {}))
+            conditions = parse_conditions(document.get("conditions", {}))
+            counters = parse_counters(document.get("counters", {}))
         except InvalidRequest as error:
             raise Unreadable(f"{where}: {error}") from error
-        return cls(xids_seen=seen, xids_standing=standing, conditions=conditions, counters=counters, **values)  # type: ignore[arg-type]
+        return cls(xid_counts=seen, active_xids=active, conditions=conditions, counters=counters, **values)  # type: ignore[arg-type]
 
 
 _PLAIN: Mapping[str, type | tuple[type, ...]] = {
@@ -232,9 +244,9 @@ _PLAIN: Mapping[str, type | tuple[type, ...]] = {
     "firmware": str,
 }
 
-_MOST_COUNTED = 1 << 53
+_MAX_COUNT = 1 << 53
 _RANGES: Mapping[str, tuple[float, float]] = {
-    "ecc": (0, _MOST_COUNTED),
+    "ecc": (0, _MAX_COUNT),
     "slow_clear": (0, 3600),
     "temperature": (-273, 10_000),
 }
@@ -243,10 +255,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COUNTER = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _FIRMWARE = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
-_LONGEST_READING = 200
+_MAX_READING_LENGTH = 200
 
 
-def checked_conditions(document: object) -> dict[str, str]:
+def parse_conditions(document: object) -> dict[str, str]:
     """``document`` as codes and what was read of each.
 
     Raises:
@@ -261,19 +273,19 @@ def checked_conditions(document: object) -> dict[str, str]:
             )
         if code in CONDITIONS or code.startswith("xid-"):
             raise InvalidRequest(f"{code!r} is a fault of its own and no code of a condition.")
-        if not isinstance(read, str) or len(read) > _LONGEST_READING or not read.isprintable():
+        if not isinstance(read, str) or len(read) > _MAX_READING_LENGTH or not read.isprintable():
             raise InvalidRequest(
-                f"What was read of {code!r} must be a text of one line, of {_LONGEST_READING} characters at most."
+                f"What was read of {code!r} must be a text of one line, of {_MAX_READING_LENGTH} characters at most."
             )
     return dict(document)
 
 
-def is_firmware(word: object) -> bool:
+def is_firmware_version(word: object) -> bool:
     """Whether ``word`` can be a version of firmware."""
     return _is_word(_FIRMWARE, word)
 
 
-def checked_counters(document: object) -> dict[str, int]:
+def parse_counters(document: object) -> dict[str, int]:
     """``document`` as names and what they count.
 
     Raises:
@@ -286,38 +298,38 @@ def checked_counters(document: object) -> dict[str, int]:
             raise InvalidRequest(
                 f"{name!r} is no name of a counter: small letters, digits and underscores, as retired_pages."
             )
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_COUNTED:
-            raise InvalidRequest(f"{name!r} must count from 0 to {_MOST_COUNTED}, not {value!r}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
+            raise InvalidRequest(f"{name!r} must count from 0 to {_MAX_COUNT}, not {value!r}.")
     return dict(document)
 
 
 def _is_word(pattern: re.Pattern[str], word: object) -> bool:
-    return isinstance(word, str) and len(word) <= _LONGEST_WORD and pattern.fullmatch(word) is not None
+    return isinstance(word, str) and len(word) <= _MAX_WORD_LENGTH and pattern.fullmatch(word) is not None
 
 
 def _xids(document: object, where: str) -> tuple[dict[int, int], dict[int, int]]:
     """How often each XID was seen, and how often each that stands was since it was last lifted."""
     try:
         seen = {int(code): int(each["seen"]) for code, each in document.items()}  # type: ignore[attr-defined]
-        standing = {int(code): _raised(each) for code, each in document.items() if each["standing"]}  # type: ignore[attr-defined]
+        active = {int(code): _active_count(each) for code, each in document.items() if each["standing"]}  # type: ignore[attr-defined]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Unreadable(f"{where}: 'xids' makes no sense.") from error
     if not all(
-        1 <= code <= MOST_XID and 0 <= standing.get(code, 0) <= times <= _MOST_COUNTED for code, times in seen.items()
+        1 <= code <= MAX_XID and 0 <= active.get(code, 0) <= times <= _MAX_COUNT for code, times in seen.items()
     ):
         raise Unreadable(f"{where}: 'xids' holds a number out of range.")
-    return seen, standing
+    return seen, active
 
 
-def _raised(xid: Mapping[str, object]) -> int:
+def _active_count(xid: Mapping[str, object]) -> int:
     """How often an XID that stands was raised since it was last lifted; older files say only that it stands."""
     return int(xid["seen"] if xid["standing"] is True else xid["standing"])  # type: ignore[call-overload,no-any-return]
 
 
-def _asks(recovery: str) -> int:
-    """How much a word of :data:`RECOVERIES` says: an answer is more than none, and no answer is not that all is well."""
+def _recovery_rank(recovery: str) -> int:
+    """How much a word of :data:`RECOVERY_ACTIONS` says: an answer is more than none, and no answer is not that all is well."""
     return ("none", ABSENT).index(recovery) if recovery in ("none", ABSENT) else 2
 
 
-def _added(one: Mapping[_Key, int], other: Mapping[_Key, int]) -> dict[_Key, int]:
+def _sum_counts(one: Mapping[_Key, int], other: Mapping[_Key, int]) -> dict[_Key, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}

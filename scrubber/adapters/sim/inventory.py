@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from scrubber.adapters.proc import value_in
-from scrubber.adapters.sim.control import boots, driver_absent, read_all
-from scrubber.adapters.sim.layout import SimDevice, SimNode, load, read_node
+from scrubber.adapters.kernel_text import value_in
+from scrubber.adapters.sim.control import boot_count, is_driver_absent, read_combined_faults
+from scrubber.adapters.sim.layout import SimDevice, SimNode, load_node, read_node
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import Away, BadConfiguration, Lost, Unreadable
+from scrubber.domain.errors import DeviceLost, InvalidConfiguration, Unavailable, Unreadable
 
 __all__ = ["SimInventory"]
 
@@ -26,72 +26,72 @@ class SimInventory:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
-        self._known: dict[str, SimDevice] = {}
+        self._known_devices: dict[str, SimDevice] = {}
         self._firmware: dict[str, str] = {}
 
     async def devices(self) -> tuple[Device, ...]:
-        node = self._asked(load)
-        unsound = {*node.broken, *self._usurpers(node)}
-        kept = [self._known[index] for index in unsound if index in self._known]
-        self._known = {
+        node = self._read_with_driver(load_node)
+        unsound = {*node.broken_devices, *self._conflicting_indexes(node)}
+        kept = [self._known_devices[index] for index in unsound if index in self._known_devices]
+        self._known_devices = {
             found.device.index: found
             for found in (*(each for each in node.devices if each.device.index not in unsound), *kept)
         }
-        handed_out = (found for found in self._known.values() if not found.has_instances)
-        return tuple(sorted(map(self._described, handed_out), key=_order))
+        handed_out = (found for found in self._known_devices.values() if not found.has_instances)
+        return tuple(sorted(map(self._with_firmware, handed_out), key=_order))
 
     async def identity(self) -> NodeIdentity:
-        node = self._asked(read_node)  # first: it refuses a node's file that makes no sense
-        boot, pretended = value_in(_BOOT_ID.read_bytes()), boots(self._directory)
+        node = self._read_with_driver(read_node)  # first: it refuses a node's file that makes no sense
+        boot, pretended = value_in(_BOOT_ID.read_bytes()), boot_count(self._directory)
         return NodeIdentity(node=node.name, boot=f"{boot}-{pretended}" if pretended else boot, driver=node.driver)
 
-    def find(self, device: Device) -> SimDevice:
+    def find_sim_device(self, device: Device) -> SimDevice:
         """Where the files of ``device`` are.
 
         Raises:
-            Lost: there is no such device, or no node, any more.
+            DeviceLost: there is no such device, or no node, any more.
         """
-        found = self._known.get(device.index)
+        found = self._known_devices.get(device.index)
         if found is None or found.device.id != device.id:
             try:
-                node = load(self._directory)
-            except BadConfiguration as error:
-                raise Lost(str(error)) from error
+                node = load_node(self._directory)
+            except InvalidConfiguration as error:
+                raise DeviceLost(str(error)) from error
             found = next((each for each in node.devices if each.device.id == device.id), None)
             if found is not None and found.device.index == device.index:
-                self._known[device.index] = found
+                self._known_devices[device.index] = found
         if found is None or found.device.index != device.index:
-            raise Lost(f"Device {device.index} ({device.id}) is not there any more.")
+            raise DeviceLost(f"Device {device.index} ({device.id}) is not there any more.")
         return found
 
-    def _usurpers(self, node: SimNode) -> set[str]:
+    def _conflicting_indexes(self, node: SimNode) -> set[str]:
         """Indexes of devices that took the id of another one, which is broken by that: both stay as they were seen."""
-        owners = {found.device.id: index for index, found in self._known.items()}
+        owners = {found.device.id: index for index, found in self._known_devices.items()}
         return {
             found.device.index
             for found in node.devices
             if (owner := owners.get(found.device.id)) is not None
             and owner != found.device.index
-            and owner in node.broken
+            and owner in node.broken_devices
         }
 
-    def _described(self, found: SimDevice) -> Device:
+    def _with_firmware(self, found: SimDevice) -> Device:
         """With what it says of itself. One whose faults cannot be read is as it was: asked about, it is unreadable."""
         try:
-            self._firmware[found.device.id] = read_all(found.control_directories).firmware
+            self._firmware[found.device.id] = read_combined_faults(found.control_directories).firmware
         except Unreadable:
             if found.device.id not in self._firmware:
                 return found.device
         return replace(found.device, traits=(("vbios", self._firmware[found.device.id]),))
 
-    def _asked(self, read: Callable[[Path], SimNode]) -> SimNode:
+    def _read_with_driver(self, read: Callable[[Path], SimNode]) -> SimNode:
         """The node as ``read`` finds it, if there is a driver to say anything of it."""
         try:
-            node, absent = read(self._directory), driver_absent(self._directory)
-        except (BadConfiguration, Unreadable) as error:
-            raise Away(str(error)) from error
+            node, absent = read(self._directory), is_driver_absent(self._directory)
+        except (InvalidConfiguration, Unreadable) as error:
+            raise Unavailable(str(error)) from error
         if absent:
-            raise Away("The driver is not loaded.")
+            raise Unavailable("The driver is not loaded.")
         return node
 
 

@@ -27,31 +27,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from scrubber.adapters.locks import SERVICE_LOCK, is_id
+from scrubber.adapters.locks import SERVICE_LOCK, is_device_id
 from scrubber.domain.device import Access, AccessKind, Device
-from scrubber.domain.errors import BadConfiguration, Lost, ScrubberError, Unreadable
+from scrubber.domain.errors import DeviceLost, InvalidConfiguration, ScrubberError, Unreadable
 
 __all__ = [
-    "DRIVER",
-    "FORMAT",
+    "DRIVER_VERSION",
+    "FORMAT_VERSION",
     "SimDevice",
     "SimNode",
     "current_settings",
     "device_directories",
-    "load",
+    "load_node",
     "read_device",
-    "read_if_there",
     "read_json",
+    "read_json_if_exists",
     "read_node",
     "write_json",
 ]
 
-FORMAT = 1
-DRIVER = "sim-1"
-_MOST_BYTES = 1 << 46
-_MOST_INODE = (1 << 64) - 1
-_MOST_NUMA_NODE = 1023
-_MOST_JSON = 1 << 20
+FORMAT_VERSION = 1
+DRIVER_VERSION = "sim-1"
+_MAX_BYTES = 1 << 46
+_MAX_INODE = (1 << 64) - 1
+_MAX_NUMA_NODE = 1023
+_MAX_JSON_BYTES = 1 << 20
 """Bytes of a file of the node; a longer one is not read."""
 _PART = 16 * 1024
 
@@ -86,16 +86,16 @@ class SimDevice:
 
 @dataclass(frozen=True, slots=True)
 class SimNode:
-    """The whole node. ``broken`` maps the index of a device that cannot be read to the sentence why."""
+    """The whole node. ``broken_devices`` maps the index of a device that cannot be read to the sentence why."""
 
     name: str
     driver: str
     model: str
     devices: tuple[SimDevice, ...]
-    broken: Mapping[str, str] = field(default_factory=dict)
+    broken_devices: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def handed_out(self) -> tuple[SimDevice, ...]:
+    def assignable_devices(self) -> tuple[SimDevice, ...]:
         """Everything but the parents of instances."""
         return tuple(found for found in self.devices if not found.has_instances)
 
@@ -104,28 +104,30 @@ def read_node(directory: Path) -> SimNode:
     """What ``node.json`` says of the node in ``directory``: everything but its devices, which are not looked at.
 
     Raises:
-        BadConfiguration: there is none, it is of another version, or ``node.json`` makes no sense.
+        InvalidConfiguration: there is none, it is of another version, or ``node.json`` makes no sense.
     """
     path = directory.absolute() / "node.json"
     if not path.exists():
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"{path.parent} holds no simulated node: make one with `scrubber sim create --dir {path.parent}`."
         )
     try:
         document = read_json(path)
-        if document.get("version") != FORMAT:
-            raise BadConfiguration(f"{path} is of version {document.get('version')!r}; this program reads {FORMAT}.")
+        if document.get("version") != FORMAT_VERSION:
+            raise InvalidConfiguration(
+                f"{path} is of version {document.get('version')!r}; this program reads {FORMAT_VERSION}."
+            )
         name, driver, model = (_text(path, document, key) for key in ("node", "driver", "model"))
     except Unreadable as error:
-        raise BadConfiguration(f"{error} Put it right, or make the node anew in an empty directory.") from error
+        raise InvalidConfiguration(f"{error} Put it right, or make the node anew in an empty directory.") from error
     return SimNode(name, driver, model, ())
 
 
-def load(directory: Path) -> SimNode:
+def load_node(directory: Path) -> SimNode:
     """Read the node in ``directory``, with its devices.
 
     Raises:
-        BadConfiguration: as :func:`read_node`.
+        InvalidConfiguration: as :func:`read_node`.
     """
     directory = directory.absolute()
     node = read_node(directory)
@@ -142,7 +144,7 @@ def load(directory: Path) -> SimNode:
                 )
         except ScrubberError as error:
             broken[index] = str(error)
-    return replace(node, devices=tuple(found.values()), broken=broken)
+    return replace(node, devices=tuple(found.values()), broken_devices=broken)
 
 
 def device_directories(directory: Path) -> list[tuple[str, Path]]:
@@ -154,30 +156,30 @@ def device_directories(directory: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def read_device(place: Path, index: str, model: str) -> SimDevice:
-    """The device in ``place``.
+def read_device(directory: Path, index: str, model: str) -> SimDevice:
+    """The device in ``directory``.
 
     Raises:
-        Lost: its memory file is gone.
+        DeviceLost: its memory file is gone.
         Unreadable: its description makes no sense, or its memory file is not the one that it was made with.
     """
-    path = place / "device.json"
+    path = directory / "device.json"
     document = read_json(path)
-    memory = place / "memory"
-    inode = _count(path, document, "inode", _MOST_INODE)
-    memory_bytes = _count(path, document, "memory_bytes", _MOST_BYTES)
+    memory = directory / "memory"
+    inode = _count(path, document, "inode", _MAX_INODE)
+    memory_bytes = _count(path, document, "memory_bytes", _MAX_BYTES)
     try:
         actual = os.stat(memory, follow_symlinks=False)
     except OSError as error:
-        raise Lost(f"Device {index} fell off: {memory} cannot be looked at ({error.strerror}).") from error
+        raise DeviceLost(f"Device {index} fell off: {memory} cannot be looked at ({error.strerror}).") from error
     if actual.st_ino != inode:
         raise Unreadable(
             f"{memory} is another file than the one that the device was made with; who holds it is unknown."
         )
     instance = ":" in index
     numa, parent = document.get("numa_node"), document.get("parent")
-    if not isinstance(numa, int | None) or isinstance(numa, bool) or not 0 <= (numa or 0) <= _MOST_NUMA_NODE:
-        raise Unreadable(f"{path}: 'numa_node' must be a number from 0 to {_MOST_NUMA_NODE}, or null.")
+    if not isinstance(numa, int | None) or isinstance(numa, bool) or not 0 <= (numa or 0) <= _MAX_NUMA_NODE:
+        raise Unreadable(f"{path}: 'numa_node' must be a number from 0 to {_MAX_NUMA_NODE}, or null.")
     if not isinstance(parent, str | None) or instance != (parent is not None):
         raise Unreadable(f"{path}: an instance (only) has a parent.")
     device = Device(
@@ -192,26 +194,26 @@ def read_device(place: Path, index: str, model: str) -> SimDevice:
     )
     return SimDevice(
         device,
-        place,
+        directory,
         inode,
         _settings(path, document.get("defaults")),
-        place.parent.parent if instance else None,
-        bool(_numbered(place / "instances")),
+        directory.parent.parent if instance else None,
+        bool(_numbered(directory / "instances")),
     )
 
 
-def current_settings(place: Path, defaults: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the device in ``place`` as they are now.
+def current_settings(directory: Path, defaults: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the device in ``directory`` as they are now.
 
     Raises:
         Unreadable: the file makes no sense.
     """
-    path = place / "settings.json"
-    document = read_if_there(path)
+    path = directory / "settings.json"
+    document = read_json_if_exists(path)
     return dict(defaults) if document is None else {**defaults, **_settings(path, document)}
 
 
-def read_if_there(path: Path) -> dict[str, object] | None:
+def read_json_if_exists(path: Path) -> dict[str, object] | None:
     """The JSON object in ``path``; None where there is no such file. One look, so nobody takes it away in between.
 
     Raises:
@@ -241,7 +243,7 @@ def read_json(path: Path) -> dict[str, object]:
 def _object(path: Path) -> dict[str, object]:
     """As :func:`read_json`, but for what the system says of the file: that is raised as it is."""
     try:
-        document = json.loads(_content(path), parse_constant=_no_number)
+        document = json.loads(_content(path), parse_constant=_reject_constant)
         json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair could not be written anywhere
     except ValueError as error:
         raise Unreadable(f"{path} is not JSON: {error}.") from error
@@ -268,14 +270,14 @@ def _content(path: Path) -> bytes:
             raise ValueError("it is no regular file")
         content = b""
         # In parts: room is made first for all that is asked for, and a megabyte of it costs more than reading a line.
-        while len(content) <= _MOST_JSON and (part := file.read(_PART)):
+        while len(content) <= _MAX_JSON_BYTES and (part := file.read(_PART)):
             content += part
-    if len(content) > _MOST_JSON:
-        raise ValueError(f"it is longer than {_MOST_JSON} bytes")
+    if len(content) > _MAX_JSON_BYTES:
+        raise ValueError(f"it is longer than {_MAX_JSON_BYTES} bytes")
     return content
 
 
-def _no_number(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number")
 
 
@@ -296,7 +298,7 @@ def _text(path: Path, document: Mapping[str, object], key: str) -> str:
 
 def _device_id(path: Path, document: Mapping[str, object]) -> str:
     value = _text(path, document, "id")
-    if not is_id(value):
+    if not is_device_id(value):
         raise Unreadable(
             f"{path}: 'id' must be 1 to 128 letters, digits, colons, dots, underscores or hyphens, and not "
             f"{SERVICE_LOCK!r} or dots alone."

@@ -19,18 +19,18 @@ import os
 import signal
 from pathlib import Path
 
-from scrubber.domain.errors import Lost, Unreadable
+from scrubber.domain.errors import DeviceLost, Unreadable
 
-__all__ = ["held", "take", "take_for_a_moment"]
+__all__ = ["acquire", "can_acquire", "is_held"]
 
 
-def held(path: Path, inode: int) -> bool:
+def is_held(path: Path, inode: int) -> bool:
     """Whether anybody, this process included, has the file ``path`` open or mapped.
 
     Never blocks: somebody else's lease counts as holding.
 
     Raises:
-        Lost: the file is gone.
+        DeviceLost: the file is gone.
         Unreadable: it cannot be opened, it is not the file with ``inode``, or leases do not work here.
     """
     try:
@@ -38,13 +38,13 @@ def held(path: Path, inode: int) -> bool:
     except BlockingIOError:
         return True
     except FileNotFoundError as error:
-        raise Lost(f"{path} is gone.") from error
+        raise DeviceLost(f"{path} is gone.") from error
     except OSError as error:
         raise Unreadable(f"{path} cannot be opened, so who holds it is unknown: {error.strerror}.") from error
     try:
         if os.fstat(fd).st_ino != inode:
             raise Unreadable(f"{path} is another file than the one that was made; who holds that one is unknown.")
-        return not take_for_a_moment(fd, path)
+        return not can_acquire(fd, path)
     finally:
         os.close(fd)
 
@@ -62,19 +62,19 @@ def _open(path: Path) -> int:
         return os.open(path, flags)
 
 
-def take_for_a_moment(fd: int, path: Path) -> bool:
+def can_acquire(fd: int, path: Path) -> bool:
     """Whether a write lease on ``fd`` is granted; it is given back at once.
 
     Raises:
         Unreadable: leases do not work on this file.
     """
-    if not take(fd, path):
+    if not acquire(fd, path):
         return False
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
 
 
-def take(fd: int, path: Path) -> bool:
+def acquire(fd: int, path: Path) -> bool:
     """Take the write lease on ``fd`` and keep it; False when somebody holds the file.
 
     Raises:

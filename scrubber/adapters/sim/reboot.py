@@ -14,8 +14,8 @@ from pathlib import Path
 from scrubber.adapters.locks import SERVICE_LOCK
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.faults import Faults
-from scrubber.adapters.sim.layout import load, write_json
-from scrubber.domain.errors import Held, SecondInstance
+from scrubber.adapters.sim.layout import load_node, write_json
+from scrubber.domain.errors import AlreadyRunning, DeviceBusy
 
 __all__ = ["reboot"]
 
@@ -24,23 +24,25 @@ def reboot(directory: Path) -> None:
     """Let the node in ``directory`` look as after a reboot.
 
     Raises:
-        SecondInstance: a service works on it; stop that first.
-        Held: somebody holds a device.
-        BadConfiguration: there is no simulated node here.
+        AlreadyRunning: a service works on it; stop that first.
+        DeviceBusy: somebody holds a device.
+        InvalidConfiguration: there is no simulated node here.
         Unreadable: the control file of a device makes no sense.
     """
-    devices = load(directory).devices
+    devices = load_node(directory).devices
     lock = os.open(directory / "locks" / SERVICE_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for found in devices:
-            if lease.held(found.memory, found.inode):
-                raise Held(f"Device {found.device.index} is held by a process, which a reboot would end: end it first.")
+            if lease.is_held(found.memory, found.inode):
+                raise DeviceBusy(
+                    f"Device {found.device.index} is held by a process, which a reboot would end: end it first."
+                )
         for found in devices:
-            control.change(found.directory, Faults.after_reboot)
+            control.update_faults(found.directory, Faults.after_reboot)
             write_json(found.directory / "settings.json", dict(found.defaults))
-        control.rebooted(directory)
+        control.record_reboot(directory)
     except BlockingIOError:
-        raise SecondInstance(f"A scrub service works on the node in {directory}: stop it first.") from None
+        raise AlreadyRunning(f"A scrub service works on the node in {directory}: stop it first.") from None
     finally:
         os.close(lock)

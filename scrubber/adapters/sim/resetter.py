@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from scrubber.adapters.children.process import ChildDied, Children
-from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.children.request_pool import parse_answer
 from scrubber.adapters.sim import lease
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.telemetry import DRIVER_MODULE, about
+from scrubber.adapters.sim.telemetry import DRIVER_MODULE, device_request
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Stuck, Unreadable
-from scrubber.domain.reset import ResetPlan
+from scrubber.domain.errors import DriverTimeout, Unreadable
+from scrubber.domain.reset_plan import ResetPlan
 
 __all__ = ["SimResetter"]
 
@@ -24,17 +24,17 @@ class SimResetter:
 
     async def plan(self, device: Device) -> ResetPlan:
         """Read from the node's files: it asks nobody who may hang."""
-        found = self._inventory.find(device)
+        found = self._inventory.find_sim_device(device)
         unavailable = None
         if device.parent is not None:
             unavailable = (
                 f"Device {device.index} is an instance: only its whole GPU can be reset, and others may be using it."
             )
-        held = lease.held(found.memory, found.inode)  # not a ghost: a reset is its cure
+        held = lease.is_held(found.memory, found.inode)  # not a ghost: a reset is its cure
         return ResetPlan(
             device=device.id,
             method="the simulated driver",
-            acts=(
+            actions=(
                 f"Let the simulated driver reset device {device.index}: its faults and errors end, its memory stays.",
                 "Bring its settings back to the driver's defaults.",
             ),
@@ -43,13 +43,13 @@ class SimResetter:
         )
 
     async def reset(self, device: Device, deadline: float) -> None:
-        question = about(self._inventory.find(device), "reset")
+        question = device_request(self._inventory.find_sim_device(device), "reset")
         child = await self._children.start(DRIVER_MODULE, self._node, device=device.id)
         try:
-            answer_of(await child.call(question, deadline))
+            parse_answer(await child.call(question, deadline))
         except ChildDied as died:
             raise Unreadable(f"The reset of device {device.index} broke off: {died}") from died
         except TimeoutError as error:
-            raise Stuck(f"The reset of device {device.index} did not end within {deadline:g} s.") from error
+            raise DriverTimeout(f"The reset of device {device.index} did not end within {deadline:g} s.") from error
         finally:
             await child.kill()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.telemetry import about, texts
+from scrubber.adapters.sim.telemetry import device_request, texts
 from scrubber.domain.device import Device
 
 __all__ = ["SimSettings"]
@@ -15,10 +15,10 @@ __all__ = ["SimSettings"]
 class SimSettings:
     """:class:`scrubber.ports.Settings` of ``settings.json``."""
 
-    def __init__(self, inventory: SimInventory, questions: QuestionPool) -> None:
+    def __init__(self, inventory: SimInventory, driver_pool: RequestPool) -> None:
         self._inventory = inventory
-        self._questions = questions
+        self._driver_pool = driver_pool
 
-    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        question = about(self._inventory.find(device), "restore", wanted=dict(wanted))
-        return texts(await self._questions.ask(device.id, question), "values")
+    async def restore(self, device: Device, expected: Mapping[str, str]) -> Mapping[str, str]:
+        question = device_request(self._inventory.find_sim_device(device), "restore", wanted=dict(expected))
+        return texts(await self._driver_pool.request(device.id, question), "values")

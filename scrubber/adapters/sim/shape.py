@@ -16,17 +16,17 @@ from pathlib import Path
 
 from scrubber.adapters.locks import lock_path
 from scrubber.adapters.sim import lease
-from scrubber.adapters.sim.layout import DRIVER, FORMAT, SimDevice, SimNode, load, write_json
+from scrubber.adapters.sim.layout import DRIVER_VERSION, FORMAT_VERSION, SimDevice, SimNode, load_node, write_json
 from scrubber.domain.device import find_device
-from scrubber.domain.errors import BadConfiguration, Held, InvalidRequest, Unreadable
+from scrubber.domain.errors import DeviceBusy, InvalidConfiguration, InvalidRequest, Unreadable
 
 __all__ = ["DEFAULT_SETTINGS", "MIB", "create", "merge", "split"]
 
 MIB = 1024 * 1024
 _PAGE = 4096
 _CHUNK = MIB
-_MOST_DEVICES = 256
-_MOST_INSTANCES = 7
+_MAX_DEVICES = 256
+_MAX_INSTANCES = 7
 
 DEFAULT_SETTINGS = {
     "accounting_mode": "disabled",
@@ -36,7 +36,7 @@ DEFAULT_SETTINGS = {
 }
 
 
-def _fresh() -> str:
+def _new_uuid() -> str:
     return str(uuid.uuid4())
 
 
@@ -47,30 +47,32 @@ def create(
     *,
     node_name: str | None = None,
     model: str = "Simulated GPU",
-    new_uuid: Callable[[], str] = _fresh,
+    new_uuid: Callable[[], str] = _new_uuid,
 ) -> SimNode:
     """Make a node of ``devices`` GPUs with ``memory`` bytes each in ``directory``, or find it there as asked for.
 
     Raises:
-        BadConfiguration: another node or something else is there, a number is impossible, or the file system has no
+        InvalidConfiguration: another node or something else is there, a number is impossible, or the file system has no
             room or grants no leases.
     """
     directory = directory.absolute()
-    if not 1 <= devices <= _MOST_DEVICES:
-        raise BadConfiguration(f"{devices} devices cannot be made: a node has 1 to {_MOST_DEVICES}.")
+    if not 1 <= devices <= _MAX_DEVICES:
+        raise InvalidConfiguration(f"{devices} devices cannot be made: a node has 1 to {_MAX_DEVICES}.")
     if memory < _PAGE or memory % _PAGE:
-        raise BadConfiguration(f"{memory} bytes of memory cannot be made: write a multiple of {_PAGE}, such as 256MiB.")
+        raise InvalidConfiguration(
+            f"{memory} bytes of memory cannot be made: write a multiple of {_PAGE}, such as 256MiB."
+        )
     if (directory / "node.json").exists():
-        return _same_or_refuse(directory, devices, memory)
+        return _require_same_node(directory, devices, memory)
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise BadConfiguration(f"{directory} is not empty and holds no simulated node: name another directory.")
+            raise InvalidConfiguration(f"{directory} is not empty and holds no simulated node: name another directory.")
         space = os.statvfs(directory)
     except OSError as error:
-        raise BadConfiguration(f"{directory} cannot be used: {error.strerror}.") from error
+        raise InvalidConfiguration(f"{directory} cannot be used: {error.strerror}.") from error
     if space.f_bavail * space.f_frsize < devices * memory:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"{devices} devices of {memory} bytes need {devices * memory} bytes; the file system of {directory} has "
             f"{space.f_bavail * space.f_frsize} free. Ask for less, or name a directory elsewhere."
         )
@@ -80,41 +82,46 @@ def create(
     for number, (id_, numa) in enumerate(zip(ids, numas, strict=True)):
         peers = [other for other, place in zip(ids, numas, strict=True) if place == numa and other != id_]
         _make(directory / "devices" / str(number), id_, memory, numa, peers)
-    _leases_work(directory / "devices" / "0" / "memory")
+    _check_leases(directory / "devices" / "0" / "memory")
     # Last: a directory without it is no node, so nobody meets a half-made one.
-    document = {"version": FORMAT, "node": node_name or socket.gethostname(), "driver": DRIVER, "model": model}
+    document = {
+        "version": FORMAT_VERSION,
+        "node": node_name or socket.gethostname(),
+        "driver": DRIVER_VERSION,
+        "model": model,
+    }
     write_json(directory / "node.json", document)
-    return load(directory)
+    return load_node(directory)
 
 
 def split(
-    directory: Path, device: str, instances: int, *, new_uuid: Callable[[], str] = _fresh
+    directory: Path, device: str, instances: int, *, new_uuid: Callable[[], str] = _new_uuid
 ) -> tuple[SimDevice, ...]:
     """Cut ``device`` (UUID, unique prefix or index) into equal ``instances``; it is then not handed out itself.
 
     Raises:
         InvalidRequest: no such GPU, it is split already or an instance itself, or the number is impossible.
-        Held: somebody has it.
+        DeviceBusy: somebody has it.
     """
-    found = _whole(directory, device)
+    found = _find_whole_gpu(directory, device)
     if found.has_instances:
         raise InvalidRequest(f"Device {found.device.index} is split already; merge it first.")
     each = found.device.memory_bytes // max(instances, 1) // _PAGE * _PAGE
-    if not 2 <= instances <= _MOST_INSTANCES or not each:
-        raise InvalidRequest(f"Device {found.device.index} can be split into 2 to {_MOST_INSTANCES}, not {instances}.")
+    if not 2 <= instances <= _MAX_INSTANCES or not each:
+        raise InvalidRequest(f"Device {found.device.index} can be split into 2 to {_MAX_INSTANCES}, not {instances}.")
     fresh = found.directory / ".instances.new"
     shutil.rmtree(fresh, ignore_errors=True)  # of a split that was cut short
-    with _nobody_else(found) as source:
+    with _exclusive(found) as source:
         for number in range(instances):
             id_ = f"SIM-MIG-{new_uuid()}"
             _make(fresh / str(number), id_, each, found.device.numa_node, [], parent=found.device.id)
             target = os.open(fresh / str(number) / "memory", os.O_RDWR | os.O_CLOEXEC)
             try:
-                _carry(source, number * each, target, 0, each)
+                _copy_range(source, number * each, target, 0, each)
             finally:
                 os.close(target)
         fresh.rename(found.directory / "instances")
-    node = load(directory)
+    node = load_node(directory)
     return tuple(part for part in node.devices if part.device.parent == found.device.id)
 
 
@@ -123,18 +130,18 @@ def merge(directory: Path, device: str) -> SimDevice:
 
     Raises:
         InvalidRequest: no such GPU, or it is not split.
-        Held: somebody has one of its instances.
+        DeviceBusy: somebody has one of its instances.
     """
-    found = _whole(directory, device)
-    parts = [part for part in load(directory).devices if part.device.parent == found.device.id]
+    found = _find_whole_gpu(directory, device)
+    parts = [part for part in load_node(directory).devices if part.device.parent == found.device.id]
     if not found.has_instances:
         raise InvalidRequest(f"Device {found.device.index} is not split.")
     offset = 0
     with ExitStack() as stack:
-        target = stack.enter_context(_nobody_else(found))
-        sources = [stack.enter_context(_nobody_else(part)) for part in parts]
+        target = stack.enter_context(_exclusive(found))
+        sources = [stack.enter_context(_exclusive(part)) for part in parts]
         for part, source in zip(parts, sources, strict=True):
-            _carry(source, 0, target, offset, part.device.memory_bytes)
+            _copy_range(source, 0, target, offset, part.device.memory_bytes)
             offset += part.device.memory_bytes
         old = found.directory / ".instances.old"
         shutil.rmtree(old, ignore_errors=True)
@@ -142,24 +149,24 @@ def merge(directory: Path, device: str) -> SimDevice:
     shutil.rmtree(old)
     for part in parts:
         lock_path(directory / "locks", part.device.id).unlink(missing_ok=True)
-    return _whole(directory, found.device.id)
+    return _find_whole_gpu(directory, found.device.id)
 
 
-def _same_or_refuse(directory: Path, devices: int, memory: int) -> SimNode:
-    node = load(directory)
+def _require_same_node(directory: Path, devices: int, memory: int) -> SimNode:
+    node = load_node(directory)
     wholes = [each for each in node.devices if each.device.parent is None]
     sizes = {each.device.memory_bytes for each in wholes}
-    if node.broken or len(wholes) != devices or sizes != {memory}:
+    if node.broken_devices or len(wholes) != devices or sizes != {memory}:
         there = " and ".join(f"{size} bytes" for size in sorted(sizes)) or "no memory that can be read"
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"{directory} holds a node of {len(wholes)} devices with {there}, not {devices} with {memory} bytes: "
             "name another directory, or remove that node first."
         )
     return node
 
 
-def _whole(directory: Path, wanted: str) -> SimDevice:
-    wholes = {each.device.id: each for each in load(directory).devices if each.device.parent is None}
+def _find_whole_gpu(directory: Path, wanted: str) -> SimDevice:
+    wholes = {each.device.id: each for each in load_node(directory).devices if each.device.parent is None}
     return wholes[find_device((each.device for each in wholes.values()), wanted).id]
 
 
@@ -183,30 +190,30 @@ def _make(place: Path, id_: str, memory: int, numa: int | None, peers: list[str]
     write_json(place / "device.json", document)
 
 
-def _leases_work(memory: Path) -> None:
+def _check_leases(memory: Path) -> None:
     try:
-        lease.held(memory, memory.stat().st_ino)
+        lease.is_held(memory, memory.stat().st_ino)
     except Unreadable as error:
-        raise BadConfiguration(f"{error} Name a directory on tmpfs or ext4, for example below /dev/shm.") from error
+        raise InvalidConfiguration(f"{error} Name a directory on tmpfs or ext4, for example below /dev/shm.") from error
 
 
 @contextmanager
-def _nobody_else(found: SimDevice) -> Iterator[int]:
+def _exclusive(found: SimDevice) -> Iterator[int]:
     """The memory, open and fenced: whoever opens it now waits."""
     taken = f"Device {found.device.index} is held by somebody: its shape can only change while it is free."
     try:
         fd = os.open(found.memory, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except BlockingIOError as error:
-        raise Held(taken) from error
+        raise DeviceBusy(taken) from error
     try:
-        if not lease.take(fd, found.memory):
-            raise Held(taken)
+        if not lease.acquire(fd, found.memory):
+            raise DeviceBusy(taken)
         yield fd
     finally:
         os.close(fd)
 
 
-def _carry(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
+def _copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
     """Make ``length`` bytes of ``target`` those of ``source``; writes only where they differ, so holes stay holes."""
     for done in range(0, length, _CHUNK):
         size = min(_CHUNK, length - done)

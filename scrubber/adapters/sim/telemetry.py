@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TypeGuard
 
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
-from scrubber.adapters.sim.signals import SignalWatch
+from scrubber.adapters.sim.signal_watch import SignalWatch
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.telemetry import Signal, Snapshot
 
-__all__ = ["DRIVER_MODULE", "SimTelemetry", "about", "texts"]
+__all__ = ["DRIVER_MODULE", "SimTelemetry", "device_request", "texts"]
 
 DRIVER_MODULE = "scrubber.adapters.sim.driver"
 
@@ -22,13 +22,15 @@ DRIVER_MODULE = "scrubber.adapters.sim.driver"
 class SimTelemetry:
     """:class:`scrubber.ports.Telemetry` of the control files."""
 
-    def __init__(self, inventory: SimInventory, questions: QuestionPool, watch: SignalWatch) -> None:
+    def __init__(self, inventory: SimInventory, driver_pool: RequestPool, watch: SignalWatch) -> None:
         self._inventory = inventory
-        self._questions = questions
+        self._driver_pool = driver_pool
         self._watch = watch
 
     async def snapshot(self, device: Device) -> Snapshot:
-        answer = await self._questions.ask(device.id, about(self._inventory.find(device), "snapshot"))
+        answer = await self._driver_pool.request(
+            device.id, device_request(self._inventory.find_sim_device(device), "snapshot")
+        )
         recovery = answer.get("recovery")
         if not isinstance(recovery, str | None):
             raise Unreadable("The driver's answer makes no sense: 'recovery' is no text.")
@@ -37,7 +39,7 @@ class SimTelemetry:
             errors=_errors(answer),
             ecc_uncorrected=_count(answer, "ecc_uncorrected"),
             temperature_celsius=_count(answer, "temperature_celsius"),
-            recovery=recovery,
+            recovery_action=recovery,
             settings=texts(answer, "settings"),
             defaults=texts(answer, "defaults"),
             conditions=texts(answer, "conditions"),
@@ -48,10 +50,10 @@ class SimTelemetry:
         return self._watch.listen()
 
 
-def about(found: SimDevice, ask: str, **more: object) -> Message:
+def device_request(found: SimDevice, name: str, **more: object) -> Message:
     """A question to the driver's child about one device."""
     device = found.device
-    return {"ask": ask, "place": str(found.directory), "index": device.index, "id": device.id, **more}
+    return {"ask": name, "place": str(found.directory), "index": device.index, "id": device.id, **more}
 
 
 def texts(answer: Message, key: str) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 __all__ = ["main"]
 
 _CHUNK = 1024 * 1024
-_SHOWN = 80
+_MAX_SHOWN = 80
 _USAGE = 2
 
 
@@ -32,29 +32,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("a text must not be empty")
     path = _device(wanted.device)
     if path is None:
-        return _refuse("there is no device: no dev/simgpu* is here, and none was named with --device")
+        return _usage_error("there is no device: no dev/simgpu* is here, and none was named with --device")
     if wanted.hold is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before anything that it should not cut short
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        return _refuse(f"{path} cannot be opened: {error.strerror}")
+        return _usage_error(f"{path} cannot be opened: {error.strerror}")
     if wanted.resize is not None:
         os.ftruncate(fd, wanted.resize)
-        _say(resized_bytes=wanted.resize)
+        _print_json(resized_bytes=wanted.resize)
     if wanted.read:
         residue, found = _read(fd)
-        _say(residue_bytes=residue, found=found)
+        _print_json(residue_bytes=residue, found=found)
     if wanted.expect is not None and wanted.write is None and not _check(fd, wanted.expect):
         return 1
     if wanted.write is not None:
-        _say(wrote_bytes=_fill(fd, wanted.write.encode()))
-    kept = _keep(fd, in_flight=wanted.in_flight, mapped=wanted.mmap)
+        _print_json(wrote_bytes=_fill(fd, wanted.write.encode()))
+    kept = _keep_open(fd, in_flight=wanted.in_flight, mapped=wanted.mmap)
     if wanted.leave_child:
-        _say(child_pid=_leave_child(path))
+        _print_json(child_pid=_leave_child(path))
     if wanted.ready_file is not None:
         wanted.ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
-    _say(ready=True, pid=os.getpid())
+    _print_json(ready=True, pid=os.getpid())
     if wanted.hold is not None:
         _hold(wanted.hold)
     if wanted.die_badly:
@@ -105,7 +105,7 @@ def _hold(seconds: float) -> None:
         signal.sigtimedwait({signal.SIGTERM}, seconds)
 
 
-def _keep(fd: int, *, in_flight: bool, mapped: bool) -> object:
+def _keep_open(fd: int, *, in_flight: bool, mapped: bool) -> object:
     """Go on holding the device in the way that was asked for; what is returned holds it."""
     if in_flight:
         ours, theirs = socket.socketpair()
@@ -150,7 +150,7 @@ def _check(fd: int, text: str) -> bool:
         chunk, right = os.pread(fd, size, offset), _repeated(wanted, offset, size)
         if chunk != right:
             wrong += sum(one != other for one, other in zip(chunk, right, strict=False))
-    _say(expected=wrong == 0, wrong_bytes=wrong)
+    _print_json(expected=wrong == 0, wrong_bytes=wrong)
     return wrong == 0
 
 
@@ -161,7 +161,7 @@ def _read(fd: int) -> tuple[int, str]:
         chunk = os.pread(fd, _CHUNK, offset)
         wrong = len(chunk) - chunk.count(0)
         if wrong and not residue:
-            found = chunk.lstrip(b"\0")[:_SHOWN].split(b"\0", 1)[0]
+            found = chunk.lstrip(b"\0")[:_MAX_SHOWN].split(b"\0", 1)[0]
         residue += wrong
     return residue, found.decode(errors="replace")
 
@@ -171,12 +171,12 @@ def _repeated(text: bytes, offset: int, size: int) -> bytes:
     return (text * ((start + size) // len(text) + 1))[start : start + size]
 
 
-def _refuse(why: str) -> int:
+def _usage_error(why: str) -> int:
     sys.stderr.write(f"tenant: {why}.\n")
     return _USAGE
 
 
-def _say(**what: object) -> None:
+def _print_json(**what: object) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

@@ -31,38 +31,38 @@ class Backoff:
     """Scrubs in a row that were held up: the refusal that says why, how many there were before, and when the last was."""
 
     refusal: NotReady
-    before: int
-    at: float
+    previous_blocks: int
+    blocked_at: float
 
     @classmethod
     def after(cls, finished: ScrubRecord, earlier: Backoff | None, now: float) -> Backoff | None:
         """Return what a finished scrub leaves; None unless it was held up."""
-        if finished.outcome is not Outcome.HELD_UP:
+        if finished.outcome is not Outcome.BLOCKED:
             return None
-        dirty = (finding.sentence for finding in finished.findings if finding.severity is Severity.DIRTY)
+        dirty = (finding.message for finding in finished.findings if finding.severity is Severity.BLOCKING)
         device, why = finished.device, next(dirty, "it was disturbed")
-        refusal = refusals.scrub_held_up(device, finished.id, why)
-        return cls(refusal, 0 if earlier is None else earlier.before + 1, now)
+        refusal = refusals.scrub_blocked(device, finished.id, why)
+        return cls(refusal, 0 if earlier is None else earlier.previous_blocks + 1, now)
 
-    def over(self, now: float, *, held: bool) -> bool:
+    def is_over(self, now: float, *, held: bool) -> bool:
         """Return whether the pause is over."""
         longest = _HELD_BACKOFF if held else _FREE_BACKOFF
-        pause: float = min(longest, _FIRST_BACKOFF * 2 ** min(self.before, 16))
-        return now >= self.at + pause
+        pause: float = min(longest, _FIRST_BACKOFF * 2 ** min(self.previous_blocks, 16))
+        return now >= self.blocked_at + pause
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 600.0
 """Seconds before the scrub that follows the second disturbance; it doubles with each one, up to the longest."""
-_FORGOTTEN = 2 * _LONGEST_PAUSE
+_FORGET_AFTER = 2 * _LONGEST_PAUSE
 """Seconds without a disturbance after which the next one counts as the first."""
-_TOLD_AGAIN = 60.0
+_ROW_INTERVAL = 60.0
 """Seconds for which events of one kind and cause share a row."""
 _TOUCHED, _USER = "device.touched", "use.ungranted"
 _COALESCED = frozenset({"certificate.issued", "scrub.finished", "scrub.started", _TOUCHED, _USER})
 """Events that a process without a grant can cause as often as it wants."""
 
 _BY_A_PROCESS = frozenset(
-    {FindingCode.FENCE_BROKEN, FindingCode.HELD, FindingCode.UNKNOWN_HOLDER, FindingCode.WALK_UNFINISHED}
+    {FindingCode.FENCE_BROKEN, FindingCode.DEVICE_BUSY, FindingCode.UNKNOWN_HOLDER, FindingCode.UNINSPECTED_PROCESSES}
 )
 """Findings of a scrub that was held up by a process without a grant, and not by an earlier tenant's pod."""
 
@@ -71,11 +71,11 @@ _Kind = tuple[str, ...]
 
 def was_disturbed(scrub: ScrubRecord) -> bool:
     """Return whether the finished ``scrub`` was held up by a process that was not granted the device."""
-    return scrub.outcome is Outcome.HELD_UP and any(finding.code in _BY_A_PROCESS for finding in scrub.findings)
+    return scrub.outcome is Outcome.BLOCKED and any(finding.code in _BY_A_PROCESS for finding in scrub.findings)
 
 
 @dataclass(slots=True)
-class _Told:
+class _RowState:
     """When events of one kind last got a row, and those that came since without one: how many, and the last two of them."""
 
     at: float
@@ -86,15 +86,15 @@ class _Told:
     def leave_out(self, event: Event) -> None:
         self.left_out, self.last, self.before = self.left_out + 1, event, self.last
 
-    def rows(self, *, apart: bool = False) -> tuple[Event, ...]:
+    def rows(self, *, last_separately: bool = False) -> tuple[Event, ...]:
         """Return the row for what was left out; none when nothing was.
 
         Args:
-            apart: the last event has a row of its own.
+            last_separately: the last event has a row of its own.
         """
         if self.last is None:
             return ()
-        if apart and self.before is not None:
+        if last_separately and self.before is not None:
             return _counting(self.before, self.left_out - 1), self.last
         return (_counting(self.last, self.left_out),)
 
@@ -107,22 +107,22 @@ class Disturbances:
         self._times = 0
         self._last = 0.0
         self._allocations = 0
-        self._told: dict[_Kind, _Told] = {}
+        self._row_states: dict[_Kind, _RowState] = {}
 
-    def note(self, allocations: int) -> None:
+    def count(self, allocations: int) -> None:
         """Note that the device was used, or its scrub was disturbed, by a process that was not granted it.
 
         Args:
             allocations: how often the kubelet had allocated the device by then.
         """
         now = self._clock.monotonic()
-        self._times = 1 if now - self._last > _FORGOTTEN else self._times + 1
+        self._times = 1 if now - self._last > _FORGET_AFTER else self._times + 1
         self._last, self._allocations = now, allocations
 
-    def forget(self) -> None:
-        """Start again after a grant, with which the rows of :meth:`left_out` were committed."""
+    def reset(self) -> None:
+        """Start again after a grant, with which the rows of :meth:`omitted_rows` were committed."""
         self._times = 0
-        self._told.clear()
+        self._row_states.clear()
 
     def pause(self, allocations: int) -> float:
         """Return the seconds for which a scrub that no start waits for is put off; 0 once the kubelet has allocated the device."""
@@ -131,7 +131,7 @@ class Disturbances:
         pause: float = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._times - 2, 16))
         return max(0.0, self._last + pause - self._clock.monotonic())
 
-    def coalesced(self, events: Iterable[Event]) -> tuple[Event, ...]:
+    def coalesce(self, events: Iterable[Event]) -> tuple[Event, ...]:
         """Return the rows for ``events``: none for those whose kind got one within the last minute. The next row of a kind counts them.
 
         Every event has a row until the device was disturbed twice, and so has every operator action. Rows come first for
@@ -142,36 +142,38 @@ class Disturbances:
         written: set[_Kind | None] = set()
         for event in events:
             kind = _kind(event)
-            told = None if kind is None or kind in written else self._told.get(kind)
-            if told is not None and self._times >= 2 and now - told.at < _TOLD_AGAIN:
+            told = None if kind is None or kind in written else self._row_states.get(kind)
+            if told is not None and self._times >= 2 and now - told.at < _ROW_INTERVAL:
                 continue
             rows.append(event if told is None else _counting(event, told.left_out + 1))
             written.add(kind)
         names_user = any(row.name == _USER for row in rows)
         earlier: list[Event] = []
-        for kind, told in self._told.items():
+        for kind, told in self._row_states.items():
             if kind in written:
                 continue
             if names_user and kind[0] == _TOUCHED:
-                earlier += told.rows(apart=True)
-            elif now - told.at >= _TOLD_AGAIN:
+                earlier += told.rows(last_separately=True)
+            elif now - told.at >= _ROW_INTERVAL:
                 earlier += told.rows()
         return (*earlier, *rows)
 
-    def stored(self, events: Iterable[Event], rows: Iterable[Event]) -> None:
+    def note_stored(self, events: Iterable[Event], rows: Iterable[Event]) -> None:
         """Note that of ``events``, ``rows`` are in the audit trail; the others are counted in the next row of their kind."""
         now = self._clock.monotonic()
         written = {kind for row in rows if (kind := _kind(row)) is not None}
-        self._told |= {kind: _Told(now) for kind in written}
+        self._row_states |= {kind: _RowState(now) for kind in written}
         for event in events:
             kind = _kind(event)
             if kind is not None and kind not in written:
-                self._told[kind].leave_out(event)
-        self._told = {kind: told for kind, told in self._told.items() if told.left_out or now - told.at < _TOLD_AGAIN}
+                self._row_states[kind].leave_out(event)
+        self._row_states = {
+            kind: told for kind, told in self._row_states.items() if told.left_out or now - told.at < _ROW_INTERVAL
+        }
 
-    def left_out(self) -> tuple[Event, ...]:
+    def omitted_rows(self) -> tuple[Event, ...]:
         """Return a row for each kind of which events were left out since its last one: the last such event, with their number."""
-        return tuple(row for told in self._told.values() for row in told.rows())
+        return tuple(row for told in self._row_states.values() for row in told.rows())
 
 
 def _counting(event: Event, times: int) -> Event:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, News
+from scrubber.domain.policy import Enforcement, QuarantineTiming
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Hygiene
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
@@ -19,7 +19,7 @@ from scrubber.engine.device.reset_gate import ResetGate
 from scrubber.engine.device.scrubs import Scrubs
 from scrubber.engine.device.state import DeviceState
 from scrubber.engine.eraser_pool import EraserPool
-from scrubber.engine.pods import PodWatch
+from scrubber.engine.pods import PodTracker
 from scrubber.engine.views import DeviceView
 
 __all__ = ["DeviceController", "NodeContext"]
@@ -30,18 +30,18 @@ class NodeContext:
     """What the controller of one device may ask of its node.
 
     Attributes:
-        changed: called after every change that a reader may want to see.
+        on_change: called after every change that a reader may want to see.
         pods: what is known of the pods that have, or had, a device.
-        still: keeps other devices out of use while it is open (:meth:`scrubber.engine.devices.Devices.still`).
+        keep_out_of_use: keeps other devices out of use while it is open (:meth:`scrubber.engine.devices.Devices.keep_out_of_use`).
         resources: returns the kubelet's resources under which the device of a record is handed out, as far as they are known.
         records: returns the records of all devices.
         breaker: what recoveries may still do.
         eraser_pool: how many erasers work at once.
     """
 
-    changed: Callable[[], None]
-    pods: PodWatch
-    still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
+    on_change: Callable[[], None]
+    pods: PodTracker
+    keep_out_of_use: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
     resources: Callable[[DeviceRecord], frozenset[str]]
     records: Callable[[], Collection[DeviceRecord]]
     breaker: CircuitBreaker
@@ -73,7 +73,7 @@ class DeviceController:
             pods=node.pods,
             breaker=node.breaker,
             resources=node.resources,
-            changed=node.changed,
+            on_change=node.on_change,
         )
         self.health = DeviceHealth(
             state=self.state, dependencies=dependencies, breaker=node.breaker, records=node.records
@@ -90,7 +90,7 @@ class DeviceController:
             dependencies=dependencies,
             reset_gate=self.reset_gate,
             eraser_pool=node.eraser_pool,
-            still=node.still,
+            keep_out_of_use=node.keep_out_of_use,
         )
 
     @property
@@ -100,23 +100,23 @@ class DeviceController:
             self.state.device,
             self.state.record,
             None if job is None else job.id,
-            offered=self.offered,
+            advertised=self.advertised,
             policy=self.state.policy,
-            waits=self.reset_gate.waits,
-            strangers=self.occupancy.unauthorized_users,
-            uninspected=self.scrubs.uninspected,
+            recovery_blocker=self.reset_gate.blocker,
+            unauthorized_users=self.occupancy.unauthorized_users,
+            uninspected_processes=self.scrubs.uninspected_processes,
         )
 
     @property
-    def offered(self) -> bool:
+    def advertised(self) -> bool:
         """Whether the device is advertised to the kubelet as healthy."""
         record = self.state.record
-        if record.advertised or record.ordered_out_by_person:
+        if record.advertised or record.quarantined_by_operator:
             return record.advertised
         policy = self.state.policy
         if policy.enforcement is Enforcement.OBSERVE:
             return True
-        if policy.health.news is not News.AT_RELEASE or record.hygiene is not Hygiene.IN_USE:
+        if policy.health.quarantine_at is not QuarantineTiming.RELEASE or record.hygiene is not Hygiene.IN_USE:
             return False
         shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
         return not shared and self._is_still_given()
@@ -124,16 +124,16 @@ class DeviceController:
     def _is_still_given(self) -> bool:
         """Whether the kubelet still gives the device to a pod of its grants, as far as is known: else it would offer it."""
         reading = self.pods.reading
-        having = {each.pod for each in reading.naming(self.id)}
+        having = {each.pod for each in reading.all_assignments(self.id)}
         unsure = reading.trust is not Trust.TRUSTED
         return any(grant.pod is not None and (unsure or grant.pod in having) for grant in self.state.record.open_grants)
 
     @property
-    def withheld(self) -> bool:
+    def refuses_allocation(self) -> bool:
         """Whether an allocation is refused, which fails its pod for good."""
         record = self.state.record
         return not record.advertised and (
-            record.ordered_out_by_person or self.state.policy.enforcement is not Enforcement.OBSERVE
+            record.quarantined_by_operator or self.state.policy.enforcement is not Enforcement.OBSERVE
         )
 
     def apply_grant(self, record: DeviceRecord, allocations: int) -> None:
@@ -142,5 +142,5 @@ class DeviceController:
         Args:
             allocations: those that the grant knew of.
         """
-        self.occupancy.coverage.granted()
+        self.occupancy.coverage.note_grant()
         self.state.apply_grant(record, allocations)

@@ -11,23 +11,23 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from scrubber.domain.baseline import Baseline, facts_of
-from scrubber.domain.breaker import out_for_soft_signals
+from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, BeingReset, DeviceFault, InvalidRequest, Refused
+from scrubber.domain.errors import DeviceFault, InvalidRequest, Refused, ResetInProgress, Unavailable
 from scrubber.domain.evidence import Finding, Severity, Step
-from scrubber.domain.health import OPERATOR, Cause, Health, WayBack
-from scrubber.domain.quantities import span
-from scrubber.domain.record import DeviceRecord, Glass
-from scrubber.domain.recovery import after_findings
-from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings
-from scrubber.domain.tally import blamed
+from scrubber.domain.formatting import format_duration
+from scrubber.domain.health.breaker import is_out_for_soft_signal
+from scrubber.domain.health.history import quarantines_by_tenant
+from scrubber.domain.health.recovery import after_findings
+from scrubber.domain.health.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings
+from scrubber.domain.record import BreakGlass, DeviceRecord
+from scrubber.domain.states import OPERATOR_CAUSE, Cause, Health, RecoveryMethod
 from scrubber.engine import events
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.state import DeviceState
-from scrubber.ports.record import Change, Event
+from scrubber.ports.record import Event, LedgerChange
 
 __all__ = ["DeviceHealth"]
 
@@ -35,7 +35,7 @@ _LONGEST_REASON = 2000
 """Characters of a cause for which several operators gave reasons."""
 _SILENCE = 15.0
 """Seconds without any answer about a device after which it counts as unreadable."""
-_TOLD_AGAIN = 60.0
+_REPORT_INTERVAL = 60.0
 """Seconds for which errors of one code are counted and not reported again."""
 _MOST_CODES = 32
 """Codes of one device that are reported within that time: a driver may list any number."""
@@ -62,17 +62,17 @@ class DeviceHealth:
         self._breaker = breaker
         self._records = records
         self._silent_since: float | None = None
-        self._warned: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
 
     # -- looks -----------------------------------------------------------------------------------------------------
 
-    async def look(self) -> tuple[Finding, ...]:
+    async def check(self) -> tuple[Finding, ...]:
         """Ask the driver about the device, and report what it answers."""
         try:
             snapshot = await self._dependencies.telemetry.snapshot(self._state.device)
-            await self._forget_errors(self._state.policy.signals.codes(snapshot.errors))
-            known, baseline = dict(self._state.record.lifetime), self._state.record.baseline
+            await self._forget_errors(self._state.policy.signals.finding_codes(snapshot.errors))
+            known, baseline = dict(self._state.record.lifetime_counters), self._state.record.baseline
             findings = (
                 *snapshot_findings(snapshot, self._state.policy, known, baseline),
                 *baseline_findings(self._state.device, baseline),
@@ -80,7 +80,7 @@ class DeviceHealth:
             )
         except DeviceFault as fault:
             findings = (fault_finding(Step.HEALTH, fault),)
-        except Away as away:
+        except Unavailable as away:
             findings = self._silence(away)
         else:
             self._silent_since = None
@@ -89,99 +89,110 @@ class DeviceHealth:
 
     async def _forget_errors(self, listed: Collection[str]) -> None:
         """Forget error codes that the driver no longer lists, after a reset of a peer for example: they are news when they return."""
-        if self._state.record.listing_errors(listed) is self._state.record:
+        if self._state.record.without_unlisted_errors(listed) is self._state.record:
             return
         async with self._state.lock:
-            left = self._state.record.listing_errors(listed)
+            left = self._state.record.without_unlisted_errors(listed)
             if left is not self._state.record:
-                await self._state.commit(Change(), left)
+                await self._state.commit(LedgerChange(), left)
 
-    def _silence(self, away: Away) -> tuple[Finding, ...]:
+    def _silence(self, away: Unavailable) -> tuple[Finding, ...]:
         """Return the finding for a driver that does not answer, which is not the device's fault at first.
 
         A device that is being reset is not silent: the reset has a deadline, and its result is judged where it was started.
         """
-        if isinstance(away, BeingReset):
+        if isinstance(away, ResetInProgress):
             self._silent_since = None
             raise away
         now = self._dependencies.clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
         if now - self._silent_since < _SILENCE:
             raise away
-        return (Finding(Step.HEALTH, ErrorCode.UNREADABLE, Severity.FAULT, f"No data for {_SILENCE:g} s: {away}"),)
+        return (
+            Finding(Step.HEALTH, ErrorCode.DEVICE_UNREADABLE, Severity.FAULT, f"No data for {_SILENCE:g} s: {away}"),
+        )
 
     async def report(self, findings: Iterable[Finding]) -> None:
         """Change the device's health by ``findings``, if they change it."""
         everything = tuple(findings)
         async with self._state.lock:
             before, now = self._state.record, self._dependencies.clock.wall()
-            after = self.judge(before, everything, now)
-            news = self._news(everything)
+            after = self.apply_findings(before, everything, now)
+            news = self._unreported(everything)
             signals = [events.signal(finding, before.tenant, self._state.id, now) for finding in news]
             errors = self._state.policy.signals.errors
             counts = {
-                each.code: int(each.evidence["count"] or 0) for each in news if errors.number(each.code) is not None
+                each.code: int(each.evidence["count"] or 0) for each in news if errors.parse(each.code) is not None
             }
             if counts:
-                after = after.noted(counts)
+                after = after.with_counters(counts)
             if after is before:
                 return
             after = replace(after, version=before.version + 1)
-            change = Change(events=(*signals, *self.change_events(before, after, now)))
-            with self.leaving(before, after):
+            change = LedgerChange(events=(*signals, *self.change_events(before, after, now)))
+            with self.reserve_soft_quarantine(before, after):
                 await self._state.commit(change, after)
             for finding in news:
-                self._told[finding.code] = self._dependencies.clock.monotonic()
+                self._reported_at[finding.code] = self._dependencies.clock.monotonic()
 
-    def leaving(self, before: DeviceRecord, after: DeviceRecord) -> AbstractContextManager[None]:
+    def reserve_soft_quarantine(self, before: DeviceRecord, after: DeviceRecord) -> AbstractContextManager[None]:
         """Count the device at the breaker until its change is committed: of many devices that turn hot together, each would
         otherwise count as the first.
         """
         table = self._state.policy.signals
-        out = out_for_soft_signals(after, table) and not out_for_soft_signals(before, table)
-        return self._breaker.leaving(self._state.id) if out else nullcontext()
+        out = is_out_for_soft_signal(after, table) and not is_out_for_soft_signal(before, table)
+        return self._breaker.reserve_soft_quarantine(self._state.id) if out else nullcontext()
 
-    def judge(self, record: DeviceRecord, findings: tuple[Finding, ...], now: float) -> DeviceRecord:
+    def apply_findings(self, record: DeviceRecord, findings: tuple[Finding, ...], now: float) -> DeviceRecord:
         """Return what ``findings`` make of ``record``. The caller holds the lock: it remembers which warnings were seen."""
         policy, moment = self._state.policy, self._dependencies.clock.monotonic()
-        self._warned.update({finding.code: moment for finding in findings if finding.severity is Severity.WARNING})
-        standing = {each.code for each in record.lasting}
+        self._warned_at.update({finding.code: moment for finding in findings if finding.severity is Severity.WARNING})
+        standing = {each.code for each in record.warnings}
         # One that an earlier service saw counts as seen when this one began.
-        self._warned = {code: self._warned.get(code, moment) for code in self._warned.keys() | standing}
-        ended = {code for code in standing if moment - self._warned[code] >= policy.health.calm}
-        soft = any(each.severity is Severity.WARNING and each.code in policy.health.sustained for each in findings)
+        self._warned_at = {code: self._warned_at.get(code, moment) for code in self._warned_at.keys() | standing}
+        ended = {code for code in standing if moment - self._warned_at[code] >= policy.health.quiet_period}
+        soft = any(
+            each.severity is Severity.WARNING and each.code in policy.health.quarantine_after for each in findings
+        )
         # One that is out already costs the breaker nothing: it must not keep itself in service.
-        stopped = soft and not out_for_soft_signals(record, policy.signals) and self._breaker.soft_stopped
-        after = after_findings(record, findings, policy, now, ended=ended, soft_stopped=stopped)
-        self._warned = {each.code: self._warned[each.code] for each in after.lasting}
+        stopped = soft and not is_out_for_soft_signal(record, policy.signals) and self._breaker.soft_quarantines_stopped
+        after = after_findings(record, findings, policy, now, ended=ended, soft_quarantines_stopped=stopped)
+        self._warned_at = {each.code: self._warned_at[each.code] for each in after.warnings}
         return after
 
-    def _news(self, findings: Iterable[Finding]) -> list[Finding]:
+    def _unreported(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return errors that came since they were last reported, of codes that may be reported now."""
         now = self._dependencies.clock.monotonic()
-        self._told = {code: at for code, at in self._told.items() if now - at < _TOLD_AGAIN}
-        news = [each for each in findings if each.evidence.get("new") and each.code not in self._told]
-        return news[: _MOST_CODES - len(self._told)]
+        self._reported_at = {code: at for code, at in self._reported_at.items() if now - at < _REPORT_INTERVAL}
+        news = [each for each in findings if each.evidence.get("new") and each.code not in self._reported_at]
+        return news[: _MOST_CODES - len(self._reported_at)]
 
     def change_events(
         self, before: DeviceRecord, after: DeviceRecord, now: float, scrub: str | None = None
     ) -> tuple[Event, ...]:
         """Return the events of a change of health, and of a tenant that too many of them point at."""
         changed = events.health_changed(before, after, now, scrub)
-        tenant = after.strikes[-1].tenant if after.strikes[-1:] != before.strikes[-1:] else None
+        tenant = (
+            after.recent_quarantines[-1].tenant
+            if after.recent_quarantines[-1:] != before.recent_quarantines[-1:]
+            else None
+        )
         if tenant is None:
             return changed
         others = [each for each in self._records() if each.device != after.device]
-        strikes = [strike for record in (*others, after) for strike in record.strikes]
-        count, least = blamed(strikes, now)[tenant], self._dependencies.policy().health.blame
+        strikes = [strike for record in (*others, after) for strike in record.recent_quarantines]
+        count, least = (
+            quarantines_by_tenant(strikes, now)[tenant],
+            self._dependencies.policy().health.tenant_quarantine_threshold,
+        )
         if count < least or count % least:
             return changed
-        sentence = (
+        message = (
             f"Devices of this node were taken out of service {count} times within a day while {tenant} had them. Look at what "
             "its pods do; to keep them off the node is the scheduler's to do (a taint, a quota)."
         )
         fields: dict[str, str | int | float | bool | None] = {"tenant_namespace": tenant, "quarantines": count}
-        fields["sentence"] = sentence
+        fields["sentence"] = message
         return (*changed, Event("tenant.blamed", now, after.device, fields=fields))
 
     # -- operators' orders -----------------------------------------------------------------------------------------
@@ -189,13 +200,13 @@ class DeviceHealth:
     async def quarantine(self, reason: str, actor: str) -> None:
         async with self._state.lock:
             now = self._dependencies.clock.wall()
-            before = self._state.record.cause if self._state.record.ordered_out_by_person else None
-            said = reason if before is None else f"{reason} (and before, by {before.actor}: {before.sentence})"
-            cause = Cause(OPERATOR, said[:_LONGEST_REASON], WayBack.PERSON, now, actor)
+            before = self._state.record.cause if self._state.record.quarantined_by_operator else None
+            said = reason if before is None else f"{reason} (and before, by {before.actor}: {before.message})"
+            cause = Cause(OPERATOR_CAUSE, said[:_LONGEST_REASON], RecoveryMethod.OPERATOR, now, actor)
             event = Event("operator.quarantined", now, self._state.id, actor=actor, fields={"reason": reason})
             ended = self._break_glass_ended("A person took the device out of service.", now, actor)
-            change = Change(events=(event,) if self._state.record.glass is None else (event, ended))
-            await self._state.commit(change, self._state.record.ordered_out(cause))
+            change = LedgerChange(events=(event,) if self._state.record.break_glass is None else (event, ended))
+            await self._state.commit(change, self._state.record.after_operator_quarantine(cause))
 
     async def unquarantine(self, reason: str, actor: str) -> None:
         """Raises :class:`Refused` when the device is not out of service."""
@@ -207,7 +218,9 @@ class DeviceHealth:
                 raise Refused(f"Device {self._state.id} is {now_is}, not quarantined.")
             now = self._dependencies.clock.wall()
             event = Event("operator.released", now, self._state.id, actor=actor, fields={"reason": reason})
-            await self._state.commit(Change(events=(event,)), self._state.record.released_by_person(retry_at=now))
+            await self._state.commit(
+                LedgerChange(events=(event,)), self._state.record.after_operator_release(retry_at=now)
+            )
 
     async def accept_baseline(self, device: Device, reason: str, actor: str) -> None:
         """Accept ``device``, with the warnings on its record, as what the device should be from now on.
@@ -216,26 +229,26 @@ class DeviceHealth:
             device: as it was shown to the operator: what changes in the meantime is not accepted with it.
 
         Raises:
-            DeviceFault, Away: it cannot be determined what the warnings are based on.
+            DeviceFault, Unavailable: it cannot be determined what the warnings are based on.
         """
         snapshot = await self._dependencies.telemetry.snapshot(self._state.device)
         async with self._state.lock:
             now, before = self._dependencies.clock.wall(), self._state.record.baseline
             known = {} if before is None else dict(before.conditions)
             seen = self._state.policy.signals.acceptable & (
-                {each.code for each in self._state.record.lasting} | known.keys()
+                {each.code for each in self._state.record.warnings} | known.keys()
             )
             normal = tuple(sorted((code, read) for code, read in snapshot.conditions.items() if code in seen))
-            baseline = Baseline(facts_of(device), normal, now, actor, reason)
+            baseline = Baseline(baseline_facts(device), normal, now, actor, reason)
             fields: dict[str, str | int | float | bool | None] = {"reason": reason}
             fields |= {f"is_{name}": value for name, value in (*baseline.facts, *normal)}
             was = () if before is None else (*before.facts, *before.conditions)
             fields |= {f"was_{name}": value for name, value in was}
             event = Event("baseline.accepted", now, self._state.id, actor=actor, fields=fields)
-            await self._state.commit(Change(events=(event,)), self._state.record.expected(baseline))
+            await self._state.commit(LedgerChange(events=(event,)), self._state.record.with_baseline(baseline))
             # What was accepted ends at once, and not after a quiet period.
-            self._warned |= dict.fromkeys(("baseline-changed", *dict(normal)), -math.inf)
-        await self.look()
+            self._warned_at |= dict.fromkeys(("baseline-changed", *dict(normal)), -math.inf)
+        await self.check()
 
     async def break_glass(self, seconds: float, reason: str, actor: str) -> None:
         """Bypass all checks for the device for ``seconds``; 0 ends an active override.
@@ -247,18 +260,18 @@ class DeviceHealth:
         async with self._state.lock:
             now, record = self._dependencies.clock.wall(), self._state.record
             if seconds == 0:
-                if record.glass is None:
+                if record.break_glass is None:
                     raise InvalidRequest(f"Device {self._state.id} has no broken glass to mend.")
                 event = self._break_glass_ended(f"Ended by a person: {reason}", now, actor)
-                await self._state.commit(Change(events=(event,)), record.glass_mended())
+                await self._state.commit(LedgerChange(events=(event,)), record.without_break_glass())
                 return
             longest = self._state.policy.limits.break_glass
             if seconds > longest:
                 raise Refused(
-                    f"The policy lets a person break the glass of a device for {span(longest)} at most, not {span(seconds)} "
+                    f"The policy lets a person break the glass of a device for {format_duration(longest)} at most, not {format_duration(seconds)} "
                     "(limits: break-glass)."
                 )
-            if record.ordered_out_by_person:
+            if record.quarantined_by_operator:
                 raise Refused(
                     f"Device {self._state.id} was taken out by {record.cause.actor if record.cause else 'a person'}: release "
                     "it first (scrubber unquarantine)."
@@ -266,18 +279,20 @@ class DeviceHealth:
             fields: dict[str, str | int | float | bool | None] = {"reason": reason, "seconds": seconds}
             fields |= {"until": now + seconds, "state": record.state}
             event = Event("glass.broken", now, self._state.id, actor=actor, fields=fields)
-            await self._state.commit(Change(events=(event,)), record.glass_broken(Glass(now + seconds, reason, actor)))
+            await self._state.commit(
+                LedgerChange(events=(event,)), record.with_break_glass(BreakGlass(now + seconds, reason, actor))
+            )
 
     async def end_expired_break_glass(self) -> None:
         """End a break-glass override whose time is over."""
-        glass = self._state.record.glass
-        if glass is None or self._state.is_active(glass, self._state.policy):
+        glass = self._state.record.break_glass
+        if glass is None or self._state.is_override_active(glass, self._state.policy):
             return
         async with self._state.lock:
-            if self._state.record.glass == glass:
+            if self._state.record.break_glass == glass:
                 now = self._dependencies.clock.wall()
                 event = self._break_glass_ended(f"The time that {glass.actor} asked for is over.", now, "service")
-                await self._state.commit(Change(events=(event,)), self._state.record.glass_mended())
+                await self._state.commit(LedgerChange(events=(event,)), self._state.record.without_break_glass())
 
-    def _break_glass_ended(self, sentence: str, now: float, actor: str) -> Event:
-        return Event("glass.mended", now, self._state.id, actor=actor, fields={"sentence": sentence})
+    def _break_glass_ended(self, message: str, now: float, actor: str) -> Event:
+        return Event("glass.mended", now, self._state.id, actor=actor, fields={"sentence": message})

@@ -11,25 +11,25 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
-from scrubber.domain.basis import Basis, HandOver
-from scrubber.domain.errors import Held, LedgerFailure, NotReady, Unreadable
+from scrubber.domain.errors import DeviceBusy, LedgerFailure, NotReady, Unreadable
 from scrubber.domain.evidence import Finding
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import Standing
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import HolderKind
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.state import DeviceState
-from scrubber.engine.pods import PodWatch
+from scrubber.engine.pods import PodTracker
 from scrubber.engine.refusals import held_by_own_pod
-from scrubber.engine.unauthorized_use import UnauthorizedUse
-from scrubber.ports.record import Change, Event
+from scrubber.engine.unauthorized_use import UnauthorizedUseTracker
+from scrubber.ports.record import Event, LedgerChange
 from scrubber.ports.runtime import Clock
 
-__all__ = ["GAP", "Occupancy", "WatchCoverage"]
+__all__ = ["MAX_WATCH_GAP", "Occupancy", "WatchCoverage"]
 
-GAP = 10.0
+MAX_WATCH_GAP = 10.0
 """Seconds between two looks from which on there is a watch gap: the device may have been used. The service was stalled
 (stopped, swapped out, a loop that hung), or its driver did not answer.
 """
@@ -41,49 +41,49 @@ class WatchCoverage:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._free_since: float | None = None
-        self._looked = self._heartbeat = clock.monotonic()
+        self._last_check = self._heartbeat = clock.monotonic()
         self._stalled = -math.inf
         self._gap = False
 
-    def look(self) -> None:
+    def begin_check(self) -> None:
         """Begin a look. If the last one was long ago, there is a gap."""
-        self._gap = self.gap
+        self._gap = self.has_gap
 
-    def saw(self, *, held: bool) -> None:
+    def record_check(self, *, held: bool) -> None:
         """Note what a look showed."""
-        self._looked = self._clock.monotonic()
+        self._last_check = self._clock.monotonic()
         if held:
             self._free_since = None
         elif self._free_since is None:
-            self._free_since = self._looked
+            self._free_since = self._last_check
 
     def heartbeat(self) -> None:
         """Note that the service is awake: called all the time, also during a scrub, when nothing may look at the device."""
         now = self._clock.monotonic()
-        if now - self._heartbeat > GAP:
+        if now - self._heartbeat > MAX_WATCH_GAP:
             self._stalled = now
         self._heartbeat = now
 
-    def stalled_since(self, moment: float) -> bool:
+    def was_stalled_since(self, moment: float) -> bool:
         """Return whether the service was stalled for too long after ``moment`` (monotonic seconds)."""
-        return self._stalled >= moment or self._clock.monotonic() - max(self._heartbeat, moment) > GAP
+        return self._stalled >= moment or self._clock.monotonic() - max(self._heartbeat, moment) > MAX_WATCH_GAP
 
-    def miss(self) -> None:
+    def record_failure(self) -> None:
         """Note that what was seen could not be recorded, which counts as a gap."""
         self._gap = True
 
-    def begin(self, at: float | None = None) -> None:
+    def reset(self, at: float | None = None) -> None:
         """Forget gaps before ``at`` (default: now): the device was proved clean, or its gap is on record."""
-        self._looked, self._gap = self._clock.monotonic() if at is None else at, False
+        self._last_check, self._gap = self._clock.monotonic() if at is None else at, False
 
-    def granted(self) -> None:
+    def note_grant(self) -> None:
         """Note a new grant: the device was not seen free since."""
         self._free_since = None
 
     @property
-    def gap(self) -> bool:
+    def has_gap(self) -> bool:
         """Whether the device was not looked at for so long that it may have been used unseen."""
-        return self._gap or self._clock.monotonic() - self._looked > GAP
+        return self._gap or self._clock.monotonic() - self._last_check > MAX_WATCH_GAP
 
     @property
     def free_for(self) -> float:
@@ -100,179 +100,185 @@ class Occupancy:
         unauthorized_users: who used the device without a grant at the last look: a sentence each. It decides nothing.
     """
 
-    def __init__(self, *, state: DeviceState, health: DeviceHealth, pods: PodWatch, dependencies: Dependencies) -> None:
+    def __init__(
+        self, *, state: DeviceState, health: DeviceHealth, pods: PodTracker, dependencies: Dependencies
+    ) -> None:
         self._state = state
         self._health = health
         self._pods = pods
         self._dependencies = dependencies
         self._held_by_no_process_since: float | None = None
         self.coverage = WatchCoverage(dependencies.clock)
-        self.unauthorized_use = UnauthorizedUse(state.id, containers=dependencies.containers, clock=dependencies.clock)
+        self.unauthorized_use = UnauthorizedUseTracker(
+            state.id, containers=dependencies.containers, clock=dependencies.clock
+        )
         self.unauthorized_users: tuple[str, ...] = ()
 
-    async def held(self) -> bool:
+    async def is_held(self) -> bool:
         """Return whether a process holds the device now; keep count of how long none did.
 
         During a scrub the scrub holds it, and the driver is not queried: the query breaks an eraser's fence.
         """
         if self._state.job is not None:
             return True
-        self.coverage.look()
-        held = await self._dependencies.holders.held(self._state.device)
-        self.coverage.saw(held=held)
+        self.coverage.begin_check()
+        held = await self._dependencies.holders.is_held(self._state.device)
+        self.coverage.record_check(held=held)
         self._held_by_no_process_since = self._held_by_no_process_since if held else None
         return held
 
-    def note_unauthorized_users(self, seen: tuple[str, ...]) -> None:
+    def set_unauthorized_users(self, users: tuple[str, ...]) -> None:
         """Publish who used the device without a grant at the last look: a sentence each."""
-        if seen != self.unauthorized_users:
-            self.unauthorized_users = seen
-            self._state.changed()
+        if users != self.unauthorized_users:
+            self.unauthorized_users = users
+            self._state.on_change()
 
-    async def held_by_no_process(self) -> bool:
+    async def is_held_without_process(self) -> bool:
         """Return whether what holds the device has had no process for the settle time: then it is never let go."""
         now = self._dependencies.clock.monotonic()
-        if await self._dependencies.holders.users(self._state.device):
+        if await self._dependencies.holders.list_users(self._state.device):
             self._held_by_no_process_since = None
             return False
         self._held_by_no_process_since = (
             now if self._held_by_no_process_since is None else self._held_by_no_process_since
         )
-        return now - self._held_by_no_process_since >= self._state.policy.limits.settle
+        return now - self._held_by_no_process_since >= self._state.policy.limits.unknown_pod_idle_period
 
-    async def held_by_own_pod(self, asking: Pod | None) -> NotReady | None:
-        """Return the refusal that names a process of ``asking``, an earlier grant's pod, that holds the device now."""
-        if asking is None or not any(grant.pod == asking for grant in self._state.record.open_grants):
+    async def own_pod_refusal(self, starting_pod: Pod | None) -> NotReady | None:
+        """Return the refusal that names a process of ``starting_pod``, an earlier grant's pod, that holds the device now."""
+        if starting_pod is None or not any(grant.pod == starting_pod for grant in self._state.record.open_grants):
             return None
         containers = self._dependencies.containers
-        for user in await self._dependencies.holders.users(self._state.device):
+        for user in await self._dependencies.holders.list_users(self._state.device):
             known = bool(user.pid) and user.kind is not HolderKind.INFRASTRUCTURE
-            if known and await containers.pod_uid_of(user.pid) == asking.uid:
+            if known and await containers.pod_uid_of(user.pid) == starting_pod.uid:
                 try:
-                    processes = await containers.processes(asking)
+                    processes = await containers.processes(starting_pod)
                 except Unreadable:
                     processes = ()
                 named = {each.identity: each.container for each in processes}
-                return held_by_own_pod(self._state.id, asking, user, named.get(user.identity, ""))
+                return held_by_own_pod(self._state.id, starting_pod, user, named.get(user.identity, ""))
         return None
 
-    async def standings(
-        self, asking: Pod | None = None, *, shares: bool = False, leaving_out: Pod | None = None
-    ) -> list[tuple[Grant, Standing]]:
+    async def pod_liveness(
+        self, starting_pod: Pod | None = None, *, shares: bool = False, excluded_pod: Pod | None = None
+    ) -> list[tuple[Grant, PodLiveness]]:
         """Return where the pod of each open grant stands, by what the pod watch knows now (refresh it first).
 
         Args:
-            asking, shares: as :meth:`scrubber.engine.pods.PodWatch.standing`.
-            leaving_out: a pod that is skipped: looking at a pod's processes can mean walking over all there are.
+            starting_pod, shares: as :meth:`scrubber.engine.pods.PodTracker.liveness`.
+            excluded_pod: a pod that is skipped: looking at a pod's processes can mean walking over all there are.
         """
         dependencies, limits = self._dependencies, self._state.policy.limits
         found = []
         for grant in self._state.record.open_grants:
-            if leaving_out is not None and grant.pod == leaving_out:
+            if excluded_pod is not None and grant.pod == excluded_pod:
                 continue
-            where = await self._pods.standing(
+            where = await self._pods.liveness(
                 grant,
                 limits=limits,
                 boot=dependencies.identity.boot,
                 wall=dependencies.clock.wall(),
                 free_for=self.coverage.free_for,
-                asking=asking,
+                starting_pod=starting_pod,
                 shares=shares,
             )
             found.append((grant, where))
         return found
 
-    async def void_certificate(self, seen: DeviceRecord) -> bool:
+    async def void_certificate(self, record_before: DeviceRecord) -> bool:
         """Void the certificate of a device that was found held without a grant; return whether it was voided.
 
         Args:
-            seen: the record as it was before the look. A certificate that was issued since then stays.
+            record_before: the record as it was before the look. A certificate that was issued since then stays.
         """
         async with self._state.lock:
             standing = (
-                self._state.record.hygiene is Hygiene.CLEAN and self._state.record.certificate == seen.certificate
+                self._state.record.hygiene is Hygiene.CLEAN
+                and self._state.record.certificate == record_before.certificate
             )
             if not standing or self._state.job is not None:
                 return False
             event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
-            self._state.disturbances.note(self._state.allocations)
-            await self._commit_seen(Change(events=(event,)), self._state.record.touched())
+            self._state.disturbances.count(self._state.allocations)
+            await self._commit_or_mark_gap(LedgerChange(events=(event,)), self._state.record.after_voided_certificate())
             return True
 
-    async def _commit_seen(self, change: Change, record: DeviceRecord) -> None:
+    async def _commit_or_mark_gap(self, change: LedgerChange, record: DeviceRecord) -> None:
         """Commit what takes trust away. If that fails, the next look takes it away."""
         try:
             await self._state.commit(change, record)
         except LedgerFailure:
-            self.coverage.miss()
+            self.coverage.record_failure()
             raise
 
     async def void_for_unauthorized_use(
-        self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True
+        self, event: Event, findings: Iterable[Finding] = (), *, observed: bool = True
     ) -> None:
         """Void what was proved of a device that was used without a grant, or may have been: certificates and exceptions.
 
         Args:
             event: what the audit trail says of the use.
             findings: the faults that the use counts as by the policy.
-            seen: whether the use was seen; False if it only cannot be ruled out.
+            observed: whether the use was seen; False if it only cannot be ruled out.
         """
         async with self._state.lock:
             before = after = self._state.record
             if self._state.job is None:
-                after = before.intruded(seen=seen)
+                after = before.after_unauthorized_use(observed=observed)
             faults = tuple(findings)
             if faults:
-                after = self._health.judge(after, faults, event.at)
+                after = self._health.apply_findings(after, faults, event.at)
             after = replace(after, version=before.version + 1)
-            with self._health.leaving(before, after):
+            with self._health.reserve_soft_quarantine(before, after):
                 events = (event, *self._health.change_events(before, after, event.at))
-                await self._commit_seen(Change(events=events), after)
+                await self._commit_or_mark_gap(LedgerChange(events=events), after)
 
     async def void_after_gap(self) -> bool:
         """Void what was proved before a watch gap; return whether there was one."""
-        if not self.coverage.gap or self._state.job is not None:
+        if not self.coverage.has_gap or self._state.job is not None:
             return False
-        if not self._state.record.watched and self._state.record.hygiene is not Hygiene.CLEAN:
-            self.coverage.begin()
+        if not self._state.record.exclusive_use and self._state.record.hygiene is not Hygiene.CLEAN:
+            self.coverage.reset()
             return False
-        sentence = (
-            f"Nobody looked for over {GAP:g} s, or what was seen could not be recorded; somebody may have used it."
-        )
-        fields = {"reason": "gap", "sentence": sentence}
+        message = f"Nobody looked for over {MAX_WATCH_GAP:g} s, or what was seen could not be recorded; somebody may have used it."
+        fields = {"reason": "gap", "sentence": message}
         event = Event("certificate.voided", self._dependencies.clock.wall(), self._state.id, fields=fields)
-        await self.void_for_unauthorized_use(event, seen=False)
-        self.coverage.begin()
+        await self.void_for_unauthorized_use(event, observed=False)
+        self.coverage.reset()
         return True
 
     @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
+    async def keep_out_of_use(self) -> AsyncIterator[None]:
         """Keep the device from being granted while this is open; no certificate of it outlives it.
 
         Raises:
-            Held: it is in use, or being scrubbed.
+            DeviceBusy: it is in use, or being scrubbed.
         """
         async with self._state.lock:
             if self._state.record.hygiene is Hygiene.IN_USE or self._state.job is not None:
-                raise Held(
+                raise DeviceBusy(
                     f"Device {self._state.id}, which would be reset with it, is {self._state.record.hygiene.value}."
                 )
             if self._state.record.hygiene is Hygiene.CLEAN:
                 event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
-                await self._state.commit(Change(events=(event,)), self._state.record.touched())
+                await self._state.commit(LedgerChange(events=(event,)), self._state.record.after_voided_certificate())
             yield
 
-    async def release(self, seen: DeviceRecord) -> None:
+    async def release(self, record_before: DeviceRecord) -> None:
         """Release the device, whose grants have ended: it is dirty from here on.
 
         Args:
-            seen: the record that this was concluded from. A device that was granted in the meantime is not released.
+            record_before: the record that this was concluded from. A device that was granted in the meantime is not released.
         """
         async with self._state.lock:
-            if self._state.record.hygiene is Hygiene.IN_USE and self._state.record.grants == seen.grants:
+            if (
+                self._state.record.hygiene is Hygiene.IN_USE
+                and self._state.record.grant_sequence == record_before.grant_sequence
+            ):
                 fields = {"tenant_namespace": self._state.record.tenant}
                 event = Event("device.released", self._dependencies.clock.wall(), self._state.id, fields=fields)
-                await self._state.commit(Change(events=(event,)), self._state.record.released())
+                await self._state.commit(LedgerChange(events=(event,)), self._state.record.after_release())
 
     async def adopt(self, assignment: Assignment | None = None, baseline: tuple[Process, ...] = ()) -> None:
         """Leave the device with a pod that had it without our grant; it is scrubbed once that pod is over.
@@ -291,9 +297,9 @@ class Occupancy:
                     return  # it was granted meanwhile
                 boot = self._dependencies.identity.boot
                 grant = Grant(
-                    record.grants + 1,
+                    record.grant_sequence + 1,
                     assignment,
-                    HandOver.UNKNOWN,
+                    HandOverKind.UNKNOWN,
                     now,
                     boot,
                     basis=Basis.ADOPTED,
@@ -303,9 +309,9 @@ class Occupancy:
             fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
             event = Event("device.adopted", now, self._state.id, fields=fields)
             grants = () if grant is None else ((self._state.id, grant),)
-            await self._state.commit(Change(grants=grants, events=(event,)), record.adopted(grant))
+            await self._state.commit(LedgerChange(grants=grants, events=(event,)), record.after_adoption(grant))
 
-    async def note_started(self, sequence: int, cgroup: str, container: str | None) -> None:
+    async def record_started_container(self, sequence: int, cgroup: str, container: str | None) -> None:
         """Record which container started on the last grant; nothing changes if ``sequence`` is not the last grant.
 
         Args:
@@ -322,15 +328,19 @@ class Occupancy:
                 "grant.named", self._dependencies.clock.wall(), self._state.id, fields=fields | {"container": container}
             )
             events = () if container is None else (event,)
-            await self._state.commit(Change(events=events), self._state.record.started(cgroup, container))
+            await self._state.commit(
+                LedgerChange(events=events), self._state.record.with_started_container(cgroup, container)
+            )
 
-    async def name_grant(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
+    async def record_grant_pod(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
         """Record the pod of the last grant; nothing changes if ``sequence`` is not the last grant any more."""
         async with self._state.lock:
-            if self._state.record.hygiene is not Hygiene.IN_USE or self._state.record.grants != sequence:
+            if self._state.record.hygiene is not Hygiene.IN_USE or self._state.record.grant_sequence != sequence:
                 return
             pod = assignment.pod
             fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
             fields |= {"tenant_namespace": pod.namespace, "pod": pod.name}
             event = Event("grant.named", self._dependencies.clock.wall(), self._state.id, fields=fields)
-            await self._state.commit(Change(events=(event,)), self._state.record.named(assignment, baseline))
+            await self._state.commit(
+                LedgerChange(events=(event,)), self._state.record.with_grant_assignment(assignment, baseline)
+            )

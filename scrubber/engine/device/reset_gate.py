@@ -9,16 +9,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from scrubber.domain.evidence import Occasion, Path, Step
-from scrubber.domain.health import Health
-from scrubber.domain.policy import Plan
-from scrubber.domain.recovery import spent
+from scrubber.domain.evidence import PathKind, ScrubTrigger, Step
+from scrubber.domain.health.recovery import apply_attempt_limits
+from scrubber.domain.policy import ScrubPlan
+from scrubber.domain.states import Health
 from scrubber.engine import refusals
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.state import DeviceState
-from scrubber.ports.record import Change
+from scrubber.ports.record import LedgerChange
 
 __all__ = ["ResetGate"]
 
@@ -37,23 +37,25 @@ class ResetGate:
         self._no_reset = False
 
     @property
-    def waits(self) -> str:
+    def blocker(self) -> str:
         """Why the reset that the device's way back needs is not made now; empty otherwise."""
         record = self._state.record
         owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
-        return self._breaker.state.resets if owed and self._stopped_until is not None else ""
+        return self._breaker.state.resets_stopped_reason if owed and self._stopped_until is not None else ""
 
     @property
     def _stopped_until(self) -> float | None:
         record = self._state.record
-        plan = self._state.policy.plan(Path.SLOW, Occasion.RECOVERY, recovering=True, must_reset=record.must_reset)
-        return self._breaker.stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
+        plan = self._state.policy.plan(
+            PathKind.SLOW, ScrubTrigger.RECOVERY, recovering=True, must_reset=record.must_reset
+        )
+        return self._breaker.resets_stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
 
-    async def stopped_until(self) -> float | None:
+    async def resets_stopped_until(self) -> float | None:
         """Return the wall-clock seconds before which the breaker lets no recovery reset this device; None without a limit.
 
         Raises:
-            DeviceFault, Away: it cannot be determined whether the device can be reset at all.
+            DeviceFault, Unavailable: it cannot be determined whether the device can be reset at all.
         """
         self._no_reset = False
         until = self._stopped_until
@@ -61,19 +63,19 @@ class ResetGate:
             self._no_reset = (await self._dependencies.resetter.plan(self._state.device)).unavailable is not None
         return None if self._no_reset else until
 
-    async def be_worth_an_attempt(self, now: float) -> None:
+    async def require_attempts_left(self, now: float) -> None:
         """Raise :class:`NotReady` once the device has no attempts left: then it is condemned, or rests.
 
         The caller holds the lock.
         """
-        left = spent(self._state.record, self._state.policy, now)
+        left = apply_attempt_limits(self._state.record, self._state.policy, now)
         if left is self._state.record:
             return
         left = replace(left, version=self._state.record.version + 1)
-        await self._state.commit(Change(events=self._health.change_events(self._state.record, left, now)), left)
-        raise refusals.attempts_used_up(left)
+        await self._state.commit(LedgerChange(events=self._health.change_events(self._state.record, left, now)), left)
+        raise refusals.attempts_exhausted(left)
 
-    def possible(self, plan: Plan) -> Plan:
+    def without_impossible_reset(self, plan: ScrubPlan) -> ScrubPlan:
         """The ``plan`` of a recovery, without the reset if the device cannot be reset."""
         return (
             replace(plan, steps=tuple(step for step in plan.steps if step is not Step.RESET))
@@ -81,7 +83,7 @@ class ResetGate:
             else plan
         )
 
-    def reserved(self, *, resets: bool) -> AbstractContextManager[None]:
+    def reserve_reset(self, *, resets: bool) -> AbstractContextManager[None]:
         """Hold one of the resets that the breaker allows until the recovery is on record.
 
         Args:
@@ -90,4 +92,4 @@ class ResetGate:
         Raises:
             NotReady: the breaker is open.
         """
-        return self._breaker.reset(self._state.id) if resets else nullcontext()
+        return self._breaker.reserve_reset(self._state.id) if resets else nullcontext()

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure
-from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.errors import DeviceBusy, InvalidRequest, LedgerFailure
 from scrubber.domain.policy import Enforcement, Policy
-from scrubber.domain.record import DeviceRecord, Glass
+from scrubber.domain.record import BreakGlass, DeviceRecord
+from scrubber.domain.states import Hygiene
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.backoff import Disturbances
-from scrubber.engine.pods import PodWatch
+from scrubber.engine.pods import PodTracker
 from scrubber.engine.scrub import ScrubJob
-from scrubber.ports.record import Change
+from scrubber.ports.record import LedgerChange
 
-__all__ = ["DeviceState", "to_the_end"]
+__all__ = ["DeviceState", "run_to_completion"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class DeviceState:
     Args:
         record: the record as the ledger has it.
         resources: returns the kubelet's resources under which the device of a record is handed out.
-        changed: called after every change that a reader may want to see.
+        on_change: called after every change that a reader may want to see.
 
     Attributes:
         id: the device's.
@@ -53,10 +53,10 @@ class DeviceState:
         record: DeviceRecord,
         *,
         dependencies: Dependencies,
-        pods: PodWatch,
+        pods: PodTracker,
         breaker: CircuitBreaker,
         resources: Callable[[DeviceRecord], frozenset[str]],
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.id = device.id
         self.device = device
@@ -65,7 +65,7 @@ class DeviceState:
         self._pods = pods
         self._breaker = breaker
         self._resources = resources
-        self.changed = changed
+        self.on_change = on_change
         self.lock = asyncio.Lock()
         self.job: ScrubJob | None = None
         self.disturbances = Disturbances(dependencies.clock)
@@ -85,22 +85,22 @@ class DeviceState:
         """The policy of this device at this moment. With an active break-glass override it only observes."""
         policy = self._dependencies.policy()
         if policy.overrides:
-            policy = policy.of(self.device.model, self._resources(self._record))
-        if self._record.glass is not None and self.is_active(self._record.glass, policy):
+            policy = policy.for_device(self.device.model, self._resources(self._record))
+        if self._record.break_glass is not None and self.is_override_active(self._record.break_glass, policy):
             policy = replace(policy, enforcement=Enforcement.OBSERVE)
         return policy
 
-    def is_active(self, glass: Glass, policy: Policy) -> bool:
+    def is_override_active(self, override: BreakGlass, policy: Policy) -> bool:
         """Return whether a break-glass override has time left. A clock that was set back does not prolong it beyond the
         policy's limit.
         """
-        return 0 < glass.until - self._dependencies.clock.wall() <= policy.limits.break_glass
+        return 0 < override.until - self._dependencies.clock.wall() <= policy.limits.break_glass
 
     def describe(self, device: Device) -> None:
         """Take over a new description of the device, which is still in the same place."""
         if device != self.device:
             self.device = device
-            self.changed()
+            self.on_change()
 
     # -- hints from the kubelet's calls ----------------------------------------------------------------------------
 
@@ -109,20 +109,20 @@ class DeviceState:
         """Whether the device was allocated again since its last grant, as far as is known."""
         return self.allocations != self._allocations_granted
 
-    def note_allocated(self) -> None:
+    def count_allocation(self) -> None:
         """Count an allocation: one that the kubelet made, or may have made while the service could not be notified."""
         self.allocations += 1
         self.wake.set()
 
     @property
-    def waiting(self) -> Pod | None:
+    def waiting_pod(self) -> Pod | None:
         """The pod whose start was refused last, for as long as the kubelet starts it on the device."""
-        return self.if_starting(self._waiting)
+        return self.pod_if_starting(self._waiting)
 
-    def if_starting(self, pod: Pod | None) -> Pod | None:
+    def pod_if_starting(self, pod: Pod | None) -> Pod | None:
         """Return ``pod`` while the kubelet gives it the device: a pod that was deleted in the meantime starts no more."""
-        given = pod is not None and any(each.pod == pod for each in self._pods.reading.naming(self.id))
-        return pod if pod is not None and given and not self._pods.absent(pod) else None
+        given = pod is not None and any(each.pod == pod for each in self._pods.reading.all_assignments(self.id))
+        return pod if pod is not None and given and not self._pods.is_absent(pod) else None
 
     def note_waiting(self, pod: Pod) -> None:
         """Note that ``pod`` keeps the device while it waits for its start, so that the device recovers in the meantime."""
@@ -135,18 +135,18 @@ class DeviceState:
         """Apply a record that is in the ledger. The caller holds the lock."""
         assert self.lock.locked()
         self._record = record
-        self._breaker.moved()
+        self._breaker.invalidate()
         self.wake.set()
-        self.changed()
+        self.on_change()
 
     def apply_grant(self, record: DeviceRecord, allocations: int) -> None:
         """Apply a record with a new grant, which resolves the allocations that it knew of. The caller holds the lock."""
         self._allocations_granted = allocations
         self._waiting = None
-        self.disturbances.forget()
+        self.disturbances.reset()
         self.apply(record)
 
-    async def commit(self, change: Change, record: DeviceRecord) -> None:
+    async def commit(self, change: LedgerChange, record: DeviceRecord) -> None:
         """Commit ``change`` with the device's next record, then apply, publish and log it. The caller holds the lock.
 
         Raises:
@@ -158,38 +158,38 @@ class DeviceState:
 
         async def store_and_apply() -> None:
             # Only the audit trail is bounded: the log and the metrics get every event.
-            rows = self.disturbances.coalesced(change.events)
+            rows = self.disturbances.coalesce(change.events)
             try:
-                await self._dependencies.ledger.commit(replace(change, events=rows) | Change(records=(record,)))
+                await self._dependencies.ledger.commit(replace(change, events=rows) | LedgerChange(records=(record,)))
             except LedgerFailure:
-                self.changed()
+                self.on_change()
                 raise
-            self.disturbances.stored(change.events, rows)
+            self.disturbances.note_stored(change.events, rows)
             self.apply(record)
-            self._dependencies.journal.tell(change.events)
+            self._dependencies.journal.record(change.events)
 
-        await to_the_end(store_and_apply())
+        await run_to_completion(store_and_apply())
 
     async def retire(self) -> DeviceRecord:
         """Refuse every later change; return the last record.
 
         Raises:
-            Held: the device is in use, or being scrubbed.
+            DeviceBusy: the device is in use, or being scrubbed.
         """
         async with self.lock:
             if self.job is not None or self._record.hygiene is Hygiene.IN_USE:
-                raise Held(f"Device {self.id} is {self._record.state}.")
+                raise DeviceBusy(f"Device {self.id} is {self._record.state}.")
             self.retired = True
             return self._record
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
+async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run ``coroutine`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
 
-    A commit is applied inside the same ``work``: a caller that was cancelled between the two would otherwise leave a
+    A commit is applied inside the same ``coroutine``: a caller that was cancelled between the two would otherwise leave a
     state that is older than the ledger.
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from scrubber.domain.diagnosis import diagnostic_findings
-from scrubber.domain.errors import DeviceFault, Held, Lost
+from scrubber.domain.diagnostics import diagnostic_findings
+from scrubber.domain.errors import DeviceBusy, DeviceFault, DeviceLost
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
-from scrubber.domain.signals import fault_finding
-from scrubber.engine.steps.work import Work
+from scrubber.domain.health.signals import fault_finding
+from scrubber.engine.steps.context import ScrubContext
 
 __all__ = ["diagnose"]
 
@@ -14,25 +14,25 @@ _SLACK = 15.0
 """Seconds on top of a level's own: a child has to start, and a loaded node is not a broken device."""
 
 
-async def diagnose(work: Work) -> StepResult:
-    dependencies, level = work.dependencies, work.plan.diagnostics
+async def diagnose(context: ScrubContext) -> StepResult:
+    dependencies, level = context.dependencies, context.plan.diagnostics
     start = dependencies.clock.monotonic()
     measured: dict[str, str | int | float | bool | None] = {"level": level.value}
     findings: tuple[Finding, ...]
     try:
-        async with work.eraser_slot():
-            checks = await dependencies.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
-    except Held as held:
-        findings = (work.dirty(Step.DIAGNOSTICS, FindingCode.HELD, str(held)),)
-    except Lost as lost:
+        async with context.eraser_slot():
+            checks = await dependencies.diagnostics.diagnose(context.device, level, level.seconds + _SLACK)
+    except DeviceBusy as held:
+        findings = (context.blocking_finding(Step.DIAGNOSTICS, FindingCode.DEVICE_BUSY, str(held)),)
+    except DeviceLost as lost:
         findings = (fault_finding(Step.DIAGNOSTICS, lost),)
     except DeviceFault as fault:
         findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, str(fault)),)
     else:
-        findings = diagnostic_findings(checks, work.device.model, work.policy.diagnostics.floors)
+        findings = diagnostic_findings(checks, context.device.model, context.policy.diagnostics.min_rates)
         if not checks:
-            sentence = "The diagnostics came back without a single check."
-            findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, sentence),)
+            message = "The diagnostics came back without a single check."
+            findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, message),)
         measured["checks"] = len(checks)
         for check in checks:
             measured.update({f"{check.name} {name}": value for name, value in check.measured.items()})

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from scrubber.domain.evidence import Path, Severity, Step, StepResult, Verdict
-from scrubber.domain.signals import baseline_findings, lifetime_findings, snapshot_findings
-from scrubber.engine.steps.work import Work
+from scrubber.domain.evidence import PathKind, Severity, Step, StepResult, Verdict
+from scrubber.domain.health.signals import baseline_findings, lifetime_findings, snapshot_findings
+from scrubber.engine.steps.context import ScrubContext
 
 __all__ = ["check_health"]
 
 
-async def check_health(work: Work) -> StepResult:
+async def check_health(context: ScrubContext) -> StepResult:
     """On the slow path a fresh snapshot: what the other steps did to the device counts."""
-    start = work.dependencies.clock.monotonic()
-    fresh = work.plan.path is Path.SLOW
-    snapshot = await (work.dependencies.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
-    known = dict(work.record.lifetime)
+    start = context.dependencies.clock.monotonic()
+    fresh = context.plan.path is PathKind.SLOW
+    snapshot = await (context.dependencies.telemetry.snapshot(context.device) if fresh else context.shared_snapshot())
+    known = dict(context.record.lifetime_counters)
     findings = (
-        *snapshot_findings(snapshot, work.policy, known, work.record.baseline),
-        *baseline_findings(work.device, work.record.baseline),
+        *snapshot_findings(snapshot, context.policy, known, context.record.baseline),
+        *baseline_findings(context.device, context.record.baseline),
         *lifetime_findings(snapshot, known),
     )
     bad = any(finding.severity is Severity.FAULT for finding in findings)
     verdict = Verdict.FAILED if bad else Verdict.PASSED
     return StepResult(
-        Step.HEALTH, verdict, work.dependencies.clock.monotonic() - start, findings, {"findings": len(findings)}
+        Step.HEALTH, verdict, context.dependencies.clock.monotonic() - start, findings, {"findings": len(findings)}
     )

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from scrubber.domain.errors import Held, Stuck
+from scrubber.domain.errors import DeviceBusy, DriverTimeout
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
-from scrubber.engine.steps.work import Work
+from scrubber.engine.steps.context import ScrubContext
 from scrubber.ports.device import EraseReport, EraseRequest
 
 __all__ = ["clear_memory"]
 
 
-async def clear_memory(work: Work) -> StepResult:
+async def clear_memory(context: ScrubContext) -> StepResult:
     """Clear all of it. The seconds count from the order to the eraser: a node that starts it slowly takes none of them."""
-    dependencies = work.dependencies
-    limit = work.policy.limits.memory_deadline(work.device.memory_bytes)
-    rule = work.policy.memory
+    dependencies = context.dependencies
+    limit = context.policy.limits.memory_deadline(context.device.memory_bytes)
+    rule = context.policy.memory
     request = EraseRequest(
-        work.scrub, audit=rule.audit, pattern=rule.pattern, deadline=limit, on_chip=Step.ON_CHIP in work.plan.steps
+        context.scrub,
+        audit=rule.count_residue,
+        pattern=rule.pattern_pass,
+        deadline=limit,
+        on_chip=Step.ON_CHIP in context.plan.steps,
     )
-    async with work.eraser_slot():
+    async with context.eraser_slot():
         start = dependencies.clock.monotonic()
         try:
-            report = await dependencies.eraser.erase(work.device, request, work.progress)
-        except Held as held:
-            finding = work.dirty(Step.MEMORY, FindingCode.HELD, str(held))
+            report = await dependencies.eraser.erase(context.device, request, context.progress)
+        except DeviceBusy as held:
+            finding = context.blocking_finding(Step.MEMORY, FindingCode.DEVICE_BUSY, str(held))
             return StepResult(Step.MEMORY, Verdict.FAILED, dependencies.clock.monotonic() - start, (finding,))
-        except Stuck as stuck:
-            sentence = f"The memory was not cleared within {limit:.0f} s: {stuck}"
-            finding = Finding(Step.MEMORY, FindingCode.ERASE_TIMEOUT, Severity.FAULT, sentence)
+        except DriverTimeout as stuck:
+            message = f"The memory was not cleared within {limit:.0f} s: {stuck}"
+            finding = Finding(Step.MEMORY, FindingCode.ERASE_TIMEOUT, Severity.FAULT, message)
             return StepResult(Step.MEMORY, Verdict.FAILED, dependencies.clock.monotonic() - start, (finding,))
-        work.erased.append(report)
-        return _judge(work, report, dependencies.clock.monotonic() - start)
+        context.erase_reports.append(report)
+        return _judge(context, report, dependencies.clock.monotonic() - start)
 
 
-def _unaccounted(report: EraseReport, max_uncovered: int) -> bool:
+def _is_unaccounted(report: EraseReport, max_uncovered: int) -> bool:
     """Whether bytes are neither proved clear nor counted as not covered, with a sentence that says which they are, or
     whether too many are not covered: somebody else has them then.
     """
@@ -43,34 +47,34 @@ def _unaccounted(report: EraseReport, max_uncovered: int) -> bool:
     return short or unnamed or report.not_covered_bytes - report.reserved_bytes > max_uncovered
 
 
-def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
+def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepResult:
     findings: list[Finding] = []
     if report.fence_broken:
-        sentence = (
+        message = (
             "The fence did not hold while the device was cleared: somebody tried to open it, or took the fence down."
         )
-        findings.append(work.dirty(Step.MEMORY, FindingCode.FENCE_BROKEN, sentence))
+        findings.append(context.blocking_finding(Step.MEMORY, FindingCode.FENCE_BROKEN, message))
     elif report.failed_bytes:
-        sentence = f"{report.failed_bytes} bytes did not read back as they were written."
+        message = f"{report.failed_bytes} bytes did not read back as they were written."
         evidence = {"failed_bytes": report.failed_bytes}
-        findings.append(Finding(Step.MEMORY, FindingCode.VERIFICATION_FAILED, Severity.FAULT, sentence, evidence))
-    elif _unaccounted(report, work.policy.memory.max_uncovered):
-        sentence = (
+        findings.append(Finding(Step.MEMORY, FindingCode.VERIFICATION_FAILED, Severity.FAULT, message, evidence))
+    elif _is_unaccounted(report, context.policy.memory.max_uncovered):
+        message = (
             f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} bytes, "
             f"{report.not_covered_bytes} out of reach; the driver reserves {report.reserved_bytes}."
         )
-        findings.append(Finding(Step.MEMORY, FindingCode.NOT_ALL_CLEARED, Severity.FAULT, sentence))
+        findings.append(Finding(Step.MEMORY, FindingCode.CLEARING_INCOMPLETE, Severity.FAULT, message))
     if report.residue_bytes:
-        sentence = f"{report.residue_bytes} bytes of residue were found and cleared."
+        message = f"{report.residue_bytes} bytes of residue were found and cleared."
         evidence = {"residue_bytes": report.residue_bytes}
-        findings.append(Finding(Step.MEMORY, FindingCode.RESIDUE, Severity.NOTE, sentence, evidence))
-    if report.unsettled_bytes:
-        sentence = f"{report.unsettled_bytes} bytes stay in use although nobody has the device any more."
-        evidence = {"unsettled_bytes": report.unsettled_bytes}
-        findings.append(Finding(Step.MEMORY, FindingCode.MEMORY_NOT_BACK, Severity.FAULT, sentence, evidence))
-    if report.mended is not None:
-        findings.append(Finding(Step.MEMORY, FindingCode.SIZE_MENDED, Severity.NOTE, report.mended))
-    bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
+        findings.append(Finding(Step.MEMORY, FindingCode.RESIDUE, Severity.NOTE, message, evidence))
+    if report.unreleased_bytes:
+        message = f"{report.unreleased_bytes} bytes stay in use although nobody has the device any more."
+        evidence = {"unsettled_bytes": report.unreleased_bytes}
+        findings.append(Finding(Step.MEMORY, FindingCode.MEMORY_NOT_RELEASED, Severity.FAULT, message, evidence))
+    if report.size_restored is not None:
+        findings.append(Finding(Step.MEMORY, FindingCode.SIZE_RESTORED, Severity.NOTE, report.size_restored))
+    bad = any(finding.severity in (Severity.BLOCKING, Severity.FAULT) for finding in findings)
     measured: dict[str, str | int | float | bool | None] = {
         "total_bytes": report.total_bytes,
         "cleared_bytes": report.cleared_bytes,

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
-from scrubber.engine.steps.work import Work
+from scrubber.engine.steps.context import ScrubContext
 
-__all__ = ["judge_on_chip"]
+__all__ = ["evaluate_on_chip"]
 
 
-async def judge_on_chip(work: Work) -> StepResult:
+async def evaluate_on_chip(context: ScrubContext) -> StepResult:
     """The eraser did it together with the memory, because a context on the device is what costs."""
-    found = next((report.on_chip for report in work.erased), None)
+    found = next((report.on_chip for report in context.erase_reports), None)
     seconds = sum(
-        duration for report in work.erased for phase, duration in report.seconds_by_phase if phase == "on-chip"
+        duration
+        for report in context.erase_reports
+        for phase, duration in report.seconds_by_phase
+        if phase == "on-chip"
     )
     if found is None:
         return StepResult(Step.ON_CHIP, Verdict.NOT_COVERED, seconds)
     findings: list[Finding] = []
-    if found.units_seen < found.units or found.units < 1:
-        sentence = f"Only {found.units_seen} of {found.units} processors ran and were cleared."
-        evidence = {"units": found.units, "units_seen": found.units_seen}
-        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, sentence, evidence))
+    if found.units_cleared < found.units or found.units < 1:
+        message = f"Only {found.units_cleared} of {found.units} processors ran and were cleared."
+        evidence = {"units": found.units, "units_seen": found.units_cleared}
+        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, message, evidence))
     elif found.failed_bytes:
-        sentence = f"{found.failed_bytes} bytes of on-chip memory did not read back as zeros."
+        message = f"{found.failed_bytes} bytes of on-chip memory did not read back as zeros."
         evidence = {"failed_bytes": found.failed_bytes}
-        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, sentence, evidence))
+        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, message, evidence))
     bad = bool(findings)
     if found.residue_bytes:
-        sentence = f"{found.residue_bytes} bytes of residue were found in on-chip memory."
+        message = f"{found.residue_bytes} bytes of residue were found in on-chip memory."
         evidence = {"residue_bytes": found.residue_bytes}
-        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_RESIDUE, Severity.NOTE, sentence, evidence))
+        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_RESIDUE, Severity.NOTE, message, evidence))
     measured = {
         "units": found.units,
-        "units_seen": found.units_seen,
+        "units_seen": found.units_cleared,
         "shared_bytes": found.shared_bytes,
         "register_bytes": found.register_bytes,
         "residue_bytes": found.residue_bytes,

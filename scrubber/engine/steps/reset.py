@@ -5,38 +5,40 @@ Devices that are reset with it stay still meanwhile: none of them may be in use,
 
 from __future__ import annotations
 
-from scrubber.domain.errors import DeviceFault, Held
+from scrubber.domain.errors import DeviceBusy, DeviceFault
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
-from scrubber.domain.policy import ResetUse
-from scrubber.engine.steps.work import Work
+from scrubber.domain.policy import ResetMode
+from scrubber.engine.steps.context import ScrubContext
 
 __all__ = ["reset_device"]
 
 
-async def reset_device(work: Work) -> StepResult:
-    dependencies = work.dependencies
+async def reset_device(context: ScrubContext) -> StepResult:
+    dependencies = context.dependencies
     start = dependencies.clock.monotonic()
 
-    plan = await dependencies.resetter.plan(work.device)
+    plan = await dependencies.resetter.plan(context.device)
 
     def done(verdict: Verdict, *findings: Finding, not_covered: tuple[str, ...] = ()) -> StepResult:
         seconds = dependencies.clock.monotonic() - start
         return StepResult(Step.RESET, verdict, seconds, findings, {"method": plan.method}, not_covered)
 
     if plan.unavailable is not None:
-        if work.plan.reset is ResetUse.REQUIRED:
-            sentence = f"A reset is required and cannot be done here: {plan.unavailable}"
-            return done(Verdict.FAILED, Finding(Step.RESET, FindingCode.RESET_UNAVAILABLE, Severity.FAULT, sentence))
-        sentence = f"A reset would help and cannot be done here: {plan.unavailable}"
-        note = Finding(Step.RESET, FindingCode.RESET_UNAVAILABLE, Severity.NOTE, sentence)
+        if context.plan.reset is ResetMode.REQUIRED:
+            message = f"A reset is required and cannot be done here: {plan.unavailable}"
+            return done(Verdict.FAILED, Finding(Step.RESET, FindingCode.RESET_UNAVAILABLE, Severity.FAULT, message))
+        message = f"A reset would help and cannot be done here: {plan.unavailable}"
+        note = Finding(Step.RESET, FindingCode.RESET_UNAVAILABLE, Severity.NOTE, message)
         return done(Verdict.NOT_COVERED, note, not_covered=(f"reset: {plan.unavailable}",))
     if plan.blockers:
-        return done(Verdict.FAILED, work.dirty(Step.RESET, FindingCode.HELD, " ".join(plan.blockers)))
+        return done(
+            Verdict.FAILED, context.blocking_finding(Step.RESET, FindingCode.DEVICE_BUSY, " ".join(plan.blockers))
+        )
     try:
-        async with work.still(plan.together):
-            await dependencies.resetter.reset(work.device, work.policy.limits.reset)
-    except Held as held:  # a ghost, say, that is a descriptor in flight: no reset ends it, and the device is well
-        return done(Verdict.FAILED, work.dirty(Step.RESET, FindingCode.HELD, str(held)))
+        async with context.keep_out_of_use(plan.also_reset):
+            await dependencies.resetter.reset(context.device, context.policy.limits.reset)
+    except DeviceBusy as held:  # a ghost, say, that is a descriptor in flight: no reset ends it, and the device is well
+        return done(Verdict.FAILED, context.blocking_finding(Step.RESET, FindingCode.DEVICE_BUSY, str(held)))
     except DeviceFault as fault:
         return done(Verdict.FAILED, Finding(Step.RESET, FindingCode.RESET_FAILED, Severity.FAULT, str(fault)))
     return done(Verdict.PASSED)

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
-from scrubber.domain.signals import settings_off, wanted_settings
-from scrubber.engine.steps.work import Work
+from scrubber.domain.health.signals import expected_settings, settings_differences
+from scrubber.engine.steps.context import ScrubContext
 
 __all__ = ["check_settings", "restore_settings"]
 
 
-async def check_settings(work: Work) -> StepResult:
+async def check_settings(context: ScrubContext) -> StepResult:
     """Whether the settings are as wanted; changes nothing."""
-    start = work.dependencies.clock.monotonic()
-    off = settings_off(await work.one_snapshot(), work.policy)
+    start = context.dependencies.clock.monotonic()
+    off = settings_differences(await context.shared_snapshot(), context.policy)
     findings = tuple(
-        work.dirty(Step.SETTINGS, FindingCode.SETTINGS_OFF, f"{name} is {found}, not {wanted}.")
+        context.blocking_finding(Step.SETTINGS, FindingCode.SETTINGS_MISMATCH, f"{name} is {found}, not {wanted}.")
         for name, (found, wanted) in sorted(off.items())
     )
     verdict = Verdict.FAILED if off else Verdict.PASSED
-    return StepResult(Step.SETTINGS, verdict, work.dependencies.clock.monotonic() - start, findings, {"off": len(off)})
+    return StepResult(
+        Step.SETTINGS, verdict, context.dependencies.clock.monotonic() - start, findings, {"off": len(off)}
+    )
 
 
-async def restore_settings(work: Work) -> StepResult:
+async def restore_settings(context: ScrubContext) -> StepResult:
     """Bring all of them back, also those that cannot be read. One that does not come back is the device's fault."""
-    dependencies = work.dependencies
+    dependencies = context.dependencies
     start = dependencies.clock.monotonic()
-    snapshot = await dependencies.telemetry.snapshot(work.device)
-    off = settings_off(snapshot, work.policy)
-    wanted = wanted_settings(snapshot, work.policy)
-    after = await dependencies.settings.restore(work.device, wanted)
+    snapshot = await dependencies.telemetry.snapshot(context.device)
+    off = settings_differences(snapshot, context.policy)
+    wanted = expected_settings(snapshot, context.policy)
+    after = await dependencies.settings.restore(context.device, wanted)
     findings = [
         Finding(
             Step.SETTINGS,
-            FindingCode.SETTINGS_STAY,
+            FindingCode.SETTINGS_NOT_RESTORED,
             Severity.FAULT,
             f"{name} stays {after.get(name)}, not {wanted[name]}.",
         )

@@ -6,35 +6,35 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from scrubber.domain.evidence import Path, ScrubRecord, Step
-from scrubber.domain.health import ADVERTISED, OPERATOR
+from scrubber.domain.evidence import PathKind, ScrubRecord, Step
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
-from scrubber.observability.metrics.facts import Shown
-from scrubber.observability.metrics.labels import OTHER, Codes, measured, xid_label
-from scrubber.observability.metrics.labels import field as field_of
-from scrubber.observability.metrics.page import Present
+from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE
+from scrubber.observability.metrics.labels import OTHER, KnownCodes, non_negative_number, xid_label
+from scrubber.observability.metrics.labels import numeric_field as field_of
+from scrubber.observability.metrics.page import SnapshotMetric
+from scrubber.observability.metrics.status import DeviceStatus
 from scrubber.ports.record import Event
 
-__all__ = ["MOST_DEVICES", "MOST_XIDS", "DeviceMetrics"]
+__all__ = ["MAX_DEVICES", "MAX_XIDS_PER_DEVICE", "DeviceMetrics"]
 
-MOST_DEVICES: Final = 1024
+MAX_DEVICES: Final = 1024
 """Devices of which something is kept. Those that came first are forgotten: instances of GPUs are made and unmade."""
-MOST_XIDS: Final = 16
+MAX_XIDS_PER_DEVICE: Final = 16
 """XIDs of one device that are counted by number; further ones are counted together."""
 
 _MODES: Final = tuple(sorted(Enforcement))
 
 
 @dataclass(slots=True)
-class _History:
+class _DeviceHistory:
     """What is kept of one device, beside its record."""
 
     xids: dict[str, float] = field(default_factory=dict)
-    seen: dict[str, float] = field(default_factory=dict)
+    xid_last_seen: dict[str, float] = field(default_factory=dict)
     steps: dict[tuple[str, str], float] = field(default_factory=dict)
     coverage: float | None = None
-    rate: float | None = None
+    clear_rate: float | None = None
 
 
 class DeviceMetrics:
@@ -44,139 +44,155 @@ class DeviceMetrics:
         members: the metrics.
     """
 
-    def __init__(self, known: Codes) -> None:
-        self._histories: dict[str, _History] = {}
-        self._shown: Sequence[Shown] | None = None
+    def __init__(self, codes: KnownCodes) -> None:
+        self._histories: dict[str, _DeviceHistory] = {}
+        self._devices: Sequence[DeviceStatus] | None = None
         one = ("device",)
-        self._state = Present(
+        self._state = SnapshotMetric(
             "scrubber_device_state", "1 for the state each device is in.", ("device", "hygiene", "health")
         )
-        self._info = Present("scrubber_device_info", "1 for each device.", ("device", "index", "model"))
-        self._offered = Present(
+        self._info = SnapshotMetric("scrubber_device_info", "1 for each device.", ("device", "index", "model"))
+        self._advertised = SnapshotMetric(
             "scrubber_device_offered", "1 while the kubelet is told that the device is healthy.", one
         )
-        self._signal = Present(
+        self._signal = SnapshotMetric(
             "scrubber_device_signal", "1 while something is off with the device, by code.", ("device", "code")
         )
-        self._out = Present(
+        self._quarantine_start = SnapshotMetric(
             "scrubber_quarantine_start_timestamp_seconds",
             "Since when a device has been out of service, by its cause and its way back.",
             ("device", "cause_class", "way_back"),
         )
-        self._certificate = Present(
+        self._certificate = SnapshotMetric(
             "scrubber_certificate_issued_timestamp_seconds", "When the device's unused certificate was issued.", one
         )
-        self._glass = Present(
+        self._break_glass = SnapshotMetric(
             "scrubber_break_glass", "1 while a person has the device handed out whatever is known of it.", one
         )
-        self._glass_end = Present("scrubber_break_glass_end_timestamp_seconds", "When that ends by itself.", one)
-        self._enforcement = Present("scrubber_enforcement", "Devices, by how they are judged.", ("mode",))
-        self._coverage = Present(
+        self._break_glass_end = SnapshotMetric(
+            "scrubber_break_glass_end_timestamp_seconds", "When that ends by itself.", one
+        )
+        self._enforcement = SnapshotMetric("scrubber_enforcement", "Devices, by how they are judged.", ("mode",))
+        self._coverage = SnapshotMetric(
             "scrubber_memory_coverage_ratio",
             "Verified part of the device's memory, by the last slow path that cleared it.",
             one,
         )
-        self._rate = Present(
+        self._rate = SnapshotMetric(
             "scrubber_clear_rate_bytes_per_second", "How fast the last slow path cleared the device's memory.", one
         )
-        self._steps = Present(
+        self._steps = SnapshotMetric(
             "scrubber_last_scrub_step_duration_seconds",
             "How long the steps of the device's last slow path took.",
             ("device", "step", "verdict"),
         )
-        self._xids = Present("scrubber_xids", "XIDs that devices showed, by number.", ("device", "code"), counter=True)
-        self._seen = Present(
+        self._xids = SnapshotMetric(
+            "scrubber_xids", "XIDs that devices showed, by number.", ("device", "code"), counter=True
+        )
+        self._xid_last_seen = SnapshotMetric(
             "scrubber_xid_last_seen_timestamp_seconds",
             "When the device was last told to have shown an XID.",
             ("device", "code"),
         )
-        self._by_record: tuple[tuple[Present, Callable[[Shown], Iterator[tuple[tuple[str, ...], float]]]], ...] = (
+        self._by_record: tuple[
+            tuple[SnapshotMetric, Callable[[DeviceStatus], Iterator[tuple[tuple[str, ...], float]]]], ...
+        ] = (
             (self._state, _state),
             (self._info, lambda each: iter([((each.device.index, each.device.model), 1.0)])),
-            (self._offered, lambda each: iter([((), float(each.offered))])),
-            (self._signal, lambda each: (((code,), 1.0) for code in _signals(each.record, known))),
-            (self._out, lambda each: _out_of_service(each, known)),
+            (self._advertised, lambda each: iter([((), float(each.advertised))])),
+            (self._signal, lambda each: (((code,), 1.0) for code in _signals(each.record, codes))),
+            (self._quarantine_start, lambda each: _out_of_service(each, codes)),
             (self._certificate, _certificate),
-            (self._glass, lambda each: iter([((), 1.0)] if each.record.glass is not None else ())),
-            (self._glass_end, _glass_end),
+            (self._break_glass, lambda each: iter([((), 1.0)] if each.record.break_glass is not None else ())),
+            (self._break_glass_end, _break_glass_end),
         )
         self.members = (
             *(member for member, _ in self._by_record),
-            *(self._enforcement, self._coverage, self._rate, self._steps, self._xids, self._seen),
+            *(self._enforcement, self._coverage, self._rate, self._steps, self._xids, self._xid_last_seen),
         )
-        self.show(())
+        self.update(())
 
-    def show(self, devices: Sequence[Shown]) -> None:
+    def update(self, devices: Sequence[DeviceStatus]) -> None:
         """Bring all series up to date: ``devices`` are all that there are, the others are shown no more.
 
         The very same sequence as before is taken to say the same.
         """
-        if devices is not self._shown:
-            self._shown = devices
+        if devices is not self._devices:
+            self._devices = devices
             for member, series in self._by_record:
                 member.series = {(each.device.id, *labels): value for each in devices for labels, value in series(each)}
             self._enforcement.series = {(mode,): sum(each.enforcement is mode for each in devices) for mode in _MODES}
         present = {each.device.id for each in devices}
         kept = [(device, each) for device, each in list(self._histories.items()) if device in present]
         self._coverage.series = {(device,): each.coverage for device, each in kept if each.coverage is not None}
-        self._rate.series = {(device,): each.rate for device, each in kept if each.rate is not None}
+        self._rate.series = {(device,): each.clear_rate for device, each in kept if each.clear_rate is not None}
         self._steps.series = {(device, *names): value for device, each in kept for names, value in each.steps.items()}
         # Copied first, each in one go: the loop's thread goes on counting.
         self._xids.series = {(device, code): times for device, each in kept for code, times in dict(each.xids).items()}
-        self._seen.series = {(device, code): at for device, each in kept for code, at in dict(each.seen).items()}
+        self._xid_last_seen.series = {
+            (device, code): at for device, each in kept for code, at in dict(each.xid_last_seen).items()
+        }
 
-    def signal(self, event: Event) -> None:
+    def on_signal(self, event: Event) -> None:
         """XIDs of one code that came since they were last told of."""
         code, new = xid_label(event.fields.get("code")), field_of(event, "new")
         if code is None or not new or event.device is None:
             return
-        history = self._of(event.device)
-        code = code if code in history.xids or len(history.xids) < MOST_XIDS else OTHER
+        history = self._history_of(event.device)
+        code = code if code in history.xids or len(history.xids) < MAX_XIDS_PER_DEVICE else OTHER
         history.xids[code] = history.xids.get(code, 0.0) + new
-        history.seen[code] = event.at
+        history.xid_last_seen[code] = event.at
 
-    def scrubbed(self, record: ScrubRecord) -> None:
-        if record.path is not Path.SLOW:
+    def record_scrub(self, record: ScrubRecord) -> None:
+        if record.path is not PathKind.SLOW:
             return
-        history = self._of(record.device)
-        history.steps = {(step.step.value, step.verdict.value): measured(step.seconds) or 0.0 for step in record.steps}
+        history = self._history_of(record.device)
+        history.steps = {
+            (step.step.value, step.verdict.value): non_negative_number(step.seconds) or 0.0 for step in record.steps
+        }
         memory = next((step.measured for step in record.steps if step.step is Step.MEMORY), {})
-        total, verified = measured(memory.get("total_bytes")), measured(memory.get("verified_bytes"))
+        total, verified = (
+            non_negative_number(memory.get("total_bytes")),
+            non_negative_number(memory.get("verified_bytes")),
+        )
         if total and verified is not None:
             history.coverage = verified / total
-        cleared, seconds = measured(memory.get("cleared_bytes")), measured(memory.get("clear_seconds"))
+        cleared, seconds = (
+            non_negative_number(memory.get("cleared_bytes")),
+            non_negative_number(memory.get("clear_seconds")),
+        )
         if cleared and seconds:
-            history.rate = cleared / seconds
+            history.clear_rate = cleared / seconds
 
-    def _of(self, device: str) -> _History:
-        history = self._histories.pop(device, None) or _History()
+    def _history_of(self, device: str) -> _DeviceHistory:
+        history = self._histories.pop(device, None) or _DeviceHistory()
         self._histories[device] = history  # now the newest
-        while len(self._histories) > MOST_DEVICES:
+        while len(self._histories) > MAX_DEVICES:
             del self._histories[next(iter(self._histories))]
         return history
 
 
-def _state(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:
+def _state(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:
     yield (each.record.hygiene.value, each.record.health.value), 1.0
 
 
-def _signals(record: DeviceRecord, known: Codes) -> set[str]:
+def _signals(record: DeviceRecord, known: KnownCodes) -> set[str]:
     """Codes of what is off with a device: warnings that stand, and the cause for which it is out of service or suspect."""
-    codes = {each.code for each in record.lasting} | ({record.cause.code} if record.cause is not None else set())
-    return {known.cause_class(code) for code in codes} - {OPERATOR}
+    codes = {each.code for each in record.warnings} | ({record.cause.code} if record.cause is not None else set())
+    return {known.cause_class(code) for code in codes} - {OPERATOR_CAUSE}
 
 
-def _out_of_service(each: Shown, known: Codes) -> Iterator[tuple[tuple[str, ...], float]]:
+def _out_of_service(each: DeviceStatus, codes: KnownCodes) -> Iterator[tuple[tuple[str, ...], float]]:
     cause = each.record.cause
     if cause is not None and each.record.health not in ADVERTISED:
-        yield (known.cause_class(cause.code), cause.way_back.value), cause.since
+        yield (codes.cause_class(cause.code), cause.recovery_method.value), cause.since
 
 
-def _certificate(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:
+def _certificate(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:
     if each.record.certificate is not None:
         yield (), each.record.certificate.issued_at
 
 
-def _glass_end(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:
-    if each.record.glass is not None:
-        yield (), each.record.glass.until
+def _break_glass_end(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:
+    if each.record.break_glass is not None:
+        yield (), each.record.break_glass.until

@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from typing import Final
 
 from scrubber.domain import errors
-from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
+from scrubber.domain.codes import NON_ENGINE_CODES, ErrorCode
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
-from scrubber.domain.health import OPERATOR
-from scrubber.domain.signal_table import ERROR_CLASSES, SignalTable
+from scrubber.domain.health.signal_table import ERROR_CLASSES, SignalTable
+from scrubber.domain.states import OPERATOR_CAUSE
 from scrubber.ports.record import Event
 
 __all__ = [
     "BUCKETS",
     "OTHER",
-    "REFUSALS",
+    "REFUSAL_CODES",
     "XID",
-    "Codes",
-    "codes",
-    "exemplar",
-    "field",
-    "measured",
-    "one_of",
+    "KnownCodes",
+    "bounded_label",
+    "error_codes",
+    "non_negative_number",
+    "numeric_field",
+    "scrub_exemplar",
     "xid_label",
 ]
 
@@ -36,56 +36,56 @@ XID: Final = "xid"
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Seconds. The client's default ends at 10, where a slow path only begins."""
 
-_EXEMPLAR_CHARACTERS = 128
+_MAX_EXEMPLAR_CHARS = 128
 """OpenMetrics: all label names and values of an exemplar together."""
 
 
-def codes(base: type[errors.ScrubberError]) -> frozenset[str]:
+def error_codes(base: type[errors.ScrubberError]) -> frozenset[str]:
     """The codes of ``base`` and of every error of the house below it."""
     tree = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, base))
     return frozenset(each.code for each in tree)
 
 
-REFUSALS: frozenset[str] = frozenset(ErrorCode) - NOT_OF_THE_ENGINE
+REFUSAL_CODES: frozenset[str] = frozenset(ErrorCode) - NON_ENGINE_CODES
 """The codes with which hand-overs are refused."""
 
 _XID_CODE = re.compile(rf"(?:{XID}-)?([0-9]+)", re.ASCII)
-_LARGEST_XID = 200
+_MAX_XID = 200
 """The catalogue of NVIDIA's ends below; a driver may say any number."""
-_XIDS = frozenset(map(str, range(1, _LARGEST_XID + 1)))
+_XIDS = frozenset(map(str, range(1, _MAX_XID + 1)))
 
 
-def one_of(known: frozenset[str], value: object, otherwise: str = OTHER) -> str:
+def bounded_label(known: frozenset[str], value: object, default: str = OTHER) -> str:
     """``value`` if it is a word of ``known``."""
-    return str(value) if isinstance(value, str) and value in known else otherwise
+    return str(value) if isinstance(value, str) and value in known else default
 
 
 def xid_label(code: object) -> str | None:
     """The number of an XID (``95`` or ``xid-95``), ``other`` for one that no catalogue has; None for another signal."""
     if isinstance(code, int) and not isinstance(code, bool):
-        return str(code) if 1 <= code <= _LARGEST_XID else OTHER
+        return str(code) if 1 <= code <= _MAX_XID else OTHER
     match = _XID_CODE.fullmatch(code) if isinstance(code, str) else None
-    return None if match is None else one_of(_XIDS, match[1])
+    return None if match is None else bounded_label(_XIDS, match[1])
 
 
-def measured(value: object) -> float | None:
+def non_negative_number(value: object) -> float | None:
     """``value`` if it is a number and not negative; None when it is absent or makes no sense (NaN, infinite)."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 2.0**63 else None
 
 
-def field(event: Event, name: str) -> float | None:
-    """A field of ``event`` that :func:`measured` takes."""
-    return measured(event.fields.get(name))
+def numeric_field(event: Event, name: str) -> float | None:
+    """A field of ``event`` that :func:`non_negative_number` takes."""
+    return non_negative_number(event.fields.get(name))
 
 
-def exemplar(scrub: str | None) -> dict[str, str] | None:
+def scrub_exemplar(scrub: str | None) -> dict[str, str] | None:
     """The exemplar that names ``scrub``; None where there is none, or OpenMetrics would refuse it."""
-    if scrub is None or len("scrub_id") + len(scrub) > _EXEMPLAR_CHARACTERS:
+    if scrub is None or len("scrub_id") + len(scrub) > _MAX_EXEMPLAR_CHARS:
         return None
     return {"scrub_id": scrub}
 
 
-class Codes:
+class KnownCodes:
     """The codes of causes and findings that are known, with the conditions of ``table``. All XIDs are one code.
 
     Attributes:
@@ -94,16 +94,16 @@ class Codes:
     """
 
     def __init__(self, table: SignalTable) -> None:
-        self.causes = codes(errors.DeviceFault) | table.meanings.keys() | {XID, OPERATOR}
+        self.causes = error_codes(errors.DeviceFault) | table.classifications.keys() | {XID, OPERATOR_CAUSE}
         self.findings = frozenset(_findings(table))
 
     def cause_class(self, code: object) -> str:
         """The bounded class of a cause: ``xid-95`` is ``xid``, any other known one is itself, the unheard-of ``other``."""
         if isinstance(code, str) and code.startswith(f"{XID}-"):
             return XID
-        return one_of(self.causes, code)
+        return bounded_label(self.causes, code)
 
-    def labels_of(self, finding: Finding) -> tuple[str, str, str]:
+    def finding_labels(self, finding: Finding) -> tuple[str, str, str]:
         """Step, severity and code under which ``finding`` is counted."""
         code = XID if finding.code.startswith(f"{XID}-") else finding.code
         labels = (finding.step, finding.severity, code)
@@ -112,12 +112,12 @@ class Codes:
 
 def _findings(table: SignalTable) -> Iterator[tuple[str, str, str]]:
     for found in FindingCode:
-        yield from ((step, severity, found) for step, severity in found.places)
+        yield from ((step, severity, found) for step, severity in found.allowed_severities)
     for step in Step:
         # What a port raises, whichever step asks it.
-        yield from ((step, Severity.FAULT, code) for code in codes(errors.DeviceFault))
-        yield from ((step, Severity.DIRTY, code) for code in codes(errors.Retry))
-    for code, meaning in table.meanings.items():
+        yield from ((step, Severity.FAULT, code) for code in error_codes(errors.DeviceFault))
+        yield from ((step, Severity.BLOCKING, code) for code in error_codes(errors.RetryableError))
+    for code, meaning in table.classifications.items():
         yield Step.HEALTH, meaning.severity, code
         if meaning.acceptable or code.startswith("lifetime-"):
             yield Step.HEALTH, Severity.NOTE, code

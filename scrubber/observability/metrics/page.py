@@ -17,13 +17,13 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["Group", "Page", "Present", "Series"]
+__all__ = ["MetricGroup", "MetricsPage", "Series", "SnapshotMetric"]
 
 _END: Final = b"# EOF\n"
 _FAMILY: Final = CONTENT_TYPE_LATEST.partition(";")[0]
 
 
-class _Counted(Collector):
+class _LibraryCollector(Collector):
     """What the library counts, as one collector, without the times at which it made each series: nobody asks for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -37,37 +37,37 @@ class _Counted(Collector):
     describe = collect
 
 
-class Page:
+class MetricsPage:
     """Puts the page together.
 
     Args:
         registry: everything that is on the page is in here as well, for whoever collects in another way.
 
     Attributes:
-        counted: where the library's own metrics are made.
+        library_registry: where the library's own metrics are made.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.counted = CollectorRegistry()
-        self._all_counted = _Counted(self.counted)
+        self.library_registry = CollectorRegistry()
+        self._library_collector = _LibraryCollector(self.library_registry)
         self._registry = registry
-        self._groups: list[Group] = []
+        self._groups: list[MetricGroup] = []
 
-    def show(self, group: Group) -> None:
+    def add_group(self, group: MetricGroup) -> None:
         """Have ``group`` on the page from now on."""
         self._registry.register(group)
         self._groups.append(group)
 
-    def complete(self) -> None:
-        """Every metric that the library counts has been made in :attr:`counted`."""
-        self._registry.register(self._all_counted)
+    def register_library_metrics(self) -> None:
+        """Every metric that the library counts has been made in :attr:`library_registry`."""
+        self._registry.register(self._library_collector)
 
-    def written(self, accept: str = "") -> tuple[str, bytes]:
+    def render(self, accept: str = "") -> tuple[str, bytes]:
         """Content type and bytes, in the format that the header ``Accept`` asks for."""
         encode, kind = choose_encoder(accept)
-        page: bytes = encode(self._all_counted)
+        page: bytes = encode(self._library_collector)
         openmetrics = kind.startswith(_FAMILY)
-        parts = "".join(each.page(openmetrics=openmetrics) for each in self._groups).encode(errors="replace")
+        parts = "".join(each.render(openmetrics=openmetrics) for each in self._groups).encode(errors="replace")
         return kind, page.removesuffix(_END) + parts + (_END if openmetrics else b"")
 
     def __call__(
@@ -80,7 +80,7 @@ class Page:
         if environ.get("PATH_INFO") == "/favicon.ico":
             start("200 OK", [])
             return [b""]
-        kind, page = self.written(environ.get("HTTP_ACCEPT", ""))
+        kind, page = self.render(environ.get("HTTP_ACCEPT", ""))
         start("200 OK", [("Content-Type", kind), ("Content-Length", str(len(page)))])
         return [page if environ["REQUEST_METHOD"] == "GET" else b""]
 
@@ -90,7 +90,7 @@ Series: TypeAlias = Mapping[tuple[str, ...], float]
 _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-class Present:
+class SnapshotMetric:
     """One metric: a gauge, or a counter, whose ``name`` then comes without ``_total``.
 
     Attributes:
@@ -101,7 +101,7 @@ class Present:
         self._name, self._text, self._labels = name, text, tuple(labels)
         self._counter = counter
         self.series: Series = {}
-        self._written: tuple[Series, str] = ({}, "")
+        self._rendered: tuple[Series, str] = ({}, "")
 
     def set(self, value: float | None) -> None:
         """The value of a metric without labels; None takes it away."""
@@ -115,14 +115,14 @@ class Present:
             family.add_metric(values, value)
         return family
 
-    def page(self, *, openmetrics: bool) -> str:
+    def render(self, *, openmetrics: bool) -> str:
         """As it stands on a page; the two formats differ in the head only."""
         series = self.series
-        if self._written[0] != series:
-            self._written = (series, "".join(self._lines(series)))
+        if self._rendered[0] != series:
+            self._rendered = (series, "".join(self._lines(series)))
         name = self._name if openmetrics or not self._counter else f"{self._name}_total"
         kind = "counter" if self._counter else "gauge"
-        return f"# HELP {name} {self._text}\n# TYPE {name} {kind}\n{self._written[1]}"
+        return f"# HELP {name} {self._text}\n# TYPE {name} {kind}\n{self._rendered[1]}"
 
     def _lines(self, series: Series) -> Iterator[str]:
         name = f"{self._name}_total" if self._counter else self._name
@@ -134,16 +134,16 @@ class Present:
             yield f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n"
 
 
-class Group(Collector):
+class MetricGroup(Collector):
     """Metrics that are looked up together when somebody scrapes.
 
     Args:
-        look: brings the series of ``members`` up to date. Called by the thread that scrapes, so it only looks.
+        refresh: brings the series of ``members`` up to date. Called by the thread that scrapes, so it only looks.
     """
 
-    def __init__(self, members: Iterable[Present], look: Callable[[], None]) -> None:
+    def __init__(self, members: Iterable[SnapshotMetric], refresh: Callable[[], None]) -> None:
         self._members = tuple(members)
-        self._look = look
+        self._refresh = refresh
         self._lock = threading.Lock()
 
     def describe(self) -> Iterator[Metric]:
@@ -152,12 +152,12 @@ class Group(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            self._look()
+            self._refresh()
             families = [member.family() for member in self._members]
         yield from families
 
-    def page(self, *, openmetrics: bool) -> str:
+    def render(self, *, openmetrics: bool) -> str:
         """All members, as they stand on a page."""
         with self._lock:
-            self._look()
-            return "".join(member.page(openmetrics=openmetrics) for member in self._members)
+            self._refresh()
+            return "".join(member.render(openmetrics=openmetrics) for member in self._members)

@@ -7,9 +7,9 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from scrubber.observability.metrics.facts import Facts
-from scrubber.observability.metrics.labels import BUCKETS, OTHER, measured
-from scrubber.observability.metrics.page import Page, Present
+from scrubber.observability.metrics.labels import BUCKETS, OTHER, non_negative_number
+from scrubber.observability.metrics.page import MetricsPage, SnapshotMetric
+from scrubber.observability.metrics.status import ServiceStatus
 from scrubber.ports.record import Event
 
 __all__ = ["ServiceMetrics"]
@@ -17,7 +17,7 @@ __all__ = ["ServiceMetrics"]
 _POLICY_DIGITS: Final = 12
 _HASH_PARTS: Final = 8
 _PART_DIGITS: Final = 8
-_STOPPED = frozenset({"resets", "soft"})
+_BREAKER_LABELS = frozenset({"resets", "soft"})
 _CHILDREN: Final = ("driver", "events", "walker", "zygote", "eraser", "diagnosis")
 """Last words of the modules that run in children."""
 
@@ -29,52 +29,54 @@ class ServiceMetrics:
         members: those that are so at present.
     """
 
-    def __init__(self, page: Page) -> None:
-        self._events(page)
-        self._handovers_waiting = Present("scrubber_handovers_waiting", "Container starts that wait now.")
-        self._slots = Present("scrubber_eraser_slots", "Places for erasers, busy and free.", ("state",))
-        self._erasers_waiting = Present("scrubber_erasers_waiting", "Scrubs that wait for such a place.")
-        self._children = Present(
+    def __init__(self, page: MetricsPage) -> None:
+        self._create_event_metrics(page)
+        self._handovers_waiting = SnapshotMetric("scrubber_handovers_waiting", "Container starts that wait now.")
+        self._eraser_slots = SnapshotMetric("scrubber_eraser_slots", "Places for erasers, busy and free.", ("state",))
+        self._erasers_waiting = SnapshotMetric("scrubber_erasers_waiting", "Scrubs that wait for such a place.")
+        self._children = SnapshotMetric(
             "scrubber_child_starts",
             "Child processes that were started, replacements among them.",
             ("child",),
             counter=True,
         )
-        self._abandoned = Present(
+        self._abandoned = SnapshotMetric(
             "scrubber_children_abandoned", "Child processes that SIGKILL did not end in time.", counter=True
         )
-        self._ledger_ok = Present("scrubber_ledger_ok", "1 while the ledger stores changes; 0 while it does not.")
-        self._ledger_bytes = Present("scrubber_ledger_size_bytes", "The ledger's database and its log together.")
+        self._ledger_ok = SnapshotMetric(
+            "scrubber_ledger_ok", "1 while the ledger stores changes; 0 while it does not."
+        )
+        self._ledger_bytes = SnapshotMetric("scrubber_ledger_size_bytes", "The ledger's database and its log together.")
         # One row's sequence and whole hash, in one scrape. A sample is a float and holds 53 bits, hence the parts; the hash
         # as a label would make a new series with each row.
-        self._head = Present("scrubber_audit_head_sequence", "Rows that were ever written to the audit trail.")
-        self._hash = Present(
+        self._head = SnapshotMetric("scrubber_audit_head_sequence", "Rows that were ever written to the audit trail.")
+        self._hash = SnapshotMetric(
             "scrubber_audit_head_hash",
             "The SHA-256 of the audit trail's last row, in eight parts of 32 bits; part 0 is the beginning.",
             ("part",),
         )
-        self._intact = Present(
+        self._intact = SnapshotMetric(
             "scrubber_audit_intact", "1 if the whole audit trail was intact when it was last looked through, else 0."
         )
-        self._verified = Present("scrubber_audit_verified_timestamp_seconds", "When that was.")
-        self._kubelet = Present("scrubber_kubelet_trusted", "1 while the kubelet's lists are believed.")
-        self._restarts = Present(
+        self._verified = SnapshotMetric("scrubber_audit_verified_timestamp_seconds", "When that was.")
+        self._kubelet = SnapshotMetric("scrubber_kubelet_trusted", "1 while the kubelet's lists are believed.")
+        self._restarts = SnapshotMetric(
             "scrubber_kubelet_restarts", "Restarts of the kubelet, as the service saw them.", counter=True
         )
-        self._policy = Present("scrubber_policy_info", "1 for the policy in force.", ("policy", "digest"))
-        self._key = Present("scrubber_signing_key_info", "1 for the key that signs certificates.", ("key_id",))
-        self._build = Present(
+        self._policy = SnapshotMetric("scrubber_policy_info", "1 for the policy in force.", ("policy", "digest"))
+        self._key = SnapshotMetric("scrubber_signing_key_info", "1 for the key that signs certificates.", ("key_id",))
+        self._build = SnapshotMetric(
             "scrubber_build_info", "1 for what runs here.", ("version", "backend", "driver", "python")
         )
         self.members = (
-            *(self._handovers_waiting, self._slots, self._erasers_waiting, self._children, self._abandoned),
+            *(self._handovers_waiting, self._eraser_slots, self._erasers_waiting, self._children, self._abandoned),
             *(self._ledger_ok, self._ledger_bytes, self._head, self._hash, self._intact, self._verified),
             *(self._kubelet, self._restarts, self._policy, self._key, self._build),
         )
-        self.show(Facts())
+        self.update(ServiceStatus())
 
-    def _events(self, page: Page) -> None:
-        counted = page.counted
+    def _create_event_metrics(self, page: MetricsPage) -> None:
+        counted = page.library_registry
         self._lost_lines = Counter("scrubber_log_lines_lost", "Log lines that could not be written.", registry=counted)
         self._policy_rejected = Gauge(
             "scrubber_policy_rejected",
@@ -87,7 +89,7 @@ class ServiceMetrics:
             ("what",),
             registry=counted,
         )
-        for what in sorted(_STOPPED):
+        for what in sorted(_BREAKER_LABELS):
             self._breaker.labels(what)
         self._commits = Histogram(
             "scrubber_ledger_commit_duration_seconds",
@@ -97,54 +99,56 @@ class ServiceMetrics:
         )
         self._failures = Counter("scrubber_ledger_failures", "Changes that could not be stored.", registry=counted)
 
-    def show(self, facts: Facts) -> None:
+    def update(self, status: ServiceStatus) -> None:
         """Bring all series up to date."""
-        self._handovers_waiting.set(facts.handovers_waiting)
-        self._slots.series = {("busy",): facts.slots_busy, ("free",): facts.slots_free}
-        self._erasers_waiting.set(facts.erasers_waiting)
+        self._handovers_waiting.set(status.handovers_waiting)
+        self._eraser_slots.series = {("busy",): status.erasers_busy, ("free",): status.erasers_free}
+        self._erasers_waiting.set(status.erasers_waiting)
         starts: dict[tuple[str, ...], float] = {(child,): 0 for child in (*_CHILDREN, OTHER)}
-        for module, times in facts.child_starts.items():
+        for module, times in status.child_starts.items():
             name = module.rpartition(".")[2]
             starts[(name if name in _CHILDREN else OTHER,)] += times
         self._children.series = starts
-        self._abandoned.set(facts.children_abandoned)
-        self._ledger_ok.set(int(facts.ledger_ok))
-        self._ledger_bytes.set(facts.ledger_bytes)
-        head = facts.audit_head
+        self._abandoned.set(status.children_abandoned)
+        self._ledger_ok.set(int(status.ledger_ok))
+        self._ledger_bytes.set(status.ledger_bytes)
+        head = status.audit_head
         self._head.set(None if head is None else head.sequence)
         self._hash.series = {} if head is None else _parts(head.hash)
-        self._kubelet.set(int(facts.kubelet_trusted))
-        self._restarts.set(facts.kubelet_restarts)
-        self._policy.series = {} if facts.policy is None else {(facts.policy[0], facts.policy[1][:_POLICY_DIGITS]): 1}
+        self._kubelet.set(int(status.kubelet_trusted))
+        self._restarts.set(status.kubelet_restarts)
+        self._policy.series = (
+            {} if status.policy is None else {(status.policy[0], status.policy[1][:_POLICY_DIGITS]): 1}
+        )
 
-    def runs(self, *, version: str, backend: str, driver: str) -> None:
+    def set_build_info(self, *, version: str, backend: str, driver: str) -> None:
         """What runs here."""
         self._build.series = {(version, backend, driver, platform.python_version()): 1}
 
-    def key(self, key_id: str) -> None:
+    def set_signing_key(self, key_id: str) -> None:
         """Which key signs the certificates."""
         self._key.series = {(key_id,): 1}
 
-    def audit(self, *, intact: bool, at: float) -> None:
+    def set_audit_result(self, *, intact: bool, at: float) -> None:
         """The whole audit trail was looked through at ``at`` (wall-clock seconds). Nothing is shown before the first time."""
         self._intact.set(int(intact))
         self._verified.set(at)
 
-    def committed(self, seconds: float, stored: bool) -> None:
+    def observe_commit(self, seconds: float, stored: bool) -> None:
         """The ledger tried to store a change."""
-        self._commits.observe(measured(seconds) or 0.0)
+        self._commits.observe(non_negative_number(seconds) or 0.0)
         if not stored:
             self._failures.inc()
 
-    def line_lost(self) -> None:
+    def count_lost_line(self) -> None:
         self._lost_lines.inc()
 
-    def policy(self, event: Event) -> None:
+    def on_policy_event(self, event: Event) -> None:
         self._policy_rejected.set(int(event.name == "policy.rejected"))
 
-    def breaker(self, event: Event) -> None:
+    def on_breaker_event(self, event: Event) -> None:
         what = event.fields.get("what")
-        if what in _STOPPED:
+        if what in _BREAKER_LABELS:
             self._breaker.labels(what).set(int(event.name == "breaker.opened"))
 
 

@@ -51,7 +51,7 @@ async def _attack(stand: Stand, log: Log, device: Device, name: str, place: str)
         left += await leave(stand, device, place, secret)
         before += (await look(stand, device, place, secret))[0]
         await leave(stand, device, place, secret)
-        await stand.gpu.settled(device, _SETTLING)  # what the driver has not taken back yet, no scrub can reach
+        await stand.gpu.wait_until_idle(device, _SETTLING)  # what the driver has not taken back yet, no scrub can reach
         report = await stand.eraser.erase(device, request, lambda _: None)
         found, reached = await look(stand, device, place, secret)
         after += found

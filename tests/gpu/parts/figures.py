@@ -8,9 +8,9 @@ from statistics import median
 
 from bench.figures import Quantiles
 from bench.gpu.paths import SlowPath, fast_path, rates, slow_path
-from scrubber.adapters.children.questions import answer_of
-from scrubber.adapters.nvidia.question import driver_arguments, pci_address_of
-from scrubber.adapters.nvidia.signals import EVENTS_MODULE
+from scrubber.adapters.children.request_pool import parse_answer
+from scrubber.adapters.nvidia.driver_requests import driver_arguments, pci_address_of
+from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE
 from scrubber.domain.errors import DeviceFault
 from tests.gpu.nvidia_smi import NotAsked, Smi
 from tests.gpu.outcome import Log
@@ -76,7 +76,7 @@ def _tell_path(log: Log, name: str, paths: list[SlowPath]) -> None:
         all_seconds=[path.seconds for path in paths],
         parts=dict(typical.parts),
         passes=dict(typical.passes),
-        unsettled_bytes=typical.report.unsettled_bytes,
+        unsettled_bytes=typical.report.unreleased_bytes,
     )
 
 
@@ -98,7 +98,7 @@ async def starting(stand: Stand, log: Log) -> None:
             answer = await child.receive()
         finally:
             await child.kill()
-        answer_of({"ok": {}} if "registered" in answer else answer)
+        parse_answer({"ok": {}} if "registered" in answer else answer)
 
     try:
         events = await _timed(stand.extent.starts, registered)

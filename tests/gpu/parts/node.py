@@ -86,7 +86,7 @@ async def compute_mode(stand: Stand, log: Log) -> None:
 
 async def holders(stand: Stand, log: Log) -> None:
     """A process with a context is found in each of the three ways, and in none of them once it is gone."""
-    free, above = await _used(stand), await stand.gpu.settled(stand.device, _SETTLING)
+    free, above = await _used(stand), await stand.gpu.wait_until_idle(stand.device, _SETTLING)
     log.judged(
         "holders.idle",
         above == 0,
@@ -97,7 +97,7 @@ async def holders(stand: Stand, log: Log) -> None:
     environment = stand.cuda_environment(stand.device)
     async with running("tests.gpu.tenant", "hold", environment=environment) as tenant:
         held = int((await tenant.line())["held_bytes"])
-        report = await stand.backend.holders.holders(stand.device)
+        report = await stand.backend.holders.list_holders(stand.device)
         found = {holder.pid: holder.kind for holder in report.holders}
         listed = await stand.listed()
         used = await _used(stand)
@@ -125,8 +125,8 @@ async def holders(stand: Stand, log: Log) -> None:
             f"The report holds it as {found.get(tenant.pid)}, beside {len(found) - (tenant.pid in found)} others.",
         )
         await tenant.kill()
-    above = await stand.gpu.settled(stand.device, _SETTLING)
-    gone = not await stand.backend.holders.held(stand.device)
+    above = await stand.gpu.wait_until_idle(stand.device, _SETTLING)
+    gone = not await stand.backend.holders.is_held(stand.device)
     log.judged(
         "holders.gone",
         gone and above == 0,

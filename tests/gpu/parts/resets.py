@@ -17,11 +17,11 @@ async def reset(stand: Stand, log: Log) -> None:
     plan = await stand.resetter.plan(stand.device)
     log.passed(
         "reset.plan",
-        f"{plan.method}: {plan.unavailable or f'{len(plan.acts)} acts'}; {'; '.join(plan.blockers) or 'nothing blocks it'}.",
-        acts=list(plan.acts),
+        f"{plan.method}: {plan.unavailable or f'{len(plan.actions)} acts'}; {'; '.join(plan.blockers) or 'nothing blocks it'}.",
+        acts=list(plan.actions),
         blockers=list(plan.blockers),
         unavailable=plan.unavailable,
-        together=len(plan.together),
+        together=len(plan.also_reset),
     )
     if not stand.options.allow_reset:
         log.unavailable("reset", "Nobody asked for it: --allow-reset does.")

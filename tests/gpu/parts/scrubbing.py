@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from scrubber.domain.errors import DeviceFault
 from scrubber.domain.policy import MemoryRule
-from scrubber.ports.device import EraseReport, EraseRequest, Progress
+from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest
 from tests.gpu.outcome import Log
 from tests.gpu.stand import Stand
 
@@ -34,13 +34,13 @@ async def coverage(stand: Stand, log: Log) -> None:
     uncovered, allowed = report.not_covered_bytes - report.reserved_bytes, MemoryRule().max_uncovered
     log.judged(
         "coverage",
-        report.failed_bytes == report.unsettled_bytes == 0
+        report.failed_bytes == report.unreleased_bytes == 0
         and report.cleared_bytes == report.verified_bytes > 0
         and report.verified_bytes + report.not_covered_bytes == report.total_bytes
         and uncovered <= allowed,
         f"{report.verified_bytes} of {reachable} bytes were cleared and verified ({100 * share:.3f} %); "
         f"{report.failed_bytes} did not read back as zeros, {uncovered} stayed out of reach (at most {allowed} may), "
-        f"{report.unsettled_bytes} are in use although nobody has the device. Not covered: "
+        f"{report.unreleased_bytes} are in use although nobody has the device. Not covered: "
         f"{'; '.join(report.not_covered) or 'nothing'}.",
         share=share,
         total_bytes=report.total_bytes,
@@ -50,7 +50,7 @@ async def coverage(stand: Stand, log: Log) -> None:
         not_covered_bytes=report.not_covered_bytes,
         failed_bytes=report.failed_bytes,
         residue_bytes=report.residue_bytes,
-        unsettled_bytes=report.unsettled_bytes,
+        unsettled_bytes=report.unreleased_bytes,
         not_covered=list(report.not_covered),
         seconds_by_phase=dict(report.seconds_by_phase),
     )
@@ -64,11 +64,11 @@ def _processors(report: EraseReport, log: Log) -> None:
         return
     log.judged(
         "coverage.on-chip",
-        chip.units == chip.units_seen and chip.failed_bytes == 0,
-        f"{chip.units_seen} of {chip.units} processors ran; {chip.shared_bytes} bytes of shared memory and "
+        chip.units == chip.units_cleared and chip.failed_bytes == 0,
+        f"{chip.units_cleared} of {chip.units} processors ran; {chip.shared_bytes} bytes of shared memory and "
         f"{chip.register_bytes} of registers were cleared on each, {chip.failed_bytes} bytes failed.",
         units=chip.units,
-        units_seen=chip.units_seen,
+        units_seen=chip.units_cleared,
         shared_bytes=chip.shared_bytes,
         register_bytes=chip.register_bytes,
         residue_bytes=chip.residue_bytes,
@@ -78,9 +78,9 @@ def _processors(report: EraseReport, log: Log) -> None:
 
 async def killed(stand: Stand, log: Log) -> None:
     """SIGKILL in mid-clear: no result, no fence left behind, the memory given back, and the next scrub passes."""
-    reached, seen = asyncio.Event(), list[Progress]()
+    reached, seen = asyncio.Event(), list[EraseProgress]()
 
-    def heard(progress: Progress) -> None:
+    def heard(progress: EraseProgress) -> None:
         seen.append(progress)
         if progress.phase == "clear":
             reached.set()
@@ -92,7 +92,7 @@ async def killed(stand: Stand, log: Log) -> None:
         clearing = asyncio.create_task(reached.wait())
         await asyncio.wait({erasing, clearing}, return_when=asyncio.FIRST_COMPLETED)
         clearing.cancel()
-        pid = await stand.eraser.orphan(stand.device)
+        pid = await stand.eraser.find_orphan(stand.device)
         if pid is None or not reached.is_set():
             log.unavailable("kill.no-result", _OVER)
             return
@@ -104,7 +104,7 @@ async def killed(stand: Stand, log: Log) -> None:
         await asyncio.gather(erasing, return_exceptions=True)
     after = await stand.compute_mode()
     log.judged("kill.fence", before == after, f"The compute mode was {before} before and is {after} afterwards.")
-    above = await stand.gpu.settled(stand.device, _SETTLING)
+    above = await stand.gpu.wait_until_idle(stand.device, _SETTLING)
     log.judged(
         "kill.memory", above == 0, f"{above} bytes are in use above the idle level afterwards.", unsettled_bytes=above
     )
@@ -118,7 +118,7 @@ async def killed(stand: Stand, log: Log) -> None:
     )
 
 
-async def _no_result(erasing: asyncio.Task[EraseReport], seen: Sequence[Progress], log: Log) -> None:
+async def _no_result(erasing: asyncio.Task[EraseReport], seen: Sequence[EraseProgress], log: Log) -> None:
     """``seen``: every progress that was heard; what an eraser sent before its death still arrives after it."""
     try:
         await erasing
@@ -132,5 +132,5 @@ async def _no_result(erasing: asyncio.Task[EraseReport], seen: Sequence[Progress
             log.failed("kill.no-result", f"It was killed in its {_where(last)} and still reported a result.")
 
 
-def _where(progress: Progress) -> str:
+def _where(progress: EraseProgress) -> str:
     return f"{progress.phase} pass, {progress.done_bytes} of {progress.total_bytes} bytes"

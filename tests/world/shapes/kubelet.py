@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from scrubber.domain.assignment import Assignment, Pod, Reading, Share, Trust
+from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Share, Trust
 from scrubber.domain.errors import ScrubberError
 from tests.world.kubelet import PRE_START_DEADLINE, Gone, Kubelet, Tenant
 from tests.world.life import in_the_world
@@ -497,7 +497,7 @@ class ShapedKubelet(Kubelet):
     def starts_of(self, pod: Pod) -> Mapping[str, int]:
         return {box.name: box.runs for each in self.pods if each.pod == pod for box in each.boxes if box.runs}
 
-    def reading(self) -> Reading:
+    def reading(self) -> KubeletReading:
         """What PodResources and the checkpoint say now."""
         now = self._now()
         listed: list[Assignment] = []
@@ -515,13 +515,23 @@ class ShapedKubelet(Kubelet):
                     if resource == SHARED:
                         shares += [Share(pod.pod, box.name, resource, each, frozenset(ids)) for each in devices]
         if self.down:
-            return Reading(Trust.UNREADABLE, (), (*listed, *hinted), now, "no kubelet answers", shares=tuple(shares))
+            return KubeletReading(
+                Trust.UNREADABLE, (), (*listed, *hinted), now, "no kubelet answers", shares=tuple(shares)
+            )
         if self.trust is Trust.EMPTY_AFTER_RESTART:
             reason = "the kubelet has just started and lists nothing"
             everything = (*listed, *hinted)
-            return Reading(self.trust, (), everything, now, reason, kubelet=str(self.starts), shares=tuple(shares))
-        return Reading(
-            Trust.TRUSTED, tuple(listed), tuple(hinted), now, kubelet=str(self.starts), shares=tuple(shares), done=now
+            return KubeletReading(
+                self.trust, (), everything, now, reason, kubelet_instance=str(self.starts), shares=tuple(shares)
+            )
+        return KubeletReading(
+            Trust.TRUSTED,
+            tuple(listed),
+            tuple(hinted),
+            now,
+            kubelet_instance=str(self.starts),
+            shares=tuple(shares),
+            finished_at=now,
         )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from scrubber.domain.basis import UNJUDGED, Basis
-from scrubber.domain.errors import Retry, ScrubberError
-from scrubber.engine.views import Granted, HandOverCall
+from scrubber.domain.errors import RetryableError, ScrubberError
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
+from scrubber.engine.views import GrantedDevice, HandOverCall
 from tests.world.kubelet import Gone, Tenant
 from tests.world.life import in_the_world
 from tests.world.matter import Proc
@@ -72,7 +72,7 @@ class ShapedLaws(SharedLaws):
             for ids in box.ids.values()
         ]
 
-    def granted_to(self, pod: ShapedPod, box: Container, resource: str, answer: Sequence[Granted]) -> None:
+    def granted_to(self, pod: ShapedPod, box: Container, resource: str, answer: Sequence[GrantedDevice]) -> None:
         """PreStart of one resource of a container is answered."""
         devices = {id_.partition("::")[0] for id_ in box.ids[resource]}
         if {each.device for each in answer} != devices:
@@ -147,7 +147,7 @@ class ShapedWorld(World):
                 if self.serving:
                     try:
                         await self.node.reserve(ids, resource)
-                    except Retry:
+                    except RetryableError:
                         continue
                     self._untold -= {(resource, id_) for id_ in ids}
 
@@ -170,7 +170,7 @@ class ShapedWorld(World):
         self._untold -= {(resource, id_) for id_ in ids}
         self.pod_laws.granted_to(pod, box, resource, answer)
         grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
-        pod.unjudged = pod.unjudged or any(each.basis in UNJUDGED for each in answer)
+        pod.unjudged = pod.unjudged or any(each.basis in UNCONDITIONAL_BASES for each in answer)
         pod.unnamed = pod.unnamed or any(grant is not None and grant.pod is None for grant in grants)
 
     def _box_starts(self, pod: ShapedPod, box: Container) -> None:

@@ -1,0 +1,163 @@
+"""What the boards have in common: variables, links to each other, and how panels are laid out.
+
+A board keeps its ``uid``: links, bookmarks and a second import of a newer version all find it by that name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.panels import DATASOURCE
+
+__all__ = ["DEVICE_LINK", "NODE_LINK", "DashboardName", "Row", "build_dashboard", "device_series_link", "to_json"]
+
+_WIDTH: Final = 24
+"""Columns of Grafana's grid."""
+
+_KEPT_PARAMETERS: Final = "${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
+
+
+class DashboardName(StrEnum):
+    """The boards, by their file's name."""
+
+    FLEET = "fleet"
+    NODE = "node"
+    DEVICE = "device"
+
+    @property
+    def uid(self) -> str:
+        return f"scrubber-{self}"
+
+
+NODE_LINK: Final = (
+    "Show this node",
+    f"/d/{DashboardName.NODE.uid}?var-instance=${{__data.fields.Node}}&{_KEPT_PARAMETERS}",
+)
+"""A link from a row of a table with a column ``Node``."""
+
+DEVICE_LINK: Final = (
+    "Show this device",
+    f"/d/{DashboardName.DEVICE.uid}?var-instance=${{__data.fields.Node}}&var-device=${{__data.fields.Device}}&{_KEPT_PARAMETERS}",
+)
+"""A link from a row of a table with columns ``Node`` and ``Device``."""
+
+
+def device_series_link() -> tuple[str, str]:
+    """A link from a series with labels ``instance`` and ``device``."""
+    labels = "var-instance=${__field.labels.instance}&var-device=${__field.labels.device}"
+    return "Show this device", f"/d/{DashboardName.DEVICE.uid}?{labels}&{_KEPT_PARAMETERS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one title, from left to right and then down. The first row of a board needs none."""
+
+    title: str | None
+    panels: Sequence[model.Panel]
+
+
+def build_dashboard(
+    name: DashboardName, title: str, description: str, rows: Sequence[Row], *, since: str, refresh: str
+) -> model.Dashboard:
+    """A whole board.
+
+    Args:
+        since: the time range that it opens with, up to now (``now-6h``).
+        refresh: how often it asks anew (``1m``).
+    """
+    head = (
+        build.Dashboard(title)
+        .uid(name.uid)
+        .description(description)
+        .tags(["gpu", "gpu-scrubber"])
+        .timezone("browser")
+        .readonly()
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .time(since, "now")
+        .refresh(refresh)
+        .variables(_variables(name))
+        .links([_link(other) for other in DashboardName if other is not name])
+    )
+    made = head.build()
+    made.panels = _place_panels(rows)
+    return made
+
+
+def to_json(dashboard: model.Dashboard) -> str:
+    """A board as it stands in its file."""
+    return json.dumps(dashboard, cls=JSONEncoder, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _variables(which: DashboardName) -> list[Any]:
+    info = '__name__=~"scrubber_build_info|scrubber_plugin_build_info"'
+    variables: list[Any] = [
+        build.DatasourceVariable("datasource").label("Data source").type("prometheus"),
+        _multi_value_query("job", "Job", f"label_values({{{info}}}, job)"),
+        _multi_value_query("instance", "Instance", f'label_values({{{info}, job=~"$job"}}, instance)'),
+    ]
+    if which is DashboardName.DEVICE:
+        query = 'label_values(scrubber_device_state{job=~"$job", instance=~"$instance"}, device)'
+        variables.append(_query("device", "Device", query))
+    return variables
+
+
+def _query(name: str, label: str, query: str) -> build.QueryVariable:
+    return (
+        build.QueryVariable(name)
+        .label(label)
+        .datasource(DATASOURCE)
+        .query(query)
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+    )
+
+
+def _multi_value_query(name: str, label: str, query: str) -> build.QueryVariable:
+    """All of them, until somebody picks."""
+    everything = model.VariableOption(selected=True, text=["All"], value=["$__all"])
+    return _query(name, label, query).multi(True).include_all(True).all_value(".+").current(everything)
+
+
+def _link(to: DashboardName) -> build.DashboardLink:
+    return (
+        build.DashboardLink(to.capitalize())
+        .type(model.DashboardLinkType.LINK)
+        .url(f"/d/{to.uid}")
+        .icon("dashboard")
+        .tooltip(f"The {to} board, with what is picked here")
+        .include_vars(True)
+        .keep_time(True)
+    )
+
+
+def _place_panels(rows: Sequence[Row]) -> list[model.Panel | model.RowPanel]:
+    placed: list[model.Panel | model.RowPanel] = []
+    top = 0
+    for row in rows:
+        if row.title is not None:
+            heading = model.RowPanel(
+                id_val=len(placed) + 1, title=row.title, grid_pos=model.GridPos(x=0, y=top, w=_WIDTH, h=1), panels=[]
+            )
+            placed.append(heading)
+            top += 1
+        left, tallest = 0, 0
+        for panel in row.panels:
+            assert panel.grid_pos is not None, panel.title
+            width, height = panel.grid_pos.w, panel.grid_pos.h
+            if left + width > _WIDTH:
+                left, top, tallest = 0, top + tallest, 0
+            panel.id_val = len(placed) + 1
+            panel.repeat_direction = None
+            panel.grid_pos = model.GridPos(x=left, y=top, w=width, h=height)
+            placed.append(panel)
+            left, tallest = left + width, max(tallest, height)
+        top += tallest
+    return placed

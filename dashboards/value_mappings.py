@@ -1,0 +1,234 @@
+"""What colours and numbers mean, the same on every board: green is clean, blue in use, yellow being scrubbed or suspect,
+orange dirty, purple on its way back, red quarantined, dark red condemned.
+
+Grafana draws a state as a number with a text and a colour; the numbers are made here and are in no metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.queries import selector
+
+__all__ = [
+    "COMMON_COLOURS",
+    "HEALTH",
+    "HYGIENE",
+    "KIND_COLOURS",
+    "OFFERED",
+    "PATH_COLOURS",
+    "STATES",
+    "STATE_COLOURS",
+    "STEP_COLOURS",
+    "Colour",
+    "State",
+    "binary_state_query",
+    "boolean_mapping",
+    "health_mapping",
+    "hygiene_mapping",
+    "label_text",
+    "severity_mapping",
+    "state_mapping",
+    "state_number_query",
+    "text_mapping",
+    "verdict_mapping",
+]
+
+
+class Colour:
+    """Names of Grafana's palette, which has a shade for the dark and one for the light theme."""
+
+    CLEAN = "green"
+    IN_USE = "blue"
+    SCRUBBING = "yellow"
+    SUSPECT = "super-light-yellow"
+    DIRTY = "orange"
+    RECOVERING = "dark-purple"
+    PROBATION = "super-light-purple"
+    QUARANTINED = "red"
+    CONDEMNED = "dark-red"
+    NEUTRAL = "text"
+    INFO = "semi-dark-blue"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state of a device.
+
+    Attributes:
+        number: what Grafana is given.
+        text: what it shows for it.
+        matchers: the series of ``scrubber_device_state`` that are in it.
+    """
+
+    number: int
+    text: str
+    colour: str
+    matchers: tuple[str, ...] = ()
+
+
+HYGIENE: Final[Sequence[State]] = (
+    State(1, "clean", Colour.CLEAN, ('hygiene="clean"',)),
+    State(2, "in use", Colour.IN_USE, ('hygiene="in-use"',)),
+    State(3, "scrubbing", Colour.SCRUBBING, ('hygiene="scrubbing"',)),
+    State(4, "dirty", Colour.DIRTY, ('hygiene="dirty"',)),
+)
+
+_OUT: Final[Sequence[State]] = (
+    State(25, "recovering", Colour.RECOVERING, ('health="recovering"',)),
+    State(26, "on probation", Colour.PROBATION, ('health="probation"',)),
+    State(27, "quarantined", Colour.QUARANTINED, ('health="quarantined"',)),
+    State(28, "condemned", Colour.CONDEMNED, ('health="condemned"',)),
+)
+
+HEALTH: Final[Sequence[State]] = (
+    State(20, "healthy", Colour.CLEAN, ('health="healthy"',)),
+    State(21, "suspect", Colour.SUSPECT, ('health="suspect"',)),
+    *_OUT,
+)
+
+STATES: Final[Sequence[State]] = (
+    *(State(each.number, each.text, each.colour, (*each.matchers, 'health="healthy"')) for each in HYGIENE),
+    *(
+        State(each.number + 10, f"{each.text}, suspect", Colour.SUSPECT, (*each.matchers, 'health="suspect"'))
+        for each in HYGIENE
+    ),
+    *_OUT,
+)
+"""Hygiene and health as one: out of service outweighs what the bytes are."""
+
+OFFERED: Final[Sequence[State]] = (
+    State(40, "not offered", Colour.QUARANTINED),
+    State(41, "offered", Colour.CLEAN),
+)
+
+_HYGIENE_COLOURS: Final[Mapping[str, str]] = {
+    "clean": Colour.CLEAN,
+    "in-use": Colour.IN_USE,
+    "scrubbing": Colour.SCRUBBING,
+    "dirty": Colour.DIRTY,
+}
+
+_OUT_COLOURS: Final[Mapping[str, str]] = {
+    "recovering": Colour.RECOVERING,
+    "probation": Colour.PROBATION,
+    "quarantined": Colour.QUARANTINED,
+    "condemned": Colour.CONDEMNED,
+}
+
+STATE_COLOURS: Final[Mapping[str, str]] = {**_HYGIENE_COLOURS, **_OUT_COLOURS}
+"""Of the label ``state`` of the recording rule ``instance:scrubber_devices:by_state``."""
+
+COMMON_COLOURS: Final[Mapping[str, str]] = {
+    "passed": Colour.CLEAN,
+    "granted": Colour.CLEAN,
+    "fast path": Colour.CLEAN,
+    "slow path": Colour.IN_USE,
+    "held-up": Colour.SCRUBBING,
+    "abandoned": Colour.DIRTY,
+    "failed": Colour.QUARANTINED,
+    "refused": Colour.DIRTY,
+    "healthy": Colour.CLEAN,
+    "unhealthy": Colour.QUARANTINED,
+}
+"""Of words that mean the same in every panel."""
+
+PATH_COLOURS: Final[Mapping[str, str]] = {
+    "fast path, median": "light-green",
+    "fast path, p95": "semi-dark-green",
+    "fast path, p99": "semi-dark-green",
+    "slow path, median": "light-blue",
+    "slow path, p95": "semi-dark-blue",
+    "slow path, p99": "semi-dark-blue",
+}
+"""The typical case is light, the slow one darker, of one colour; the darkest are hard to see on a dark ground."""
+
+KIND_COLOURS: Final[Mapping[str, str]] = {
+    "same-container": "super-light-blue",
+    "same-pod": "light-blue",
+    "same-tenant": "blue",
+    "other-tenant": "purple",
+    "unknown": Colour.NEUTRAL,
+}
+"""The less two containers have to do with each other, the darker; what nobody knows has no colour."""
+
+STEP_COLOURS: Final[Mapping[str, str]] = {
+    "holders": "light-orange",
+    "reset": "dark-purple",
+    "memory": "blue",
+    "on-chip": "super-light-blue",
+    "diagnostics": "super-light-purple",
+    "settings": "super-light-yellow",
+    "health": "green",
+}
+
+
+def state_number_query(
+    states: Sequence[State], *matchers: str, by: Sequence[str] = ("job", "instance", "device")
+) -> str:
+    """A query that gives each device its state's number."""
+    alternatives = " or ".join(
+        f"{selector('scrubber_device_state', *each.matchers, *matchers)} * {each.number}" for each in states
+    )
+    return f"max by ({', '.join(by)}) ({alternatives})"
+
+
+def binary_state_query(metric: str, states: Sequence[State], *matchers: str, by: Sequence[str]) -> str:
+    """A query that gives a metric of 0 and 1 the numbers of two states that follow each other."""
+    return f"max by ({', '.join(by)}) ({selector(metric, *matchers)}) + {states[0].number}"
+
+
+def state_mapping(states: Sequence[State]) -> model.ValueMapping:
+    """How the numbers of ``states`` are shown."""
+    return model.ValueMap(
+        options={
+            str(each.number): model.ValueMappingResult(text=each.text, color=each.colour, index=place)
+            for place, each in enumerate(states)
+        }
+    )
+
+
+def boolean_mapping(yes: str, no: str, *, bad: str = Colour.QUARANTINED) -> model.ValueMapping:
+    """How a metric of 1 and 0 is shown: 1 is good."""
+    return state_mapping((State(1, yes, Colour.CLEAN), State(0, no, bad)))
+
+
+def hygiene_mapping() -> model.ValueMapping:
+    """How the label ``hygiene_mapping`` is coloured in a table."""
+    return text_mapping(_HYGIENE_COLOURS)
+
+
+def health_mapping() -> model.ValueMapping:
+    """How cells with the label ``health_mapping`` are filled in a table: what is well is not."""
+    return text_mapping({"healthy": "transparent", "suspect": Colour.SUSPECT, **_OUT_COLOURS})
+
+
+def severity_mapping() -> model.ValueMapping:
+    """How the label ``severity`` of a finding is coloured."""
+    return text_mapping(
+        {"note": Colour.NEUTRAL, "warning": Colour.SCRUBBING, "dirty": Colour.DIRTY, "fault": Colour.QUARANTINED}
+    )
+
+
+def verdict_mapping() -> model.ValueMapping:
+    """How the label ``verdict`` of a step is coloured."""
+    return text_mapping({"passed": Colour.CLEAN, "failed": Colour.QUARANTINED, "not-covered": Colour.SCRUBBING})
+
+
+def label_text(value: str) -> str:
+    """A label's value as people say it."""
+    return value.replace("-", " ")
+
+
+def text_mapping(colours: Mapping[str, str]) -> model.ValueMapping:
+    """Label values in words and colours."""
+    return model.ValueMap(
+        options={
+            word: model.ValueMappingResult(text=label_text(word), color=colour, index=place)
+            for place, (word, colour) in enumerate(colours.items())
+        }
+    )

@@ -1,0 +1,296 @@
+"""What is kept in step with the view, each for itself: the condition, the labels, the events, the evictions.
+
+Promise: a duty holds what is so and what was written, and writes when the two differ. So it makes no difference how much
+happened while the API server was away.
+
+``now`` is monotonic seconds; ``wall`` gives aware times in UTC for what others read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from plugin.cluster.errors import ApiBusy, ApiConflict, ApiForbidden, ApiInvalidRequest, ApiNotFound
+from plugin.cluster.event_diff import EventDiff
+from plugin.cluster.port import ClusterApi, ClusterNode
+from plugin.cluster.view import (
+    PLUGIN_STOPPED_CONDITION,
+    QUARANTINED_LABEL,
+    SERVICE_AWAY_CONDITION,
+    ClusterView,
+    NodeCondition,
+    OwnerNotice,
+)
+from plugin.logs import Logger
+
+__all__ = ["ClusterWriter", "ConditionWriter", "EventsWriter", "EvictionWriter", "LabelsWriter", "WriterTimes"]
+
+
+class ClusterWriter(Protocol):
+    """One thing to keep in step. ``name`` is for the log: what is not told while it fails."""
+
+    name: str
+
+    def update(self, view: ClusterView) -> None:
+        """Take in the newest view."""
+        ...
+
+    def seconds_until_due(self, now: float) -> float | None:
+        """Seconds until there is something to do, 0 or less when there is now; None: not before the next view."""
+        ...
+
+    async def write(self, now: float) -> None:
+        """Do the next thing that is due; raises the errors of :mod:`plugin.cluster.errors`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WriterTimes:
+    """Seconds.
+
+    Attributes:
+        spacing: between two writes of the condition, and between two of the labels when the count of quarantined differs.
+        labels: between two of the labels when only clean and dirty differ, which every pod changes.
+        heartbeat: after which the condition is written though nothing has changed.
+        confirm: the same for the first write of this plugin: a last one of an earlier instance, which gave its request up,
+            may have arrived after it.
+        eviction: between two evictions.
+        retry: after which a pod that was not, or seems not to have been, evicted is tried again.
+        long_retry: the same for one that was, or must not be; and the longest that the API server may ask for.
+    """
+
+    spacing: float = 10.0
+    labels: float = 60.0
+    heartbeat: float = 300.0
+    confirm: float = 10.0
+    eviction: float = 10.0
+    retry: float = 60.0
+    long_retry: float = 600.0
+
+
+class ConditionWriter:
+    """The node's condition. Its transition time changes with its status only, also across restarts of the plugin.
+
+    Args:
+        on_node: is shown the node as it was after each of our writes.
+        jitter: in [0, 1), so that a fleet's heartbeats do not come together.
+    """
+
+    name = "condition"
+
+    def __init__(
+        self,
+        cluster: ClusterApi,
+        *,
+        times: WriterTimes,
+        wall: Callable[[], float],
+        jitter: Callable[[], float],
+        on_node: Callable[[ClusterNode], None],
+    ) -> None:
+        self._cluster = cluster
+        self._times = times
+        self._wall = wall
+        self._jitter = jitter
+        self._on_node = on_node
+        self._desired: NodeCondition | None = None
+        self._written: NodeCondition | None = None
+        self._sent: NodeCondition | None = None
+        """The last one that was sent, whether or not it was written."""
+        self._observed: ClusterNode | None = None
+        """The node as the API server has it; None when that is not known."""
+        self._next_write_at = 0.0
+        self._heartbeat_at = 0.0
+        self._first = True
+
+    def update(self, view: ClusterView) -> None:
+        self._desired = view.condition
+
+    def seconds_until_due(self, now: float) -> float | None:
+        if self._desired is None:
+            return None
+        return (self._heartbeat_at if self._desired == self._written else self._next_write_at) - now
+
+    async def write(self, now: float) -> None:
+        if self._desired is not None:
+            await self._write_condition(self._desired)
+            self._next_write_at = now + self._times.spacing
+            heartbeat = self._times.heartbeat * (0.9 + 0.2 * self._jitter())
+            self._heartbeat_at = now + (self._times.confirm if self._first else heartbeat)
+            self._first = False
+
+    async def write_stopped(self) -> None:
+        """Nobody watches any more; without a word, the last one would stand. Nothing when none was ever said."""
+        if self._sent is not None and self._sent != SERVICE_AWAY_CONDITION:
+            await self._write_condition(PLUGIN_STOPPED_CONDITION)
+
+    async def _write_condition(self, desired: NodeCondition) -> None:
+        there, self._observed = self._observed, None  # until an answer says otherwise
+        if there is None:
+            there = await self._cluster.get_node()
+        now = datetime.fromtimestamp(self._wall(), UTC)
+        since = there.transition_time if there.status is desired.status and there.transition_time is not None else now
+        self._sent = desired
+        self._observed = await self._cluster.patch_condition(desired, since=since, now=now)
+        self._written = desired
+        self._on_node(self._observed)
+
+
+class LabelsWriter:
+    """The node's labels: how many devices are clean, dirty and quarantined.
+
+    A write of a label is one of the whole node, which all who watch nodes are sent: how often a tenant's pods come and go
+    must not decide how often that is.
+    """
+
+    name = "labels"
+
+    def __init__(self, cluster: ClusterApi, *, times: WriterTimes) -> None:
+        self._cluster = cluster
+        self._times = times
+        self._desired: Mapping[str, str] = {}
+        self._observed: Mapping[str, str] = {}
+        self._written_at: float | None = None
+
+    def update(self, view: ClusterView) -> None:
+        self._desired = view.labels
+
+    def on_node(self, node: ClusterNode) -> None:
+        """The node has these labels: somebody may have changed ours, or the node is a new one of the same name."""
+        self._observed = {name: value for name, value in node.labels.items() if name in self._desired}
+
+    def seconds_until_due(self, now: float) -> float | None:
+        if self._desired == self._observed:
+            return None
+        if self._written_at is None:
+            return 0.0
+        urgent = self._desired.get(QUARANTINED_LABEL) != self._observed.get(QUARANTINED_LABEL)
+        return self._written_at + (self._times.spacing if urgent else self._times.labels) - now
+
+    async def write(self, now: float) -> None:
+        wanted = self._desired
+        await self._cluster.patch_labels(wanted)
+        self._observed, self._written_at = wanted, now
+
+
+class EventsWriter:
+    """The events that the bulletin has, one at a time."""
+
+    name = "events"
+
+    def __init__(self, cluster: ClusterApi, event_diff: EventDiff, *, wall: Callable[[], float], log: Logger) -> None:
+        self._cluster = cluster
+        self._event_diff = event_diff
+        self._wall = wall
+        self._log = log
+
+    def update(self, view: ClusterView) -> None:
+        self._event_diff.update(view)
+
+    def seconds_until_due(self, now: float) -> float | None:
+        return self._event_diff.seconds_until_due(now)
+
+    async def write(self, now: float) -> None:
+        due = self._event_diff.next_event(now)
+        if due is None:
+            return
+        at = datetime.fromtimestamp(self._wall(), UTC)
+        try:
+            if due.count:
+                try:
+                    count = await self._cluster.repeat_event(due.event, at, due.count + 1)
+                except ApiNotFound:
+                    self._event_diff.on_missing(due)
+                    return
+            else:
+                try:
+                    await self._cluster.create_event(due.event, at)
+                    count = 1
+                except ApiConflict:
+                    # An earlier run of the plugin told it, and may have told it more than once: its count stays.
+                    count = await self._cluster.repeat_event(due.event, at, None)
+        except (ApiForbidden, ApiInvalidRequest, ApiNotFound, ApiConflict) as error:
+            # A namespace that is being deleted takes no events: that is no reason to tell nobody else.
+            self._log.warning(
+                "cluster.event-refused", about=due.event.target.name, kind=due.event.reason, sentence=str(error)
+            )
+            self._event_diff.on_refused(due, now)
+        else:
+            self._event_diff.on_written(due, now, count)
+
+
+class EvictionWriter:
+    """The pods that the policy wants gone, one at a time, each by its UID; disruption budgets are respected.
+
+    A request is taken back as soon as nobody wants it any more: its turn, or the API server, may be long in coming, and
+    the pod may have been given its device meanwhile. A refusal, of the role's too, is the one pod's: a namespace that is
+    being deleted must not keep the others'.
+    """
+
+    name = "evictions"
+
+    def __init__(self, cluster: ClusterApi, *, times: WriterTimes, log: Logger) -> None:
+        self._cluster = cluster
+        self._times = times
+        self._log = log
+        self._pods_to_evict: dict[str, OwnerNotice] = {}
+        self._free_at: dict[str, float] = {}
+        self._next_at = 0.0
+        self._request: tuple[str, asyncio.Task[None]] | None = None
+        """The request that is under way: the pod's UID, and its task."""
+
+    def update(self, view: ClusterView) -> None:
+        self._pods_to_evict = {each.uid: each for each in view.notices if each.evict}
+        if self._request is not None and self._request[0] not in self._pods_to_evict:
+            self._request[1].cancel()
+        if view.service_ready:
+            self._free_at = {uid: at for uid, at in self._free_at.items() if uid in self._pods_to_evict}
+
+    def seconds_until_due(self, now: float) -> float | None:
+        if not self._pods_to_evict:
+            return None
+        return max(min(self._free_at.get(uid, 0.0) for uid in self._pods_to_evict), self._next_at) - now
+
+    async def write(self, now: float) -> None:
+        uid, notice = min(self._pods_to_evict.items(), key=lambda each: self._free_at.get(each[0], 0.0))
+        who = {"tenant": notice.namespace, "pod": notice.pod}
+        self._next_at = now + self._times.eviction
+        self._free_at[uid] = now + self._times.retry
+        try:
+            asked = await self._evict(notice)
+        except ApiForbidden as error:
+            self._free_at[uid] = now + self._times.long_retry
+            self._log.warning("eviction.refused", **who, sentence=str(error))
+        except (ApiConflict, ApiInvalidRequest) as error:
+            self._log.warning("eviction.refused", **who, sentence=str(error))
+        except ApiNotFound:
+            self._free_at[uid] = now + self._times.long_retry
+        except ApiBusy as error:
+            self._free_at[uid] = now + max(self._times.retry, min(error.retry_after, self._times.long_retry))
+            self._log.info("eviction.delayed", **who, sentence=str(error))
+        else:
+            if asked:
+                self._free_at[uid] = now + self._times.long_retry
+                self._log.warning("pod.evicted", **who, sentence=notice.message)
+            else:
+                self._log.warning(
+                    "eviction.withdrawn", **who, sentence="It was taken back, and may have arrived all the same."
+                )
+
+    async def _evict(self, notice: OwnerNotice) -> bool:
+        """Whether it was answered, with a success; not when it was taken back, which says nothing of whether it arrived."""
+        eviction = asyncio.create_task(self._cluster.evict_pod(notice.namespace, notice.pod, notice.uid))
+        self._request = notice.uid, eviction
+        try:
+            await asyncio.wait({eviction})
+        finally:
+            self._request = None
+            eviction.cancel()
+            await asyncio.gather(eviction, return_exceptions=True)
+        if eviction.cancelled():
+            return False
+        eviction.result()
+        return True

@@ -1,0 +1,476 @@
+"""How the kubelet gets to know this plugin, and gets to know it again.
+
+Promises: the plugin serves before it registers. It registers again whenever the kubelet's socket is created anew, its
+own socket is removed, or a ``ListAndWatch`` stream ends for any reason: the kubelet never reconnects, and until then
+it starts containers without asking. At any time it has a socket in one of the kubelet's two directories only, and only one
+instance of the plugin on a node is registered (:mod:`plugin.instance_lock`).
+
+Two ways. By the *classic* way the plugin calls ``Register``, which takes milliseconds; a restarted kubelet has it before
+its first node status. By the *watcher*, the kubelet comes to a socket in ``plugins_registry/``; but after a restart it looks
+there only when it has published that the node has no devices, which stays so until the next node status, 10 s later.
+``auto`` is the classic way, and the watcher only where ``device-plugins/`` is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+
+from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.instance_lock import InstanceLock
+from plugin.kubelet.devices import AdvertisedDevices
+from plugin.kubelet.server import ListAndWatchStreams, PluginServer
+from plugin.kubelet.sockets import SocketFile, check_path_length, remove_stale_sockets
+from plugin.logs import Logger, WaitLogger
+from plugin.observers import KubeletObserver, NullObserver, RegistrationObserver
+from scrubber.domain.errors import InvalidConfiguration, Unavailable
+
+__all__ = ["KubeletPaths", "Registrar", "RegistrationMode", "RegistrationTimes", "resource_name_error"]
+
+API_VERSION = "v1beta1"
+NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+"""Statuses that say that there was no answer; any other one is the kubelet's."""
+
+
+class RegistrationMode(StrEnum):
+    """How to register."""
+
+    AUTO = "auto"
+    WATCHER = "watcher"
+    CLASSIC = "classic"
+
+
+class RegistrationEnd(StrEnum):
+    """Why an incarnation of the plugin is over."""
+
+    STREAM_ENDED = "the kubelet's stream ended"
+    NO_STREAM = "the kubelet accepted the plugin but opened no stream"
+    SOCKET_REMOVED = "the plugin's socket was removed"
+    KUBELET_RESTARTED = "the kubelet's socket was created anew"
+    WATCHER_DID_NOT_CALL = "the kubelet did not come to plugins_registry/"
+
+    @property
+    def label(self) -> str:
+        """For metrics."""
+        return _END_LABELS[self]
+
+
+_END_LABELS = {
+    RegistrationEnd.STREAM_ENDED: "stream-ended",
+    RegistrationEnd.NO_STREAM: "no-stream",
+    RegistrationEnd.SOCKET_REMOVED: "socket-removed",
+    RegistrationEnd.KUBELET_RESTARTED: "kubelet-anew",
+    RegistrationEnd.WATCHER_DID_NOT_CALL: "unheard",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationTimes:
+    """Seconds.
+
+    Attributes:
+        poll: between looks at socket files while the plugin is not registered; a kubelet that has just started is noticed
+            within this time.
+        idle_poll: the same once it is; a kubelet that goes ends its stream, which is noticed at once.
+        watcher_fallback: that ``device-plugins/`` may be missing before ``auto`` takes the watcher: a kubelet's first start makes
+            both directories, one after the other.
+        watcher_call: that the kubelet may take to come to ``plugins_registry/`` before the log says that it is waited for.
+        register: for ``Register``; the kubelet dials us back inside and takes up to 10 s.
+        stream: from an accepted registration to the kubelet's stream, which comes within milliseconds, or never when
+            the end of an older stream took the new client along; doubled each time in a row, up to ``stream_max``.
+        retry: between attempts to register with a kubelet that does not answer or refuses.
+        lock_poll: between looks whether another instance of the plugin has gone.
+        reregister_delay: from the end of a stream to the next ``Register``, by whichever instance. The kubelet first drops the
+            connection and then marks the resource's endpoint, whichever it is by then, as stopped; nothing tells an
+            endpoint that registered in between.
+        stable: a registration that the kubelet dropped is made again at once when it lasted for so long, or was the
+            first in a row to be shorter.
+        back_off: the pause after the second such one, doubling up to ``back_off_max``.
+        log_interval: between log lines about something that is waited for.
+    """
+
+    poll: float = 0.05
+    idle_poll: float = 1.0
+    watcher_fallback: float = 5.0
+    watcher_call: float = 2.0
+    register: float = 15.0
+    stream: float = 0.3
+    stream_max: float = 10.0
+    retry: float = 0.5
+    lock_poll: float = 0.01
+    reregister_delay: float = 0.01
+    stable: float = 10.0
+    back_off: float = 0.05
+    back_off_max: float = 5.0
+    log_interval: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPaths:
+    """Where the kubelet keeps what concerns a device plugin, below ``root`` (``/var/lib/kubelet``)."""
+
+    root: Path
+    resource: str
+
+    @property
+    def device_plugins(self) -> Path:
+        return self.root / "device-plugins"
+
+    @property
+    def plugins_registry(self) -> Path:
+        return self.root / "plugins_registry"
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self.device_plugins / "kubelet.sock"
+
+    @property
+    def socket_prefix(self) -> str:
+        """How the names of our sockets begin."""
+        return f"scrubber-{self.resource.rpartition('/')[2][:24]}"
+
+    def writer_lock_directory(self, mode: RegistrationMode) -> Path:
+        """Where the lock of the instance that writes to the API server is: in a directory that ``mode`` registers in."""
+        by_watcher = (
+            mode is RegistrationMode.AUTO and not self.device_plugins.is_dir() and self.plugins_registry.is_dir()
+        )
+        return self.plugins_registry if mode is RegistrationMode.WATCHER or by_watcher else self.device_plugins
+
+    def plugin_socket(self, directory: Path, token: str) -> Path:
+        return directory / f"{self.socket_prefix}-{token}.sock"
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is tried.
+
+        Raises:
+            InvalidConfiguration: a resource name that the kubelet would refuse; a directory that is a file or whose
+                sockets' paths would be too long; a file where the kubelet's socket should be.
+        """
+        if complaint := resource_name_error(self.resource):
+            raise InvalidConfiguration(complaint)
+        for directory in (self.root, self.device_plugins, self.plugins_registry):
+            if directory.exists() and not directory.is_dir():
+                raise InvalidConfiguration(f"{directory} is a file: the kubelet's directory is asked for.")
+            check_path_length(self.plugin_socket(directory, "0" * 8), "this plugin's socket")
+        check_path_length(self.kubelet_socket, "the kubelet's socket")
+        SocketFile.of(self.kubelet_socket)
+
+
+def resource_name_error(name: str) -> str:
+    """Why the kubelet would refuse a resource of this name; empty when it would not."""
+    domain, _, base = name.partition("/")
+    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    hint = "Write DOMAIN/NAME, such as scrubber.dev/gpu."
+    name_part = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+    if not re.fullmatch(rf"{label}(\.{label})*", domain) or not re.fullmatch(name_part, base):
+        return f"{name!r} is no name for a resource. {hint}"
+    if len(domain) > 244 or len(base) > 63:
+        return f"{name!r} is too long: 244 characters before the slash and 63 after it. {hint}"
+    if "kubernetes.io/" in name or name.startswith("requests."):
+        return f"{name!r} belongs to Kubernetes: choose a domain of your own. {hint}"
+    return ""
+
+
+class Registrar:
+    """Keeps the plugin registered with the kubelet.
+
+    Args:
+        plugin: makes the servicer of one incarnation.
+        token: makes eight characters that were never used before.
+        clock: monotonic seconds.
+
+    Attributes:
+        is_ready: this instance has been ready to register since its start, apart from another one that may be registered.
+    """
+
+    def __init__(
+        self,
+        paths: KubeletPaths,
+        mode: RegistrationMode,
+        *,
+        plugin: Callable[[ListAndWatchStreams], deviceplugin_pb2_grpc.DevicePluginServicer],
+        advertised: AdvertisedDevices,
+        times: RegistrationTimes,
+        token: Callable[[], str],
+        log: Logger,
+        clock: Callable[[], float],
+        observer: KubeletObserver | None = None,
+    ) -> None:
+        self._observer = observer or NullObserver()
+        self._paths = paths
+        self._mode = mode
+        self._plugin = plugin
+        self._advertised = advertised
+        self._times = times
+        self._token = token
+        self._log = log
+        self._clock = clock
+        self._reminder = WaitLogger(log, every=times.log_interval, clock=clock)
+        self._stream_timeout = times.stream
+        self._locks: dict[Path, InstanceLock] = {}
+        self.is_ready = False
+
+    async def run(self) -> NoReturn:
+        """Until cancelled; leaving ends the streams and removes our socket."""
+        pause = self._times.reregister_delay
+        over: RegistrationEnd | None = None
+        self._observer.on_registration_status(self._paths.resource, registered=False)
+        try:
+            while True:
+                way = await self._choose_mode()
+                began = self._clock()
+                try:
+                    over = await (self._run_watcher() if way is RegistrationMode.WATCHER else self._run_classic())
+                except Unavailable as error:
+                    self._log_waiting(str(error))
+                    await asyncio.sleep(self._times.retry)
+                    continue
+                self._observer.on_registration_end(self._paths.resource, over.label)
+                if over is RegistrationEnd.NO_STREAM:
+                    self._stream_timeout = min(2 * self._stream_timeout, self._times.stream_max)
+                elif over is RegistrationEnd.STREAM_ENDED:
+                    self._stream_timeout = self._times.stream
+                self._log.warning(
+                    "kubelet.registering-again",
+                    resource=self._paths.resource,
+                    reason=over.label,
+                    sentence=f"{over.value.capitalize()}.",
+                    way=way.value,
+                )
+                dropped = over in (RegistrationEnd.STREAM_ENDED, RegistrationEnd.NO_STREAM)
+                if not dropped or self._clock() - began >= self._times.stable:
+                    pause = self._times.reregister_delay
+                if dropped:
+                    await asyncio.sleep(pause)
+                    pause = min(max(2 * pause, self._times.back_off), self._times.back_off_max)
+        finally:
+            for lock in self._locks.values():
+                lock.release()
+
+    async def _choose_mode(self) -> RegistrationMode:
+        """How to register this time; waits until there is a directory to do it in."""
+        places = self._paths
+        since = self._clock()
+        while True:
+            if self._mode is not RegistrationMode.WATCHER and places.device_plugins.is_dir():
+                return RegistrationMode.CLASSIC
+            given_up = self._mode is RegistrationMode.WATCHER or self._clock() - since >= self._times.watcher_fallback
+            if self._mode is not RegistrationMode.CLASSIC and given_up and places.plugins_registry.is_dir():
+                return RegistrationMode.WATCHER
+            wanted = places.plugins_registry if self._mode is RegistrationMode.WATCHER else places.device_plugins
+            self._log_waiting(f"{wanted} does not exist.")
+            await asyncio.sleep(self._times.poll)
+
+    async def _run_watcher(self) -> RegistrationEnd:
+        """One incarnation in ``plugins_registry/``, until it is over."""
+        times = self._times
+        path = self._paths.plugin_socket(self._paths.plugins_registry, self._token())
+        watcher = _PluginInfoService(self._paths.resource, path, log=self._log, observer=self._observer)
+        accepted_at: float | None = None
+        await self._wait_for_lock(path.parent, None)  # first: the kubelet comes to a socket as soon as it is there
+        expected = self._clock() + times.watcher_call
+        async with self._serving(path, watcher) as endpoint:
+            while True:
+                over = await self._poll_once(endpoint, None)
+                if over is not None:
+                    return over
+                now = self._clock()
+                if endpoint.streams.opened.is_set():
+                    continue
+                if watcher.accepted:
+                    accepted_at = accepted_at if accepted_at is not None else now
+                    if now - accepted_at >= self._stream_timeout:
+                        return RegistrationEnd.NO_STREAM
+                elif not watcher.contacted:
+                    if self._mode is RegistrationMode.AUTO and self._paths.device_plugins.is_dir():
+                        return RegistrationEnd.WATCHER_DID_NOT_CALL
+                    if now >= expected:
+                        self._log_waiting("It has not come to plugins_registry/ yet.")
+
+    async def _run_classic(self) -> RegistrationEnd:
+        """One incarnation in ``device-plugins/``, until it is over."""
+        kubelet = await self._wait_for_kubelet()
+        path = self._paths.plugin_socket(self._paths.device_plugins, self._token())
+        async with self._serving(path, None) as endpoint:
+            over = await self._wait_for_lock(path.parent, endpoint, kubelet)
+            while over is None:
+                try:
+                    await self._register(path.name)
+                    break
+                except Unavailable as error:
+                    self._log_waiting(str(error))
+                over = await self._poll_until(endpoint, kubelet, self._times.retry)
+            if over is None:
+                over = await self._poll_until(endpoint, kubelet, self._stream_timeout)
+            while over is None:
+                if not endpoint.streams.opened.is_set():
+                    return RegistrationEnd.NO_STREAM
+                over = await self._poll_once(endpoint, kubelet)
+            return over
+
+    async def _wait_for_lock(
+        self, directory: Path, endpoint: PluginServer | None, kubelet: SocketFile | None = None
+    ) -> RegistrationEnd | None:
+        """Wait until no other instance is registered. Return why ``endpoint`` is over, if it is before that."""
+        self.is_ready = True
+        lock = self._locks.setdefault(directory, InstanceLock(directory, self._paths.resource))
+        waited = 0
+        while not lock.try_acquire():
+            if not waited:
+                self._log.info("plugin.standing-by", resource=self._paths.resource)
+            waited += 1
+            await asyncio.sleep(self._times.lock_poll)
+            if (
+                endpoint is not None
+                and waited % 10 == 0
+                and (over := self._socket_change(endpoint, kubelet)) is not None
+            ):
+                return over
+        return None
+
+    async def _wait_for_kubelet(self) -> SocketFile:
+        """The kubelet's socket; waits for it."""
+        while (identity := SocketFile.of(self._paths.kubelet_socket)) is None:
+            self._log_waiting(f"{self._paths.kubelet_socket} does not exist.")
+            await asyncio.sleep(self._times.poll)
+        return identity
+
+    async def _register(self, endpoint: str) -> None:
+        """Call ``Register``; on a channel of its own, because a channel that failed once backs off for seconds.
+
+        Raises:
+            Unavailable: the kubelet does not answer, or refuses; the message says what it said.
+        """
+        request = deviceplugin_pb2.RegisterRequest(
+            version=API_VERSION, endpoint=endpoint, resource_name=self._paths.resource
+        )
+        async with grpc.aio.insecure_channel(f"unix:{self._paths.kubelet_socket}") as channel:
+            try:
+                await deviceplugin_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._times.register)
+            except grpc.aio.AioRpcError as error:
+                said = f"{error.code().name}: {error.details()}"
+                outcome = "failed" if error.code() in NO_ANSWER_CODES else "refused"
+                self._observer.on_registration_attempt(self._paths.resource, RegistrationMode.CLASSIC.value, outcome)
+                raise Unavailable(f"Register at {self._paths.kubelet_socket} failed, {said}") from error
+
+    @asynccontextmanager
+    async def _serving(self, path: Path, watcher: _PluginInfoService | None) -> AsyncIterator[PluginServer]:
+        dead = await remove_stale_sockets(path.parent, self._paths.socket_prefix, older_than=1.0, now=time.time())
+        if dead:
+            self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])
+        streams = ListAndWatchStreams(self._advertised, self._paths.resource, observer=self._observer)
+        endpoint = PluginServer(
+            path, plugin=self._plugin(streams), streams=streams, registration=watcher, observer=self._observer
+        )
+        async with endpoint:
+            self._log.info("plugin.serving", resource=self._paths.resource, socket=str(path))
+            announcement = asyncio.create_task(self._report_registered(endpoint), name="announcement")
+            try:
+                yield endpoint
+            except asyncio.CancelledError:
+                await self._release_to_successor(endpoint)
+                raise
+            finally:
+                announcement.cancel()
+                self._observer.on_registration_status(self._paths.resource, registered=False)
+
+    async def _release_to_successor(self, endpoint: PluginServer) -> None:
+        """End the streams and let the next instance register, before the calls under way are waited for."""
+        await endpoint.withdraw()
+        await asyncio.sleep(self._times.reregister_delay)
+        for lock in self._locks.values():
+            lock.release()
+
+    def _log_waiting(self, message: str) -> None:
+        self._reminder.log_waiting("kubelet.away", resource=self._paths.resource, sentence=message)
+
+    async def _report_registered(self, endpoint: PluginServer) -> None:
+        await endpoint.streams.opened.wait()
+        self._reminder.log_ended("kubelet.there", resource=self._paths.resource)
+        way = (
+            RegistrationMode.WATCHER
+            if endpoint.path.parent == self._paths.plugins_registry
+            else RegistrationMode.CLASSIC
+        )
+        self._observer.on_registration_attempt(self._paths.resource, way.value, "ok")
+        self._observer.on_registration_status(self._paths.resource, registered=True)
+        self._log.info("kubelet.registered", resource=self._paths.resource, way=way.value, socket=str(endpoint.path))
+
+    async def _poll_until(
+        self, endpoint: PluginServer, kubelet: SocketFile | None, seconds: float
+    ) -> RegistrationEnd | None:
+        """Look until the incarnation is over, a stream is open, or ``seconds`` have passed."""
+        until = self._clock() + seconds
+        while not endpoint.streams.opened.is_set() and self._clock() < until:
+            over = await self._poll_once(endpoint, kubelet)
+            if over is not None:
+                return over
+        return None
+
+    async def _poll_once(self, endpoint: PluginServer, kubelet: SocketFile | None) -> RegistrationEnd | None:
+        """Why the incarnation is over, if it is. Takes one poll unless a stream ends."""
+        registered = endpoint.streams.opened.is_set()
+        try:
+            async with asyncio.timeout(self._times.idle_poll if registered else self._times.poll):
+                await endpoint.streams.ended.wait()
+            return RegistrationEnd.STREAM_ENDED
+        except TimeoutError:
+            return self._socket_change(endpoint, kubelet)
+
+    def _socket_change(self, endpoint: PluginServer, kubelet: SocketFile | None) -> RegistrationEnd | None:
+        """Why the incarnation is over, by the socket files."""
+        if not endpoint.is_intact:
+            return RegistrationEnd.SOCKET_REMOVED
+        if kubelet is not None and SocketFile.of(self._paths.kubelet_socket) not in (None, kubelet):
+            return RegistrationEnd.KUBELET_RESTARTED
+        return None
+
+
+class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
+    """What the kubelet's plugin watcher is told when it comes to our socket, and what it makes of that.
+
+    Attributes:
+        contacted: the kubelet was here.
+        accepted: it said that it took us.
+    """
+
+    def __init__(self, resource: str, endpoint: Path, *, log: Logger, observer: RegistrationObserver) -> None:
+        self._resource = resource
+        self._endpoint = endpoint
+        self._log = log
+        self._observer = observer
+        self.contacted = False
+        self.accepted = False
+
+    async def GetInfo(
+        self,
+        request: pluginregistration_pb2.InfoRequest,
+        context: grpc.aio.ServicerContext[pluginregistration_pb2.InfoRequest, pluginregistration_pb2.PluginInfo],
+    ) -> pluginregistration_pb2.PluginInfo:
+        self.contacted = True
+        return pluginregistration_pb2.PluginInfo(
+            type="DevicePlugin", name=self._resource, endpoint=str(self._endpoint), supported_versions=[API_VERSION]
+        )
+
+    async def NotifyRegistrationStatus(
+        self,
+        request: pluginregistration_pb2.RegistrationStatus,
+        context: grpc.aio.ServicerContext[
+            pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
+        ],
+    ) -> pluginregistration_pb2.RegistrationStatusResponse:
+        self.contacted = True
+        self.accepted = request.plugin_registered
+        if not request.plugin_registered:
+            self._observer.on_registration_attempt(self._resource, "watcher", "refused")
+            self._log.error("kubelet.refused", resource=self._resource, sentence=request.error)
+        return pluginregistration_pb2.RegistrationStatusResponse()

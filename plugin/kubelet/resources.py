@@ -1,0 +1,233 @@
+"""Which resource a device is advertised as, and the list of each resource.
+
+Promises: a device once listed stays listed where it was, because the kubelet shows an omitted device as healthy. No resource mixes kinds of instances behind one name: a node
+that cannot be advertised as the administrator asked is not advertised, with a sentence that says why.
+
+The decision is pure (:class:`ResourceLayout`); :class:`AdvertisedResources` acts on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
+from plugin.kubelet.registration import resource_name_error
+from plugin.kubelet.shares import TimeSlicing, id_mapping
+from plugin.logs import Logger
+from plugin.resource_mapping import PublishMapping, discard_mapping
+
+__all__ = [
+    "NVIDIA_RESOURCE",
+    "SIMULATED_RESOURCE",
+    "AdvertisedLists",
+    "AdvertisedResources",
+    "MigStrategy",
+    "ResourceLayout",
+]
+
+SIMULATED_RESOURCE = "scrubber.dev/gpu"
+NVIDIA_RESOURCE = "nvidia.com/gpu"
+UNKNOWN_PROFILE = "unknown"
+"""The profile of an instance of which the driver says nothing: two of them need not be alike."""
+
+
+class MigStrategy(StrEnum):
+    """How instances of a GPU are advertised; as in NVIDIA's plugin."""
+
+    NONE = "none"
+    """Whole GPUs only."""
+    SINGLE = "single"
+    """All GPUs of the node are cut into instances of one profile, or none is: one resource."""
+    MIXED = "mixed"
+    """A resource for each profile, beside that of the whole GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisedLists:
+    """What is advertised as what.
+
+    Attributes:
+        lists: resource → its full list, in the order of the devices.
+        devices: all devices as they are to be seen, advertised or not.
+        error: why the node cannot be advertised as asked; empty when it can.
+        warnings: what is left out, and what would change that.
+    """
+
+    lists: Mapping[str, tuple[AdvertisedDevice, ...]]
+    devices: tuple[AdvertisedDevice, ...] = ()
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLayout:
+    """The rule, and what it has decided so far.
+
+    Attributes:
+        resource: the name for whole devices; empty: by what they are.
+        sharing: which of them are advertised as shares.
+        listed_resources: id → resources under which the device was ever listed, by their names when they are not shared. An
+            instance may come back under its old id as one of another profile.
+    """
+
+    mig: MigStrategy = MigStrategy.NONE
+    resource: str = ""
+    sharing: TimeSlicing = field(default_factory=TimeSlicing)
+    listed_resources: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def assign_resources(self, devices: Iterable[AdvertisedDevice]) -> tuple[ResourceLayout, AdvertisedLists]:
+        """Deal ``devices`` out, and remember where each has gone."""
+        devices = tuple(devices)
+        complaint = self._single_strategy_error(devices) if self.mig is MigStrategy.SINGLE else ""
+        judged = tuple(
+            device.as_withheld(complaint) if complaint and device.is_nvidia else device for device in devices
+        )
+        listed = dict(self.listed_resources)
+        lists: dict[str, list[AdvertisedDevice]] = {}
+        notes: Counter[str] = Counter()
+        for device in judged:
+            home = self._resource_of(device)
+            if not home and not device.gone:
+                notes[self._unlisted_reason(device)] += 1
+            # A device that only a service that is not ready has named may not be all of its kind.
+            waits = device.is_nvidia and (
+                complaint or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.NONE)
+            )
+            if home and not waits:
+                listed[device.id] = listed.get(device.id, frozenset()) | {home}
+            for resource in sorted(listed.get(device.id, ())):
+                name = self.sharing.advertised_name(resource)
+                moved = f"Device {device.id} is not advertised as {name} any more."
+                seen = device if resource == home else device.as_withheld(moved)
+                lists.setdefault(name, []).extend(self.sharing.shares_of(resource, seen))
+        unmet = self.sharing.shares.keys() - set().union(*listed.values()) if judged else set()
+        arrangement = AdvertisedLists(
+            {resource: tuple(part) for resource, part in sorted(lists.items())},
+            judged,
+            complaint,
+            (
+                *(f"{note} ({count} of them)" for note, count in sorted(notes.items())),
+                *(f"The configuration file shares {resource}, and this node has none" for resource in sorted(unmet)),
+            ),
+        )
+        return replace(self, listed_resources=listed), arrangement
+
+    def _single_strategy_error(self, devices: Iterable[AdvertisedDevice]) -> str:
+        """Why the GPUs of this node are not of one kind. What only a service that is not ready has said counts not."""
+        gpus = [
+            device
+            for device in devices
+            if device.is_nvidia and not device.gone and device.verdict is not ServiceVerdict.NONE
+        ]
+        instances = [device for device in gpus if device.parent]
+        profiles = sorted({device.profile or UNKNOWN_PROFILE for device in instances})
+        if UNKNOWN_PROFILE in profiles:
+            why = "the driver does not say which profile an instance has"
+        elif instances and len(instances) < len(gpus):
+            why = "some GPUs of this node are cut into MIG instances and some are not"
+        elif len(profiles) > 1:
+            why = f"the MIG instances of this node have different profiles ({', '.join(profiles)})"
+        else:
+            return ""
+        return f"With --mig-strategy single nothing can be advertised: {why}. Choose mixed, or cut all GPUs alike."
+
+    def _resource_of(self, device: AdvertisedDevice) -> str:
+        """The resource of a device; empty for none."""
+        if not device.is_nvidia:
+            return self.resource or SIMULATED_RESOURCE
+        whole = self.resource or NVIDIA_RESOURCE
+        if not device.parent or self.mig is MigStrategy.SINGLE:
+            return whole
+        if self.mig is MigStrategy.NONE:
+            return ""
+        name = _mig_resource(whole, device.profile)
+        return "" if device.profile in ("", UNKNOWN_PROFILE) or resource_name_error(name) else name
+
+    def _unlisted_reason(self, device: AdvertisedDevice) -> str:
+        """Why a device has no resource."""
+        if self.mig is MigStrategy.NONE:
+            return "MIG instances are not advertised: --mig-strategy is none; choose single or mixed"
+        return f'A MIG instance of profile "{device.profile}" is not advertised: no resource can be called after that'
+
+
+def _mig_resource(whole: str, profile: str) -> str:
+    """``nvidia.com/mig-1g.10gb.me`` for the profile ``1g.10gb+me``: a resource's name may hold no plus sign."""
+    domain = whole.partition("/")[0]
+    return f"{domain}/mig-{profile.replace('+', '.')}"
+
+
+PublishDevices = Callable[[Sequence[AdvertisedDevice], str], Mapping[str, str]]
+"""Makes devices usable by containers before they are advertised; answers id → why it could not."""
+
+
+def _nothing_to_publish(devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
+    return {}
+
+
+class AdvertisedResources(AdvertisedDevices):
+    """The node's devices, dealt out to a list for each resource.
+
+    Args:
+        publish_mapping: told of every list before it is shown.
+
+    Attributes:
+        lists: resource → its list; one that is there stays.
+        error: see :class:`AdvertisedLists`.
+    """
+
+    def __init__(
+        self,
+        layout: ResourceLayout,
+        *,
+        log: Logger,
+        publish: PublishDevices = _nothing_to_publish,
+        publish_mapping: PublishMapping = discard_mapping,
+    ) -> None:
+        super().__init__()
+        self.lists: dict[str, AdvertisedDevices] = {}
+        self.error = ""
+        self._layout = layout
+        self._log = log
+        self._publish = publish
+        self._publish_mapping = publish_mapping
+        self._update_lock = asyncio.Lock()
+        self._warnings: tuple[str, ...] = ()
+
+    async def update(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
+        async with self._update_lock:  # announcing takes a while, and what was seen later is shown later
+            await self._update(devices, epoch)
+
+    async def _update(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
+        refusals = self._publish(devices, epoch)
+        usable = [
+            device.as_withheld(refusals[device.id])
+            if device.id in refusals and device.verdict is ServiceVerdict.OFFERED
+            else device
+            for device in devices
+        ]
+        self._layout, arrangement = self._layout.assign_resources(usable)
+        before = (set(self.lists), self.error)
+        lists = arrangement.lists
+        await asyncio.gather(
+            *(self._publish_mapping(resource, id_mapping(part), epoch) for resource, part in lists.items())
+        )
+        for resource, part in lists.items():
+            await self.lists.setdefault(resource, AdvertisedDevices()).update(part, epoch)
+        self._log_changes(arrangement)
+        await super().update(arrangement.devices, epoch)
+        if before != (set(self.lists), self.error):
+            await self.notify()
+
+    def _log_changes(self, arrangement: AdvertisedLists) -> None:
+        if arrangement.error and arrangement.error != self.error:
+            self._log.error("node.not-advertised", sentence=arrangement.error)
+        elif self.error and not arrangement.error:
+            self._log.info("node.advertised")
+        for note in arrangement.warnings:
+            if note not in self._warnings:
+                self._log.warning("node.partly-advertised", sentence=note)
+        self.error, self._warnings = arrangement.error, arrangement.warnings

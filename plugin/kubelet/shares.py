@@ -1,0 +1,143 @@
+"""One device as several: the replicas of time slicing, as in NVIDIA's plugin.
+
+A share is the device under an id of its own, ``<device id>::<n>``. Promises: what holds of a device holds of each of its
+shares (health, NUMA node, quarantine), and a container that has several shares of a device is given that device once.
+Who may be on a device beside whom is no business of this module: the service decides it before each start.
+
+Pure. Source: the documentation and the code of NVIDIA's device plugin, version 0.20.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict, index_sort_key
+from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.resource_mapping import REPLICA_SEPARATOR
+
+__all__ = [
+    "MAX_SHARES",
+    "SHARED_SUFFIX",
+    "SharePreference",
+    "TimeSlicing",
+    "choose_shares",
+    "id_mapping",
+    "whole_devices",
+]
+
+SHARED_SUFFIX = ".shared"
+"""Behind the name of a resource that is renamed because it is shared."""
+MAX_SHARES = 256
+"""Of one device: a list of them has to fit into one message to the kubelet."""
+
+
+class SharePreference(StrEnum):
+    """On which device the next share is preferred; as in NVIDIA's plugin."""
+
+    DISTRIBUTED = "distributed"
+    """On the one with the fewest shares given out."""
+    PACKED = "packed"
+    """On the one with the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlicing:
+    """What is advertised as shares.
+
+    Attributes:
+        shares: resource, by its name when it is not shared → how many shares each of its devices has; at least 2.
+        use_shared_suffix: whether what is shared is advertised under a name of its own.
+        single_share_only: whether a container that asks for more than one share is refused: a second one gives it nothing.
+        preference: among devices, for the next share.
+    """
+
+    shares: Mapping[str, int] = field(default_factory=dict)
+    use_shared_suffix: bool = False
+    single_share_only: bool = False
+    preference: SharePreference = SharePreference.DISTRIBUTED
+
+    def advertised_name(self, resource: str) -> str:
+        """The name under which the devices of ``resource`` are advertised."""
+        return resource + SHARED_SUFFIX if self.use_shared_suffix and resource in self.shares else resource
+
+    def shares_of(self, resource: str, device: AdvertisedDevice) -> tuple[AdvertisedDevice, ...]:
+        """The shares of a device of ``resource``; the device itself where it is not shared."""
+        count = self.shares.get(resource)
+        if count is None:
+            return (device,)
+        return tuple(
+            replace(device, id=f"{device.id}{REPLICA_SEPARATOR}{number}", share_of=device.id) for number in range(count)
+        )
+
+    def check_request(self, container: Sequence[AdvertisedDevice]) -> None:
+        """Refuse what no container may have.
+
+        Raises:
+            InvalidRequest: more than one share, where one is the most.
+        """
+        if self.single_share_only and len(container) > 1 and any(device.share_of for device in container):
+            raise InvalidRequest(
+                f"The container asks for {len(container)} shares of devices, and one is the most "
+                "(failRequestsGreaterThanOne): a second one would give it no more of a device."
+            )
+
+
+def whole_devices(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:
+    """The devices behind ``devices``, each once."""
+    whole = (replace(device, id=device.share_of, share_of="") if device.share_of else device for device in devices)
+    return tuple({device.id: device for device in whole}.values())
+
+
+def id_mapping(devices: Iterable[AdvertisedDevice]) -> dict[str, str]:
+    """Which device each id is: of a share, the one that it is a share of."""
+    return {device.id: device.device_id for device in devices}
+
+
+def choose_shares(
+    available: Iterable[str],
+    chosen: Sequence[str],
+    size: int,
+    devices: Mapping[str, AdvertisedDevice],
+    preference: SharePreference,
+    readiness: Callable[[AdvertisedDevice | None], int],
+) -> tuple[str, ...]:
+    """``chosen``, and as many shares of ``available`` as make ``size``; fewer when there are not so many.
+
+    One after the other: from a device that is in service, then by ``preference``, then from one that this container
+    has the fewest shares of, then from the readiest.
+
+    Args:
+        available: what nobody has been given, ``chosen`` not among them.
+    """
+    free: dict[str, list[str]] = {}
+    for id_ in sorted(set(available), reverse=True):
+        free.setdefault(_device(id_, devices), []).append(id_)
+    total = Counter(device.device_id for device in devices.values())
+    given = {device: max(total[device] - len(ids), 0) for device, ids in free.items()}
+    mine = Counter(_device(id_, devices) for id_ in chosen)
+    towards = -1 if preference is SharePreference.PACKED else 1
+
+    def rank(device: str) -> tuple[bool, int, int, int, tuple[list[tuple[int, str]], str]]:
+        one = devices.get(free[device][-1])
+        out = one is not None and one.verdict is ServiceVerdict.WITHHELD
+        place = index_sort_key(one) if one is not None else ([], device)
+        return (out, towards * given[device], mine[device], -readiness(one), place)
+
+    taken = list(chosen)
+    while free and len(taken) < size:
+        device = min(free, key=rank)
+        taken.append(free[device].pop())
+        given[device] += 1
+        mine[device] += 1
+        if not free[device]:
+            del free[device]
+    return tuple(taken)
+
+
+def _device(id_: str, devices: Mapping[str, AdvertisedDevice]) -> str:
+    """The device of ``id_``; an id that nobody has listed is one of its own."""
+    device = devices.get(id_)
+    return id_ if device is None else device.device_id

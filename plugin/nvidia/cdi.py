@@ -1,0 +1,243 @@
+"""Our CDI specification: what a runtime adds to a container that is given one of our devices by name.
+
+Promises: the same devices and the same driver are the same bytes, in whatever order and after whatever restart. The
+file is replaced as a whole: whoever reads it, and whenever this process is killed, sees the old one or the new one. A
+device is advertised only once the file has it.
+
+Source: the Container Device Interface, version 0.5.0, the lowest that has ``hostPath`` of device nodes and names that
+begin with a digit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plugin.kubelet.devices import AdvertisedDevice
+from plugin.logs import Logger
+from plugin.nvidia.driver_files import CdiHook, DriverFiles, DriverRoot, find_driver_files, is_unchanged
+from plugin.nvidia.injection import CDI_KIND, NvidiaInjection
+from scrubber.domain.device import AccessKind
+from scrubber.domain.errors import InvalidConfiguration
+
+__all__ = ["SPEC_FILE_NAME", "CdiPublisher", "replace_file", "specification"]
+
+SPEC_FILE_NAME = "scrubber.dev-gpu.json"
+CDI_VERSION = "0.5.0"
+
+CONTROL_NODES = frozenset(f"/dev/{name}" for name in ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"))
+"""Nodes that belong to the driver and not to one GPU."""
+
+MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+ContainerEdits = dict[str, Any]
+"""A ``containerEdits`` object."""
+
+
+def specification(
+    gpus: Iterable[AdvertisedDevice],
+    files: DriverFiles,
+    root: DriverRoot,
+    hook: CdiHook | None,
+    injection: NvidiaInjection,
+) -> ContainerEdits:
+    """The whole file as JSON values.
+
+    Args:
+        gpus: at least one; a specification without devices is none.
+        hook: None: the links beside the libraries become mounts, since nobody makes them in the container.
+    """
+    devices: dict[str, ContainerEdits] = {}
+    shared: dict[str, ContainerEdits] = {}
+    for gpu in gpus:
+        nodes = _device_nodes(gpu, injection)
+        own = [node for path, node in sorted(nodes.items()) if path not in CONTROL_NODES]
+        shared |= {path: node for path, node in nodes.items() if path in CONTROL_NODES}
+        devices[gpu.id] = {"deviceNodes": own}
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": CDI_KIND,
+        "devices": [{"name": name, "containerEdits": edits} for name, edits in sorted(devices.items())],
+        "containerEdits": _driver_edits(files, root, hook)
+        | ({"deviceNodes": [node for _, node in sorted(shared.items())]} if shared else {}),
+    }
+
+
+def _device_nodes(gpu: AdvertisedDevice, injection: NvidiaInjection) -> dict[str, ContainerEdits]:
+    nodes = {}
+    for access in gpu.access:
+        if access.kind is AccessKind.DEVICE_NODE:
+            host = injection.host_path(access.container_path, access.host_path)
+            elsewhere = {} if host == access.container_path else {"hostPath": host}
+            nodes[access.container_path] = {"path": access.container_path, "permissions": "rw", **elsewhere}
+    return nodes
+
+
+def _driver_edits(files: DriverFiles, root: DriverRoot, hook: CdiHook | None) -> ContainerEdits:
+    mounted = {path: path for path in (*files.libraries, *files.programs)}
+    edits: ContainerEdits = {
+        # The image may say "all": NVIDIA's runtime, where it is the default one, would add every GPU of the node.
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+    }
+    if hook is None:
+        mounted |= {link.path: link.file for link in files.links}
+    else:
+        links = [word for link in files.links for word in ("--link", f"{link.target}::{link.path}")]
+        folders = [word for directory in files.directories for word in ("--folder", directory)]
+        made = [hook.arguments("create-symlinks", *links)] if links else []
+        edits["hooks"] = [
+            {"hookName": "createContainer", "path": hook.path, "args": arguments}
+            for arguments in (*made, hook.arguments("update-ldcache", *folders))
+        ]
+    edits["mounts"] = [
+        {"hostPath": root.host_path(file), "containerPath": path, "options": list(MOUNT_OPTIONS)}
+        for path, file in sorted(mounted.items())
+    ]
+    return edits
+
+
+def replace_file(
+    directory: Path, name: str, content: bytes, *, rename: Callable[[Path, Path], None] = os.replace
+) -> None:
+    """Make ``name`` in ``directory`` hold ``content``, durably and for every reader at once.
+
+    Raises:
+        OSError: it could not be written, or another instance of the plugin is about to write it.
+    """
+    temporary = directory / f".{name}.tmp"  # runtimes read *.json and *.yaml only
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as out:
+            os.fchmod(out.fileno(), 0o644)  # whatever the umask: the runtime need not be root
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        rename(temporary, directory / name)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class CdiPublisher:
+    """Keeps the file in step with the devices. It is looked at again at every snapshot, so that one that is lost returns.
+
+    Args:
+        directory: where runtimes look for specifications.
+        hook: None: there is none on this host.
+    """
+
+    def __init__(
+        self, directory: Path, *, root: DriverRoot, hook: CdiHook | None, injection: NvidiaInjection, log: Logger
+    ) -> None:
+        self._path = directory / SPEC_FILE_NAME
+        self._root = root
+        self._hook = hook
+        self._injection = injection
+        self._log = log
+        self._files: tuple[str, DriverFiles] | None = None
+        self._last_error = ""
+
+    def check(self) -> None:
+        """Refuse a directory that cannot be written to, before anything is promised.
+
+        Raises:
+            InvalidConfiguration: it cannot be made, or nothing can be written in it.
+        """
+        directory = self._path.parent
+        probe = directory / f".{SPEC_FILE_NAME}.probe"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            probe.unlink(missing_ok=True)  # another instance of the plugin may just have done so
+        except OSError as error:
+            raise InvalidConfiguration(
+                f"No CDI specification can be written in {directory}: {error.strerror}. Make it writable for the "
+                "plugin, name another with --cdi-dir, or choose a --device-list-strategy without CDI."
+            ) from error
+        if self._hook is None:
+            self._log.warning(
+                "cdi.hook-missing",
+                sentence="No nvidia-cdi-hook or nvidia-ctk was found: containers get the driver's libraries by name, and "
+                "their linker's cache is not renewed.",
+                cure="install NVIDIA's container toolkit, and name the program's path on the host with "
+                "--nvidia-cdi-hook-path",
+            )
+
+    def publish(self, devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
+        """Write the file if it is not what it should be; answers id → why no container can be given the device.
+
+        What cannot be written costs the devices that the file does not give already as it should.
+
+        Args:
+            epoch: which run of the service is heard, empty for none; the driver's files are looked for again in each.
+        """
+        gpus = [device for device in devices if device.is_nvidia and not device.gone]
+        unusable = {gpu.id: why for gpu in gpus if (why := _unusable_reason(gpu))}
+        usable = [gpu for gpu in gpus if gpu.id not in unusable]
+        if not usable:
+            return unusable
+        try:
+            files = self._driver_files(epoch)
+            spec = specification(usable, files, self._root, self._hook, self._injection)
+        except (OSError, InvalidConfiguration) as error:
+            return unusable | self._failures(usable, error)
+        try:
+            self._write(json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n", len(usable), files.version)
+        except OSError as error:
+            given = self._devices_in_file(spec)
+            return unusable | self._failures([gpu for gpu in usable if gpu.id not in given], error)
+        self._last_error = ""
+        return unusable
+
+    def _failures(self, gpus: Iterable[AdvertisedDevice], error: OSError | InvalidConfiguration) -> dict[str, str]:
+        why = str(error) if isinstance(error, InvalidConfiguration) else f"{self._path}: {error.strerror}."
+        if why != self._last_error:
+            self._log.error("cdi.failed", sentence=why)
+        self._last_error = why
+        return {
+            gpu.id: f"Device {gpu.id} cannot be given to a container: its CDI specification cannot be written. "
+            "The plugin's log on the node says why."
+            for gpu in gpus
+        }
+
+    def _driver_files(self, epoch: str) -> DriverFiles:
+        known = self._files
+        if known is None or (epoch and known[0] != epoch) or not is_unchanged(known[1], self._root):
+            known = self._files = (epoch, find_driver_files(self._root))
+        return known[1]
+
+    def _devices_in_file(self, spec: ContainerEdits) -> frozenset[str]:
+        """The devices that the file as it is gives just as ``spec`` does."""
+        try:
+            found = json.loads(self._path.read_bytes())
+            if found["containerEdits"] != spec["containerEdits"]:
+                return frozenset()
+            return frozenset(each["name"] for each in found["devices"] if each in spec["devices"])
+        except (OSError, ValueError, LookupError, TypeError):  # it is not there, or nothing that we wrote
+            return frozenset()
+
+    def _write(self, content: bytes, devices: int, driver: str) -> None:
+        try:
+            if self._path.read_bytes() == content:
+                return
+        except FileNotFoundError:
+            pass
+        replace_file(self._path.parent, self._path.name, content)
+        self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver)
+
+
+def _unusable_reason(gpu: AdvertisedDevice) -> str:
+    """Why a device cannot stand in a specification."""
+    if not _NAME.fullmatch(gpu.id):
+        return f"Device {gpu.id} cannot be named in a CDI specification: choose a --device-list-strategy without CDI."
+    own = {access.container_path for access in gpu.access if access.kind is AccessKind.DEVICE_NODE} - CONTROL_NODES
+    return "" if own else f"Device {gpu.id} has no device node of its own."

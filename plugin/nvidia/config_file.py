@@ -1,0 +1,172 @@
+"""Reading NVIDIA's configuration file: one value after the other, each complaint with its line.
+
+Promise: what is not understood is refused, never passed over.
+
+Of the section ``sharing``, which says which resources are advertised as shares, time slicing is read. MPS is refused: a
+daemon of its own would have to serve the clients, and a device that it serves is not cleared beside them. ``rename`` and
+``devices`` of an entry are refused where they say anything, because NVIDIA's plugin ignores them: a node would be shared
+differently from what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from plugin.kubelet.registration import resource_name_error
+from plugin.kubelet.resources import NVIDIA_RESOURCE
+from plugin.kubelet.shares import MAX_SHARES, SharePreference, TimeSlicing
+from scrubber.config.yaml_document import Location, Value, YamlDocument
+from scrubber.domain.errors import InvalidConfiguration
+
+__all__ = ["ConfigFile", "read_sharing"]
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_Place = TypeVar("_Place", PurePosixPath, Path, str)
+
+_AT: Location = ("sharing", "timeSlicing")
+
+
+class ConfigFile:
+    """The parts of one file. Where nothing is written the answer is None; everything raises :class:`InvalidConfiguration`.
+
+    Args:
+        name: what the file is called in complaints.
+    """
+
+    def __init__(self, name: str, document: YamlDocument) -> None:
+        self._name = name
+        self._document = document
+
+    @property
+    def root(self) -> Value:
+        return self._document.value
+
+    def section(self, at: Location, value: Value, known: Collection[str]) -> Mapping[str, Value]:
+        """The keys and values at ``at``, all of which are among ``known``; none where nothing is written."""
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.configuration_error(at, "must be a section of keys and values")
+        for key in value:
+            if key not in known:
+                raise self.configuration_error((*at, key), f"is not known; there is {', '.join(sorted(known))}")
+        return value
+
+    def choice(self, at: Location, section: Mapping[str, Value], key: str, kind: type[_Choice]) -> _Choice | None:
+        """One of the words of ``kind``."""
+        value = section.get(key)
+        if value is None:
+            return None
+        try:
+            return kind(str(value))
+        except ValueError:
+            raise self.configuration_error((*at, key), f'is "{value}"; write one of {", ".join(kind)}') from None
+
+    def boolean(self, at: Location, section: Mapping[str, Value], key: str) -> bool | None:
+        """True or false."""
+        value = section.get(key)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.configuration_error((*at, key), f'is "{value}"; write true or false')
+
+    def text(self, at: Location, section: Mapping[str, Value], key: str) -> str | None:
+        """A text; None for an empty one."""
+        value = section.get(key)
+        if value is None or isinstance(value, str):
+            return value or None
+        raise self.configuration_error((*at, key), f'is "{value}"; write a text')
+
+    def path(
+        self, at: Location, section: Mapping[str, Value], key: str, kind: Callable[[str], _Place]
+    ) -> _Place | None:
+        """A path that begins with a slash."""
+        value = self.text(at, section, key)
+        if value is not None and not value.startswith("/"):
+            raise self.configuration_error((*at, key), f'is "{value}"; write a path that begins with /')
+        return None if value is None else kind(value)
+
+    def origin(self, location: Location) -> str:
+        """``FILE:LINE: KEY``, for a complaint of somebody else's."""
+        return f"{self._name}:{self._document.line(location)}: {'.'.join(str(part) for part in location) or 'the file'}"
+
+    def configuration_error(self, location: Location, what: str) -> InvalidConfiguration:
+        """The error for what is at ``location``."""
+        return InvalidConfiguration(f"{self.origin(location)} {what}.")
+
+
+def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | None) -> TimeSlicing | None:
+    """What the file shares; None where it says nothing of sharing.
+
+    Raises:
+        InvalidConfiguration: it asks for what is not done here; the sentence has the line.
+    """
+    ways = file.section(("sharing",), value, {"timeSlicing", "mps"})
+    keys = {"resources", "renameByDefault", "failRequestsGreaterThanOne"}
+    if file.section(("sharing", "mps"), ways.get("mps"), keys).get("resources"):
+        raise file.configuration_error(
+            ("sharing", "mps"),
+            "asks for MPS, which is detected and not provided: the service scrubs no device that an MPS server has. "
+            "Write timeSlicing, or remove it",
+        )
+    slicing = file.section(_AT, ways.get("timeSlicing"), keys)
+    renamed = bool(file.boolean(_AT, slicing, "renameByDefault"))
+    one_each = bool(file.boolean(_AT, slicing, "failRequestsGreaterThanOne"))
+    entries = slicing.get("resources")
+    if not isinstance(entries, list | None):
+        raise file.configuration_error((*_AT, "resources"), "must be a list of names and replicas")
+    if not entries:
+        return None
+    shares: dict[str, int] = {}
+    for position, entry in enumerate(entries):
+        where = (*_AT, "resources", position)
+        known = file.section(where, entry, {"name", "replicas", "rename", "devices"})
+        name = _name(file, where, known)
+        if name in shares:
+            raise file.configuration_error(where, f"names {name} a second time")
+        shares[name] = _replicas(file, where, known)
+        sharing = TimeSlicing({name: shares[name]}, renamed)
+        _refuse_ignored_keys(file, where, known, name, sharing.advertised_name(name))
+        if complaint := resource_name_error(sharing.advertised_name(name)):
+            raise file.configuration_error(where, f"cannot be advertised: {complaint.rstrip('.')}")
+    return TimeSlicing(shares, renamed, one_each, preference or SharePreference.DISTRIBUTED)
+
+
+def _name(file: ConfigFile, where: Location, entry: Mapping[str, Value]) -> str:
+    name = file.text(where, entry, "name")
+    if name is None:
+        raise file.configuration_error(where, "has no name; write the resource's, such as nvidia.com/gpu")
+    return _qualified(name)
+
+
+def _qualified(name: str) -> str:
+    """The name with its domain; NVIDIA's where none is written."""
+    return name if "/" in name else f"{NVIDIA_RESOURCE.partition('/')[0]}/{name}"
+
+
+def _replicas(file: ConfigFile, where: Location, entry: Mapping[str, Value]) -> int:
+    count = entry.get("replicas")
+    if count is None:
+        raise file.configuration_error(where, "has no replicas; write how many shares each device has")
+    if not isinstance(count, int) or isinstance(count, bool) or not 2 <= count <= MAX_SHARES:
+        raise file.configuration_error((*where, "replicas"), f'is "{count}"; write a number from 2 to {MAX_SHARES}')
+    return count
+
+
+def _refuse_ignored_keys(
+    file: ConfigFile, where: Location, entry: Mapping[str, Value], name: str, advertised_name: str
+) -> None:
+    rename = file.text(where, entry, "rename")
+    if rename is not None and _qualified(rename) != advertised_name:
+        raise file.configuration_error(
+            (*where, "rename"),
+            f"calls {name} {rename}, which NVIDIA's plugin ignores: it is {advertised_name}. Remove it; renameByDefault: true "
+            "puts .shared behind the name",
+        )
+    if entry.get("devices") not in (None, "all"):
+        raise file.configuration_error(
+            (*where, "devices"),
+            "chooses devices, which NVIDIA's plugin ignores: it shares all. Remove it, or write all",
+        )

@@ -1,0 +1,202 @@
+"""The user-space files of NVIDIA's driver, which a container gets beside its devices.
+
+The kernel module accepts no library of another version than its own, so the driver's version decides which files are
+taken, and a root that holds the files of two drivers and does not say which one runs is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from scrubber.domain.errors import InvalidConfiguration
+
+__all__ = ["CdiHook", "DriverFiles", "DriverRoot", "find_cdi_hook", "find_driver_files", "is_unchanged"]
+
+LIBRARY_DIRECTORIES = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "lib64",
+    "usr/local/nvidia/lib64",
+    "lib/x86_64-linux-gnu",
+)
+PROGRAM_DIRECTORIES = ("usr/bin", "usr/sbin", "usr/local/nvidia/bin", "bin")
+PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+HOOK_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
+HOOK_DIRECTORIES = ("usr/bin", "usr/local/nvidia/toolkit", "usr/local/bin")
+
+_LIBRARY_NAME = re.compile(
+    r"lib(cuda|cudadebugger|nvidia-|nvcuvid|nvoptix|(EGL|GLX|GLESv1_CM|GLESv2)_nvidia)[A-Za-z0-9_.+-]*\.so[.0-9]*"
+)
+_VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?")
+_KERNEL_MODULE = re.compile(rf"NVRM version:.*?\s({_VERSION.pattern})\s")
+_CUDA = re.compile(rf"libcuda\.so\.({_VERSION.pattern})")
+
+
+HOST_ROOT = PurePosixPath("/")
+
+
+@dataclass(frozen=True, slots=True)
+class DriverRoot:
+    """Where the driver is installed: on the host, and as this process sees the same directory."""
+
+    host: PurePosixPath = HOST_ROOT
+    local_path: Path = Path("/")
+
+    def host_path(self, path: str) -> str:
+        """The host's path of ``path``, which begins at the driver's root."""
+        return str(self.host / path.lstrip("/"))
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryLink:
+    """A symbolic link beside the libraries, such as ``libcuda.so.1``.
+
+    Attributes:
+        path: of the link, from the driver's root.
+        target: what is written in it.
+        file: the library that it leads to, from the driver's root.
+    """
+
+    path: str
+    target: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """Absolute paths that begin at the driver's root; the same in a container. Sorted."""
+
+    version: str
+    libraries: tuple[str, ...]
+    links: tuple[LibraryLink, ...]
+    programs: tuple[str, ...]
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Where the libraries are."""
+        return tuple(sorted({os.path.dirname(path) for path in self.libraries}))
+
+
+@dataclass(frozen=True, slots=True)
+class CdiHook:
+    """NVIDIA's program that prepares a container's links and its linker's cache; the runtime calls it on the host."""
+
+    path: str
+
+    def arguments(self, command: str, *flags: str) -> list[str]:
+        """Its argument list; the newer program has the hooks at the top, ``nvidia-ctk`` below a word."""
+        name = PurePosixPath(self.path).name
+        return [name, *(["hook"] if name == "nvidia-ctk" else []), command, *flags]
+
+
+def find_driver_files(root: DriverRoot) -> DriverFiles:
+    """The files of the driver that runs, below ``root``.
+
+    Raises:
+        InvalidConfiguration: there are none, or nothing says which of several drivers runs.
+    """
+    version = _driver_version(root.local_path)
+    libraries: dict[str, str] = {}
+    links: dict[str, LibraryLink] = {}
+    for directory in _directories(root.local_path):
+        inside = "/" + str(directory.relative_to(root.local_path))
+        for name in sorted(os.listdir(directory)):
+            path = directory / name
+            if path.is_symlink() or name in libraries or not _belongs(name, version) or not path.is_file():
+                continue
+            libraries[name] = f"{inside}/{name}"
+        for name in sorted(os.listdir(directory)):
+            path = directory / name
+            file = libraries.get(os.path.basename(os.path.realpath(path))) if path.is_symlink() else None
+            if file is not None and os.path.dirname(file) == inside:
+                links[f"{inside}/{name}"] = LibraryLink(f"{inside}/{name}", os.path.basename(os.readlink(path)), file)
+    programs = (
+        next((f"/{place}/{name}" for place in PROGRAM_DIRECTORIES if (root.local_path / place / name).is_file()), None)
+        for name in PROGRAMS
+    )
+    return DriverFiles(
+        version,
+        tuple(sorted(libraries.values())),
+        tuple(link for _, link in sorted(links.items())),
+        tuple(sorted(path for path in programs if path is not None)),
+    )
+
+
+def is_unchanged(files: DriverFiles, root: DriverRoot) -> bool:
+    """Whether ``files`` are all there as before, and the kernel runs their driver as far as it says."""
+    paths = (*files.libraries, *files.programs)
+    return _kernel_module_version(root.local_path) in (None, files.version) and all(
+        (root.local_path / path.lstrip("/")).is_file() for path in paths
+    )
+
+
+def find_cdi_hook(root: DriverRoot) -> CdiHook | None:
+    """NVIDIA's hook program; looked for on the host only, so None where the driver has a root of its own."""
+    if root.host != HOST_ROOT:
+        return None
+    for name in HOOK_PROGRAMS:
+        for place in HOOK_DIRECTORIES:
+            if (root.local_path / place / name).is_file():
+                return CdiHook(f"/{place}/{name}")
+    return None
+
+
+def _driver_version(root: Path) -> str:
+    """Of the kernel module where that is to be read, else of the one ``libcuda`` below ``root``."""
+    said = _kernel_module_version(root)
+    found = sorted(
+        {
+            match[1]
+            for directory in _directories(root)
+            for name in os.listdir(directory)
+            if (match := _CUDA.fullmatch(name))
+        }
+    )
+    where = f"below {root}; the plugin is told where the driver is with --nvidia-driver-root and --driver-root-ctr-path"
+    if not found:
+        raise InvalidConfiguration(f"NVIDIA's driver was not found: there is no libcuda.so.<version> {where}.")
+    if said is not None and said not in found:
+        raise InvalidConfiguration(
+            f"The kernel runs NVIDIA's driver {said}, and there is only libcuda.so.{' and '.join(found)} {where}."
+        )
+    if said is None and len(found) > 1:
+        raise InvalidConfiguration(
+            f"It is not known which driver runs: there are libcuda.so.{' and '.join(found)} {where}."
+        )
+    return said or found[0]
+
+
+def _kernel_module_version(root: Path) -> str | None:
+    """The version of the kernel module; None where that is not to be read."""
+    try:
+        said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_bytes().decode(errors="replace"))
+    except OSError:
+        return None
+    return None if said is None else said[1]
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    """The library directories that are there; each once, although many are links to another."""
+    met = set()
+    for name in LIBRARY_DIRECTORIES:
+        directory = root / name
+        real = os.path.realpath(directory)
+        if directory.is_dir() and real not in met:
+            met.add(real)
+            yield directory
+
+
+def _belongs(name: str, version: str) -> bool:
+    return name.endswith(f".so.{version}") and _LIBRARY_NAME.fullmatch(name) is not None

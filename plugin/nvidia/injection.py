@@ -1,0 +1,162 @@
+"""How a container learns which GPUs of NVIDIA's are its own: the choices that an administrator has.
+
+The words are those of NVIDIA's device plugin, so that its flags, its environment variables and its configuration file
+mean the same here. They concern devices with nodes of NVIDIA's driver; how a container is given any other device is for its
+backend to say (:class:`~scrubber.domain.device.AccessKind`), and nobody chooses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from scrubber.domain.device import Access, AccessKind
+from scrubber.domain.errors import InvalidConfiguration
+
+__all__ = [
+    "CDI_ANNOTATION_PREFIX",
+    "CDI_KIND",
+    "Feature",
+    "IdStrategy",
+    "ListStrategy",
+    "NvidiaInjection",
+    "cdi_device_name",
+    "has_nvidia_node",
+    "parse_list_strategies",
+]
+
+CDI_KIND = "scrubber.dev/gpu"
+"""The kind of our devices in CDI."""
+CDI_ANNOTATION_PREFIX = "cdi.k8s.io/"
+"""How the annotations begin that every runtime with CDI reads."""
+
+
+HOST_ROOT = PurePosixPath("/")
+
+_NVIDIA_NODES = "/dev/nvidia"
+"""How the paths of all device nodes begin that NVIDIA's driver makes."""
+
+
+def has_nvidia_node(access: Iterable[Access]) -> bool:
+    """Return whether a device node of NVIDIA's driver is among ``access``."""
+    return any(each.kind is AccessKind.DEVICE_NODE and each.container_path.startswith(_NVIDIA_NODES) for each in access)
+
+
+def cdi_device_name(name: str) -> str:
+    """Return what kubelet and runtime call the device ``name`` in CDI."""
+    return f"{CDI_KIND}={name}"
+
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*/")
+_MAX_PREFIX_LENGTH = 254
+"""Kubernetes' limit for the domain in an annotation's key, and the slash."""
+
+
+class ListStrategy(StrEnum):
+    """How the list of a container's devices reaches the runtime."""
+
+    ENVVAR = "envvar"
+    """``NVIDIA_VISIBLE_DEVICES`` holds the list. Any pod can set that variable itself."""
+    VOLUME_MOUNTS = "volume-mounts"
+    """A mount of ``/dev/null`` for each device; a pod needs a ``hostPath`` to forge that."""
+    CDI_ANNOTATIONS = "cdi-annotations"
+    """An annotation on the container that names devices of our CDI specification."""
+    CDI_CRI = "cdi-cri"
+    """The same names in the CRI's own field."""
+
+
+class IdStrategy(StrEnum):
+    """What a device is called in that list. In CDI's names, which are our own, it is always its UUID."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+class Feature(StrEnum):
+    """What else NVIDIA's runtime is asked for, by ``NVIDIA_<FEATURE>=enabled``."""
+
+    GDRCOPY = "gdrcopy"
+    GDS = "gds"
+    MOFED = "mofed"
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaInjection:
+    """What a container is given with GPUs of NVIDIA's.
+
+    Attributes:
+        strategies: at least one; in the order of :class:`ListStrategy`.
+        pass_device_specs: give the device nodes to the kubelet too, so that it does not take them away again when it
+            updates the container. Says nothing where CDI alone injects, which does so itself.
+        dev_root: where the device nodes are on the host: the directory that holds ``dev``.
+        annotation_prefix: how the key of the CDI annotation begins.
+
+    Raises:
+        InvalidConfiguration: a combination that cannot work.
+    """
+
+    strategies: tuple[ListStrategy, ...] = (ListStrategy.ENVVAR,)
+    ids: IdStrategy = IdStrategy.UUID
+    pass_device_specs: bool = False
+    dev_root: PurePosixPath = HOST_ROOT
+    annotation_prefix: str = CDI_ANNOTATION_PREFIX
+    features: frozenset[Feature] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.annotation_prefix) or len(self.annotation_prefix) > _MAX_PREFIX_LENGTH:
+            raise InvalidConfiguration(
+                f'The prefix of CDI annotations cannot be "{self.annotation_prefix}"; '
+                f"write a domain and a slash, such as {CDI_ANNOTATION_PREFIX}."
+            )
+        if self.features and self.is_cdi_only:
+            named = ", ".join(sorted(self.features))
+            raise InvalidConfiguration(
+                f"{named}: this is asked of NVIDIA's runtime, which is not asked for anything when CDI alone injects; "
+                "choose envvar or volume-mounts beside it, or leave it out."
+            )
+
+    @property
+    def needs_cdi(self) -> bool:
+        """Whether a CDI specification is needed."""
+        return any(each in _CDI for each in self.strategies)
+
+    @property
+    def is_cdi_only(self) -> bool:
+        return all(each in _CDI for each in self.strategies)
+
+    @property
+    def uses_envvar(self) -> bool:
+        """Whether an environment variable, which any pod can set, decides what a container sees."""
+        return ListStrategy.ENVVAR in self.strategies
+
+    def host_path(self, container_path: str, host_path: str) -> str:
+        """Where a device node is on the host; ``host_path`` is what the service says, which knows no other root."""
+        if self.dev_root == HOST_ROOT:
+            return host_path
+        return str(self.dev_root / container_path.lstrip("/"))
+
+
+_CDI = (ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI)
+
+
+def parse_list_strategies(values: Iterable[str], origin: str) -> tuple[ListStrategy, ...]:
+    """Read strategies that are separated by commas, repeated, or both; each counts once.
+
+    Args:
+        origin: where they were written, for the complaint: a flag, or ``FILE:LINE: KEY``.
+
+    Raises:
+        InvalidConfiguration: none, or one that does not exist.
+    """
+    words = [word for each in values for part in each.split(",") if (word := part.strip())]
+    known = ", ".join(ListStrategy)
+    for word in words:
+        if word not in list(ListStrategy):
+            raise InvalidConfiguration(f'{origin}: "{word}" is no way to pass devices; write one or more of {known}.')
+    if not words:
+        raise InvalidConfiguration(f"{origin}: there is no way to pass devices; write one or more of {known}.")
+    return tuple(each for each in ListStrategy if each in words)

@@ -1,0 +1,307 @@
+"""The settings that NVIDIA's device plugin has: from its flags, its environment variables and its configuration file.
+
+A cluster that runs NVIDIA's plugin keeps what it has written. The command line wins over the environment, and that over
+the file, one setting at a time. What the file holds and we cannot do is refused with its line, never passed over: a
+node that shares its GPUs differently from what is written would be found out too late.
+
+Source: the documentation and the ``--help`` of NVIDIA's device plugin, version 0.20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+
+from plugin.kubelet.resources import NVIDIA_RESOURCE, MigStrategy
+from plugin.kubelet.shares import SharePreference, TimeSlicing
+from plugin.nvidia.driver_files import CdiHook, DriverRoot, find_cdi_hook
+from plugin.nvidia.injection import (
+    CDI_ANNOTATION_PREFIX,
+    Feature,
+    IdStrategy,
+    ListStrategy,
+    NvidiaInjection,
+    parse_list_strategies,
+)
+from scrubber.domain.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from plugin.nvidia.config_file import ConfigFile
+    from scrubber.config.yaml_document import Location, Value
+
+__all__ = [
+    "CDI_DIRECTORY",
+    "DRIVER_ROOT_MOUNT",
+    "NvidiaOptions",
+    "NvidiaPluginSettings",
+    "health_check_warning",
+    "index_warning",
+    "options_from_flags",
+    "read_config_file",
+    "resolve_settings",
+]
+
+CDI_DIRECTORY = Path("/var/run/cdi")
+DRIVER_ROOT_MOUNT = Path("/driver-root")
+"""Where NVIDIA's manifests mount the driver's root in the plugin's container."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaOptions:
+    """What somebody wrote in one place; None is not written there."""
+
+    list_strategies: tuple[ListStrategy, ...] | None = None
+    ids: IdStrategy | None = None
+    pass_device_specs: bool | None = None
+    driver_root: PurePosixPath | None = None
+    dev_root: PurePosixPath | None = None
+    driver_root_ctr_path: Path | None = None
+    mig: MigStrategy | None = None
+    annotation_prefix: str | None = None
+    hook: str | None = None
+    fail_on_init_error: bool | None = None
+    gdrcopy: bool | None = None
+    gds: bool | None = None
+    mofed: bool | None = None
+    sharing: TimeSlicing | None = None
+
+    def with_fallback(self, other: NvidiaOptions) -> NvidiaOptions:
+        """This, and where nothing is written here, ``other``."""
+        mine = {each.name: getattr(self, each.name) for each in fields(self)}
+        theirs = {each.name: getattr(other, each.name) for each in fields(other)}
+        return NvidiaOptions(**{name: theirs[name] if value is None else value for name, value in mine.items()})
+
+
+def options_from_flags(
+    *,
+    strategies: Sequence[str] | None = None,
+    ids: str | None = None,
+    pass_device_specs: bool | None = None,
+    driver_root: str | None = None,
+    dev_root: str | None = None,
+    driver_root_ctr_path: str | None = None,
+    mig: str | None = None,
+    annotation_prefix: str | None = None,
+    hook: str | None = None,
+    fail_on_init_error: bool | None = None,
+    features: Mapping[Feature, bool | None] | None = None,
+) -> NvidiaOptions:
+    """What flags and environment variables say. An empty text is not written.
+
+    Raises:
+        InvalidConfiguration: a strategy that does not exist, or a path that does not begin with a slash.
+    """
+    asked = features or {}
+    return NvidiaOptions(
+        list_strategies=parse_list_strategies(strategies, "--device-list-strategy") if strategies else None,
+        ids=IdStrategy(ids) if ids else None,
+        pass_device_specs=pass_device_specs,
+        driver_root=_absolute("--nvidia-driver-root", driver_root, PurePosixPath),
+        dev_root=_absolute("--nvidia-dev-root", dev_root, PurePosixPath),
+        driver_root_ctr_path=_absolute("--driver-root-ctr-path", driver_root_ctr_path, Path),
+        mig=MigStrategy(mig) if mig else None,
+        annotation_prefix=annotation_prefix or None,
+        hook=_absolute("--nvidia-cdi-hook-path", hook, str),
+        fail_on_init_error=fail_on_init_error,
+        gdrcopy=asked.get(Feature.GDRCOPY),
+        gds=asked.get(Feature.GDS),
+        mofed=asked.get(Feature.MOFED),
+    )
+
+
+_Place = TypeVar("_Place", PurePosixPath, Path, str)
+
+
+def _absolute(flag: str, words: str | None, kind: Callable[[str], _Place]) -> _Place | None:
+    if not words:
+        return None
+    if not words.startswith("/"):
+        raise InvalidConfiguration(f'{flag}: "{words}" is no place on the host; write a path that begins with /.')
+    return kind(words)
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaPluginSettings:
+    """What the plugin does with GPUs; on a simulated node nothing of it matters but ``sharing``.
+
+    Attributes:
+        hook: NVIDIA's program for a container's links; None where there is none.
+        cdi_directory: where our CDI specification is written, if a strategy needs one.
+        fail_on_init_error: end with a sentence when the node cannot be advertised as asked; else wait until it can.
+        disabled_health_checks: what ``DP_DISABLE_HEALTHCHECKS`` says.
+    """
+
+    injection: NvidiaInjection = field(default_factory=NvidiaInjection)
+    mig: MigStrategy = MigStrategy.NONE
+    root: DriverRoot = field(default_factory=DriverRoot)
+    hook: CdiHook | None = None
+    cdi_directory: Path = CDI_DIRECTORY
+    fail_on_init_error: bool = True
+    disabled_health_checks: str = ""
+    sharing: TimeSlicing = field(default_factory=TimeSlicing)
+
+
+def resolve_settings(
+    options: NvidiaOptions,
+    config: Path | None = None,
+    *,
+    cdi_directory: Path = CDI_DIRECTORY,
+    disabled_health_checks: str = "",
+    mounted_root: Path = DRIVER_ROOT_MOUNT,
+) -> NvidiaPluginSettings:
+    """The settings in force.
+
+    Args:
+        options: on the command line or in the environment.
+        config: NVIDIA's configuration file.
+        mounted_root: where the driver's root is expected unless somebody says otherwise; if nothing is there, the
+            plugin sees the host's own paths.
+
+    Raises:
+        InvalidConfiguration: the file cannot be read, or the settings cannot work together.
+    """
+    if config is not None:
+        options = options.with_fallback(read_config_file(config))
+    host = options.driver_root or PurePosixPath("/")
+    seen = options.driver_root_ctr_path or (mounted_root if mounted_root.is_dir() else Path(host))
+    root = DriverRoot(host, seen)
+    injection = NvidiaInjection(
+        strategies=options.list_strategies or (ListStrategy.ENVVAR,),
+        ids=options.ids or IdStrategy.UUID,
+        pass_device_specs=bool(options.pass_device_specs),
+        dev_root=options.dev_root or host,
+        annotation_prefix=CDI_ANNOTATION_PREFIX if options.annotation_prefix is None else options.annotation_prefix,
+        features=frozenset(each for each in Feature if getattr(options, each.value)),
+    )
+    hook = None
+    if injection.needs_cdi:
+        hook = CdiHook(options.hook) if options.hook else find_cdi_hook(root)
+    return NvidiaPluginSettings(
+        injection=injection,
+        mig=options.mig or MigStrategy.NONE,
+        root=root,
+        hook=hook,
+        cdi_directory=cdi_directory,
+        fail_on_init_error=options.fail_on_init_error is not False,
+        disabled_health_checks=disabled_health_checks,
+        sharing=options.sharing or TimeSlicing(),
+    )
+
+
+def health_check_warning(disabled: str) -> str:
+    """What to tell somebody who has set ``DP_DISABLE_HEALTHCHECKS``; empty when nothing is set."""
+    if not disabled:
+        return ""
+    return (
+        f"DP_DISABLE_HEALTHCHECKS={disabled} changes nothing in the plugin: the scrub service judges health. Set it for "
+        "scrubber serve, or better, list the XIDs under xids: ignore in the policy."
+    )
+
+
+def index_warning(injection: NvidiaInjection) -> str:
+    """What to tell somebody whose containers are given indices; empty when none is."""
+    if injection.ids is IdStrategy.UUID or injection.is_cdi_only:
+        return ""
+    return (
+        "Containers are told indices, and NVIDIA's runtime counts GPUs anew at every start: once one is lost or added, an "
+        "index is another GPU's, which may be somebody else's. Choose --device-id-strategy uuid."
+    )
+
+
+def read_config_file(path: Path) -> NvidiaOptions:
+    """NVIDIA's configuration file, version ``v1``; YAML or JSON.
+
+    Raises:
+        InvalidConfiguration: it cannot be read, or asks for what is not done here; the sentence has the line.
+    """
+    from plugin.nvidia.config_file import ConfigFile  # YAML takes a while to load, and most nodes have no such file
+    from scrubber.config.yaml_document import parse_yaml, read_regular_file
+
+    try:
+        content = read_regular_file(path, "NVIDIA's configuration")
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise InvalidConfiguration(f"--config-file {path} cannot be read: {why}.") from error
+    return _Reader(ConfigFile(str(path), parse_yaml(content, str(path)))).read_options()
+
+
+class _Reader:
+    """One pass over the file."""
+
+    def __init__(self, file: ConfigFile) -> None:
+        self._file = file
+
+    def read_options(self) -> NvidiaOptions:
+        top = self._file.section((), self._file.root, {"version", "flags", "resources", "sharing", "imex"})
+        version = top.get("version")
+        if version not in (None, "v1"):
+            raise self._file.configuration_error(("version",), f'is "{version}"; only v1 is read')
+        self._refuse_renaming(top.get("resources"))
+        if self._file.section(("imex",), top.get("imex"), {"channelIDs", "required"}).get("channelIDs"):
+            raise self._file.configuration_error(
+                ("imex",), "asks for IMEX channels, which this plugin does not hand out; remove it"
+            )
+        return self._flags(top.get("flags"), top.get("sharing"))
+
+    def _flags(self, value: Value, sharing: Value) -> NvidiaOptions:
+        from plugin.nvidia.config_file import read_sharing
+
+        at: Location = ("flags",)
+        known = {"migStrategy", "failOnInitError", "nvidiaDriverRoot", "nvidiaDevRoot", "plugin"}
+        known |= {"gdrcopyEnabled", "gdsEnabled", "mofedEnabled", "deviceDiscoveryStrategy"}
+        flags = self._file.section(at, value, known | {"gfd", "useNodeFeatureAPI", "mpsRoot"})
+        if flags.get("deviceDiscoveryStrategy") not in (None, "", "auto", "nvml"):
+            raise self._file.configuration_error(
+                (*at, "deviceDiscoveryStrategy"), "must be auto or nvml: the scrub service uses NVML"
+            )
+        here = (*at, "plugin")
+        known = {"passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy", "cdiAnnotationPrefix", "nvidiaCTKPath"}
+        plugin = self._file.section(
+            here, flags.get("plugin"), known | {"containerDriverRoot", "sharedDevicesAllocationPolicy"}
+        )
+        return NvidiaOptions(
+            list_strategies=self._strategies(here, plugin),
+            ids=self._file.choice(here, plugin, "deviceIDStrategy", IdStrategy),
+            pass_device_specs=self._file.boolean(here, plugin, "passDeviceSpecs"),
+            driver_root=self._file.path(at, flags, "nvidiaDriverRoot", PurePosixPath),
+            dev_root=self._file.path(at, flags, "nvidiaDevRoot", PurePosixPath),
+            driver_root_ctr_path=self._file.path(here, plugin, "containerDriverRoot", Path),
+            mig=self._file.choice(at, flags, "migStrategy", MigStrategy),
+            annotation_prefix=self._file.text(here, plugin, "cdiAnnotationPrefix"),
+            hook=self._file.path(here, plugin, "nvidiaCTKPath", str),
+            fail_on_init_error=self._file.boolean(at, flags, "failOnInitError"),
+            gdrcopy=self._file.boolean(at, flags, "gdrcopyEnabled"),
+            gds=self._file.boolean(at, flags, "gdsEnabled"),
+            mofed=self._file.boolean(at, flags, "mofedEnabled"),
+            sharing=read_sharing(
+                self._file, sharing, self._file.choice(here, plugin, "sharedDevicesAllocationPolicy", SharePreference)
+            ),
+        )
+
+    def _strategies(self, at: Location, section: Mapping[str, Value]) -> tuple[ListStrategy, ...] | None:
+        value = section.get("deviceListStrategy")
+        if value is None:
+            return None
+        words = value if isinstance(value, list) else [value]
+        where = (*at, "deviceListStrategy")
+        return parse_list_strategies([str(word) for word in words], self._file.origin(where))
+
+    def _refuse_renaming(self, resources: Value) -> None:
+        """Entries that say what holds anyway are fine; NVIDIA's plugin passes over the others, which nobody notices."""
+        for kind, entries in self._file.section(("resources",), resources, {"gpus", "mig"}).items():
+            if not isinstance(entries, list | None):
+                raise self._file.configuration_error(("resources", kind), "must be a list of patterns and names")
+            for position, entry in enumerate(entries or []):
+                where = ("resources", kind, position)
+                known = self._file.section(where, entry, {"pattern", "name"})
+                pattern, name = str(known.get("pattern")), str(known.get("name"))
+                usual = "gpu" if kind == "gpus" else f"mig-{pattern.replace('+', '.')}"
+                domain = NVIDIA_RESOURCE.partition("/")[0]
+                if (kind == "gpus" and pattern != "*") or name not in (usual, f"{domain}/{usual}"):
+                    raise self._file.configuration_error(
+                        where,
+                        f"calls {pattern} {name}: resources are not renamed by this file (NVIDIA's plugin ignores that "
+                        "too). Remove it; --resource-name names the resource of whole GPUs",
+                    )

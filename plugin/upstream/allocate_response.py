@@ -1,0 +1,75 @@
+"""What a vendor's answer to ``Allocate`` would give a container, as far as it can be read.
+
+Promise: an answer that plainly reaches a device which was not allocated is found here, before a container is started
+with it: the gate was asked about other devices. What cannot be read (a mount of a whole directory, a hook) is not
+judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from plugin.api import deviceplugin_pb2 as kubelet
+from plugin.injection import NVIDIA_VISIBLE_DEVICES_VARIABLE, VOLUME_MOUNT_ROOT
+from plugin.upstream.device_ids import DeviceIds
+
+__all__ = ["DevicePaths", "referenced_devices", "uses_envvar"]
+
+NO_DEVICE_VALUES = ("", "void", "none", VOLUME_MOUNT_ROOT)
+"""Values of the variable that name no device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePaths:
+    """How containers reach the devices of the service: device id → paths on the host and in the container."""
+
+    paths: Mapping[str, frozenset[str]]
+    device_ids: DeviceIds
+
+    def unallocated_devices(self, response: kubelet.ContainerAllocateResponse, allocated: Iterable[str]) -> list[str]:
+        """Devices that ``response`` reaches and that are not ``allocated``; a path that is shared with one that is counts
+        for that one.
+        """
+        mine = frozenset(allocated)
+        found: set[str] = set()
+        for owners in referenced_devices(response, self):
+            if not owners & mine:
+                found |= owners
+        return sorted(found)
+
+
+def referenced_devices(answer: kubelet.ContainerAllocateResponse, device_paths: DevicePaths) -> list[frozenset[str]]:
+    """For each path and each name in ``answer``, the devices of the service that it may stand for; unknown ones left out."""
+    pairs = [(each.host_path, each.container_path) for each in answer.devices]
+    pairs += [(each.host_path, each.container_path) for each in answer.mounts]
+    owners = [
+        frozenset(device for device, paths in device_paths.paths.items() if paths.intersection(pair)) for pair in pairs
+    ]
+    everything = frozenset(device_paths.paths)
+    for name in _names(answer):
+        if name == "all":
+            owners += [frozenset({device}) for device in everything]
+        elif device := device_paths.device_ids.resolve(name).device:
+            owners.append(frozenset({device}))
+    return [each for each in owners if each]
+
+
+def uses_envvar(answer: kubelet.ContainerAllocateResponse) -> bool:
+    """Whether the answer names devices to NVIDIA's runtime by the variable that any pod can set."""
+    return answer.envs.get(NVIDIA_VISIBLE_DEVICES_VARIABLE, "") not in NO_DEVICE_VALUES
+
+
+def _names(answer: kubelet.ContainerAllocateResponse) -> list[str]:
+    """Every name of a device that a container runtime would read."""
+    value = answer.envs.get(NVIDIA_VISIBLE_DEVICES_VARIABLE, "")
+    names = [] if value in NO_DEVICE_VALUES else value.split(",")
+    qualified = [each.name for each in answer.cdi_devices]
+    for each in answer.annotations.values():
+        qualified += [word for word in each.split(",") if "=" in word and "/" in word.partition("=")[0]]
+    names += [each.partition("=")[2] for each in qualified]
+    under = f"{VOLUME_MOUNT_ROOT}/"
+    names += [
+        each.container_path.removeprefix(under) for each in answer.mounts if each.container_path.startswith(under)
+    ]
+    return [name.strip() for name in names if name.strip()]

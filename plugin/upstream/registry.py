@@ -1,0 +1,272 @@
+"""A kubelet's socket for vendors' plugins: they register here instead of with the kubelet.
+
+Promises: the socket is made anew at every start of ours, as the kubelet does, and whenever a plugin that is gone does
+not come back by itself. The directory is ours alone: one that others may write to, that another kubelet serves, or
+that is the real kubelet's is refused. A plugin is dialled before its registration is accepted, as by the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+
+from plugin.api import deviceplugin_pb2 as kubelet
+from plugin.api import deviceplugin_pb2_grpc
+from plugin.kubelet.registration import API_VERSION, resource_name_error
+from plugin.kubelet.server import SOCKET_UMASK
+from plugin.kubelet.sockets import SocketFile, check_path_length, has_listener
+from plugin.logs import Logger, WaitLogger
+from plugin.upstream.devices import UpstreamDevices
+from plugin.upstream.socket_rotation import SocketRotation
+from plugin.upstream.vendor import VendorPlugin, VendorTimes
+from scrubber.domain.errors import InvalidConfiguration, InvalidRequest, ScrubberError
+
+__all__ = ["UpstreamRegistry", "UpstreamRegistryTimes", "check_directory"]
+
+KUBELET_SOCKET_NAME = "kubelet.sock"
+LOCK_NAME = ".scrubber.lock"
+MAX_RESOURCES = 64
+MAX_CONCURRENT_DIALS = 16
+"""Registrations that are dialled at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRegistryTimes:
+    """Seconds.
+
+    Attributes:
+        poll: between looks at our own socket and at who is missing.
+        rotation_delay: see :class:`SocketRotation`.
+        probe: that a stranger at our socket may take to answer.
+        closing: for registrations under way when the socket is made anew.
+        log_interval: between log lines about something that is waited for.
+    """
+
+    poll: float = 0.25
+    rotation_delay: float = 2.0
+    probe: float = 1.0
+    closing: float = 1.0
+    log_interval: float = 30.0
+
+
+def check_directory(directory: Path, kubelet_dir: Path) -> None:
+    """Make ``directory`` if it is not there, and refuse one that cannot be ours.
+
+    Raises:
+        InvalidConfiguration: it is one of the real kubelet's, is no directory, cannot be made, belongs to somebody else,
+            may be written to by others, or its sockets' paths would be too long.
+    """
+    for name in ("device-plugins", "plugins_registry"):
+        real = kubelet_dir / name
+        if directory.resolve() == real.resolve() or (directory.exists() and real.exists() and directory.samefile(real)):
+            raise InvalidConfiguration(
+                f"{directory} is the kubelet's own directory: a socket of ours there would take the kubelet's place. "
+                "Name an empty directory, and mount that one where the vendor's plugin looks for the kubelet."
+            )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise InvalidConfiguration(f"{directory} cannot be made a directory: {error.strerror}.") from error
+    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
+        raise InvalidConfiguration(
+            f"{directory} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}: who may write "
+            f"there may register as a device plugin. Give it to uid {os.geteuid()} alone (chmod 0700)."
+        )
+    check_path_length(directory / f".kubelet-{'0' * 8}.sock", "the kubelet's socket for vendors' plugins")
+
+
+class _Registrations(deviceplugin_pb2_grpc.RegistrationServicer):
+    """Answers ``Register`` in sentences."""
+
+    def __init__(self, registry: UpstreamRegistry) -> None:
+        self._registry = registry
+
+    async def Register(
+        self,
+        request: kubelet.RegisterRequest,
+        context: grpc.aio.ServicerContext[kubelet.RegisterRequest, kubelet.Empty],
+    ) -> kubelet.Empty:
+        try:
+            await self._registry.register(request)
+        except ScrubberError as error:
+            self._registry.log.warning(
+                "vendor.refused",
+                resource=request.resource_name,
+                endpoint=request.endpoint,
+                sentence=str(error),
+            )
+            wrong = isinstance(error, InvalidRequest)
+            code = grpc.StatusCode.INVALID_ARGUMENT if wrong else grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, str(error))
+        return kubelet.Empty()
+
+
+@dataclass(slots=True)
+class UpstreamRegistry:
+    """Serves ``kubelet.sock`` in ``directory``.
+
+    Attributes:
+        token: makes eight characters that were never used before.
+        clock: monotonic seconds.
+    """
+
+    directory: Path
+    devices: UpstreamDevices
+    times: UpstreamRegistryTimes
+    vendor_times: VendorTimes
+    log: Logger
+    token: Callable[[], str]
+    clock: Callable[[], float]
+    _rotation: SocketRotation = field(init=False)
+    _reminder: WaitLogger = field(init=False)
+    _dial_slots: asyncio.Semaphore = field(init=False)
+    _socket_file: SocketFile | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._rotation = SocketRotation(self.times.rotation_delay)
+        self._reminder = WaitLogger(self.log, every=self.times.log_interval, clock=self.clock)
+        self._dial_slots = asyncio.Semaphore(MAX_CONCURRENT_DIALS)
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / KUBELET_SOCKET_NAME
+
+    async def run(self) -> NoReturn:
+        """Until cancelled; leaving removes our socket.
+
+        Raises:
+            InvalidConfiguration: somebody else serves there, or no socket can be made.
+        """
+        async with self._hold_lock():
+            await self._refuse_running_kubelet()
+            server: grpc.aio.Server | None = None
+            try:
+                while True:
+                    server = await self._rotate_socket(server)
+                    why = await self._wait_for_rotation()
+                    self.log.warning("reception.renewed", sentence=why)
+            finally:
+                if self._is_intact:
+                    self.socket.unlink(missing_ok=True)
+                if server is not None:
+                    await server.stop(None)
+
+    async def register(self, request: kubelet.RegisterRequest) -> None:
+        """Dial a plugin, and follow it from now on.
+
+        Raises:
+            InvalidRequest: what it says of itself cannot be.
+            Unavailable: nobody answers at its socket.
+        """
+        vendor = VendorPlugin(request.resource_name, self._endpoint(request), times=self.vendor_times, clock=self.clock)
+        try:
+            async with self._dial_slots:
+                await vendor.dial()
+                await self.devices.add_vendor(vendor)
+        except BaseException:
+            await vendor.close()
+            raise
+        self.log.info("vendor.registered", resource=vendor.resource, socket=str(vendor.socket))
+
+    def _endpoint(self, request: kubelet.RegisterRequest) -> Path:
+        if request.version != API_VERSION:
+            raise InvalidRequest(f"Version {request.version!r} is not supported: register as {API_VERSION}.")
+        if complaint := resource_name_error(request.resource_name):
+            raise InvalidRequest(complaint)
+        if request.resource_name not in self.devices.upstreams and len(self.devices.upstreams) >= MAX_RESOURCES:
+            raise InvalidRequest(f"{MAX_RESOURCES} resources are registered here already, and no more are taken.")
+        name = request.endpoint
+        if not name or name in (".", "..", KUBELET_SOCKET_NAME) or "/" in name or "\0" in name:
+            raise InvalidRequest(
+                f"{name!r} is no endpoint: it is the base name of a socket beside {KUBELET_SOCKET_NAME}."
+            )
+        try:
+            check_path_length(self.directory / name, "the plugin's socket")
+        except InvalidConfiguration as error:
+            raise InvalidRequest(str(error)) from error
+        return self.directory / name
+
+    async def _rotate_socket(self, before: grpc.aio.Server | None) -> grpc.aio.Server:
+        """Put a new socket in the place of the last; answers its server.
+
+        It serves before it has its name, and the name is removed and made again: plugins watch for either, and try to
+        register at once. gRPC removes by path when it stops, so it is given a name that nobody else will have.
+        """
+        hidden = self.directory / f".kubelet-{self.token()}.sock"
+        server = grpc.aio.server()
+        deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(_Registrations(self), server)
+        mask = os.umask(SOCKET_UMASK)
+        try:
+            server.add_insecure_port(f"unix:{hidden}")
+        except RuntimeError as error:
+            raise InvalidConfiguration(
+                f"No socket can be made in {self.directory}: is it writable for uid {os.geteuid()}?"
+            ) from error
+        finally:
+            os.umask(mask)
+        await server.start()
+        SocketFile.of(self.socket)
+        self.socket.unlink(missing_ok=True)
+        os.link(hidden, self.socket)
+        hidden.unlink()
+        self._socket_file = SocketFile.of(self.socket)
+        self.log.info("reception.serving", socket=str(self.socket))
+        if before is not None:
+            await before.stop(self.times.closing)
+        return server
+
+    async def _wait_for_rotation(self) -> str:
+        """Wait until the socket is to be made anew; answers why."""
+        while True:
+            await asyncio.sleep(self.times.poll)
+            if not self._is_intact:
+                return "The socket for vendors' plugins was removed; it is made anew."
+            missing = self.devices.missing_resources()
+            if self._rotation.check_due(missing, self.clock()):
+                return (
+                    f"No plugin answers for {', '.join(sorted(missing))}; the socket is made anew for them to notice."
+                )
+
+    @property
+    def _is_intact(self) -> bool:
+        return self._socket_file is not None and SocketFile.of(self.socket) == self._socket_file
+
+    async def _refuse_running_kubelet(self) -> None:
+        """We have the lock, so whoever answers at the socket is no instance of ours."""
+        if await has_listener(self.socket, self.times.probe):
+            raise InvalidConfiguration(
+                f"Somebody else serves {self.socket}: is {self.directory} the directory of a running kubelet? "
+                "Name an empty one."
+            )
+
+    @asynccontextmanager
+    async def _hold_lock(self) -> AsyncIterator[None]:
+        """Hold the directory's lock; waits for an instance that is still there. Two would take the plugins from each
+        other by making the socket anew in turns.
+        """
+        try:
+            lock = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise InvalidConfiguration(f"{self.directory / LOCK_NAME} cannot be made: {error.strerror}.") from error
+        try:
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                self._reminder.log_waiting("reception.waiting", directory=str(self.directory))
+                await asyncio.sleep(self.times.poll)
+            self._reminder.log_ended("reception.taken", directory=str(self.directory))
+            yield
+        finally:
+            os.close(lock)

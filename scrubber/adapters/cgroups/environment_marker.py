@@ -1,0 +1,219 @@
+"""A pod's processes by environment variables, for the simulated node where cgroups cannot be written.
+
+The kubelet emulator puts the markers into every container's environment and children inherit them. They prove less
+than cgroups do, and :meth:`MarkerContainers.not_covered` says so: a process can start another with an environment of
+its own making.
+
+A walk over all processes of the node takes as long as they are many, so it is done in a thread: in one and the same,
+because what is remembered of them is kept without a lock.
+
+A container that starts again has the same name and another run. Each run is a container of its own here, as it is with
+cgroups: that the first process of an earlier run is dead proves nothing against those of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from scrubber.adapters.cgroups.procfs import ProcFs, boot_ticks
+from scrubber.adapters.cgroups.reader_threads import ReaderThreads
+from scrubber.adapters.cgroups.tally import MAX_PROCESSES, too_many_processes
+from scrubber.adapters.cgroups.terminate import LeftoverProof, PodSnapshot, ProcessIdentity, terminate
+from scrubber.adapters.kernel_text import ProcStat
+from scrubber.domain.assignment import Pod, Process
+from scrubber.domain.errors import Unreadable
+
+__all__ = ["CONTAINER_MARKER", "POD_MARKER", "RUN_MARKER", "MarkerContainers"]
+
+POD_MARKER = "SCRUBBER_SIM_POD_UID"
+CONTAINER_MARKER = "SCRUBBER_SIM_CONTAINER"
+RUN_MARKER = "SCRUBBER_SIM_RUN"
+
+_MAX_PASSES = 5
+# In the midst of an exec, and of an exit, the environment reads as empty; some processes were given an empty one. On a
+# busy machine an exec can lose the processor half way.
+_EXEC_TIMEOUT = 2.0
+_EMPTY_ENVIRONMENT_TIMEOUT = 0.1
+_PAUSE = 0.001
+_MAX_STEP = 0.05  # the most that waiting for one more look counts
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+Membership = tuple[str, str]  # the pod's UID; the container's name and run
+
+
+class MarkerContainers:
+    """:class:`scrubber.ports.node.Containers` by environment markers; sees processes of one user only.
+
+    Args:
+        proc: the proc file system to walk.
+        uid: whose processes carry markers that can be believed; the service's own user by default.
+        max_processes: of one pod that are listed; one with more cannot be told.
+    """
+
+    def __init__(
+        self, *, proc: Path = Path("/proc"), uid: int | None = None, max_processes: int = MAX_PROCESSES
+    ) -> None:
+        self._proc = ProcFs(proc)
+        self._max_processes = max_processes
+        self._reader_threads = ReaderThreads(1, "containers")
+        self._uid = os.geteuid() if uid is None else uid
+        # Once known, a process stays in its pod whatever it does to its environment. Strangers are remembered by where
+        # their environment lies, for that changes when they exec and might become a container's first process.
+        self._members: dict[ProcessIdentity, Membership] = {}
+        self._unmarked: dict[ProcessIdentity, tuple[int, int]] = {}
+        self._snapshots: dict[str, PodSnapshot] = {}
+
+    async def processes(self, pod: Pod) -> tuple[Process, ...]:
+        snapshot = await self.snapshot(pod)
+        self._snapshots = {uid: known for uid, known in self._snapshots.items() if known.processes}
+        self._snapshots[_require_uid(pod)] = snapshot
+        return snapshot.processes
+
+    async def pod_uid_of(self, pid: int) -> str | None:
+        stat = await self._reader_threads(self._own_process, pid)
+        memberships = await self._memberships([stat] if stat is not None else [])
+        return memberships[0][1][0] if memberships else None
+
+    def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        return None  # the appearance of a marker is reported by nothing
+
+    async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
+        return await terminate(self, self._proc, pod, leftovers, deadline, self._snapshots.get(_require_uid(pod)))
+
+    async def kill_cgroups(self, pod: Pod, deadline: float) -> bool:
+        return False  # a marker is not the kernel's word: who does not show one is not known to be gone
+
+    def close(self) -> None:
+        """Look at nobody any more."""
+        self._reader_threads.close()
+
+    def not_covered(self) -> tuple[str, ...]:
+        return (
+            f"processes of other users than uid {self._uid}: containers are told apart by an environment marker",
+            "processes that were given an environment without that marker, or that fork faster than a look at all takes",
+        )
+
+    # --- what the termination of a pod asks (terminate.PodProcessControl) ---
+
+    async def snapshot(self, pod: Pod) -> PodSnapshot:
+        """Everybody in ``pod`` now. Walks over all processes of the node.
+
+        Raises:
+            Unreadable: there is no proc file system to walk, or there are too many processes in the pod.
+        """
+        uid, tick = _require_uid(pod), boot_ticks()
+        alive = await self._reader_threads(self._list_processes)
+        memberships = await self._memberships(alive)
+        found = [
+            Process(pid, started, container) for (pid, started), (pod_uid, container) in memberships if pod_uid == uid
+        ]
+        if len(found) > self._max_processes:
+            raise too_many_processes(uid, self._max_processes)
+        return PodSnapshot(tick, tuple(sorted(found)))
+
+    async def run_in_thread(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._reader_threads(function, *args, **kwargs)
+
+    def is_in_pod(self, pod: Pod, pid: int) -> bool:
+        stat = self._own_process(pid)
+        membership = self._membership(stat)[1] if stat is not None else None
+        return membership is not None and membership[0] == pod.uid
+
+    def kill_container(self, pod: Pod, container: str, proof: LeftoverProof) -> bool:
+        return False  # nothing binds the processes of such a container together: they are signalled one by one
+
+    # --- reading, in the thread aside ---
+
+    def _list_processes(self) -> tuple[ProcStat, ...]:
+        """Every process of the user that lives. Who is gone is forgotten."""
+        alive: dict[int, ProcStat] = {}
+        seen: set[int] = set()
+        for _ in range(_MAX_PASSES):
+            # A process that forks and exits while we walk is seen by nobody who lists only once.
+            new = set(self._proc.pids()) - seen
+            seen |= new
+            for pid in new:
+                stat = self._own_process(pid)
+                if stat is not None:
+                    alive[pid] = stat
+                    self._membership(stat)  # and remember it: it may be gone in a moment, and have left a child
+            if not new:
+                break
+        identities = {stat.identity for stat in alive.values()}
+        for memory in (self._members, self._unmarked):
+            for gone in [identity for identity in memory if identity not in identities]:
+                del memory[gone]
+        return tuple(alive.values())
+
+    def _own_process(self, pid: int) -> ProcStat | None:
+        if self._proc.owner(pid) != self._uid:
+            return None
+        stat = self._proc.stat_if_alive(pid)
+        return None if stat is None or stat.kernel_thread else stat
+
+    async def _memberships(self, stats: Iterable[ProcStat]) -> list[tuple[ProcessIdentity, Membership]]:
+        """Who of ``stats`` is in a pod, and in which; waits for those in the midst of an exec."""
+        loop = asyncio.get_running_loop()
+        found: list[tuple[ProcessIdentity, Membership]] = []
+        waiting, waited, looked = tuple(stats), 0.0, loop.time()
+        while waiting:
+            settled, waiting = await self._reader_threads(self._classify, waiting, waited)
+            found += settled
+            if waiting:
+                await asyncio.sleep(_PAUSE)
+            # The time in which nobody looked says nothing about a process.
+            now = loop.time()
+            waited, looked = waited + min(now - looked, _MAX_STEP), now
+        return found
+
+    def _classify(
+        self, stats: Iterable[ProcStat], waited: float
+    ) -> tuple[list[tuple[ProcessIdentity, Membership]], tuple[ProcStat, ...]]:
+        """Who of ``stats`` is in a pod, and who is to be waited for, having been for ``waited`` seconds."""
+        found: list[tuple[ProcessIdentity, Membership]] = []
+        waiting: list[ProcStat] = []
+        for each in stats:
+            stat = each if not waited else self._own_process(each.pid)
+            if stat is None or stat.identity != each.identity:
+                continue
+            settled, membership = self._membership(stat)
+            if membership is not None:
+                found.append((stat.identity, membership))
+            elif not settled and waited < (_EMPTY_ENVIRONMENT_TIMEOUT if stat.has_empty_environment else _EXEC_TIMEOUT):
+                waiting.append(stat)
+            elif not settled and stat.has_empty_environment:
+                self._unmarked[stat.identity] = stat.environment_range
+        return found, tuple(waiting)
+
+    def _membership(self, stat: ProcStat) -> tuple[bool, Membership | None]:
+        """Whether the process's environment could be judged, and what it says."""
+        known = self._members.get(stat.identity)
+        if known is not None:
+            return True, known
+        if stat.environment_range != (0, 0) and self._unmarked.get(stat.identity) == stat.environment_range:
+            return True, None
+        environment = self._proc.environ(stat)
+        if environment is None:
+            return True, None
+        pairs = (variable.partition(b"=") for variable in environment.split(b"\0"))
+        values = {name: value.decode("utf-8", "replace") for name, _, value in pairs}
+        uid = values.get(POD_MARKER.encode())
+        if not uid:
+            if environment:
+                self._unmarked[stat.identity] = stat.environment_range
+            return bool(environment), None
+        name, run = (values.get(marker.encode(), "") for marker in (CONTAINER_MARKER, RUN_MARKER))
+        membership = (uid, f"{name}#{run}" if run else name)
+        self._members[stat.identity] = membership
+        return True, membership
+
+
+def _require_uid(pod: Pod) -> str:
+    if not pod.uid:
+        raise Unreadable(f"The processes of pod {pod.namespace}/{pod.name} cannot be told: its UID is not known.")
+    return pod.uid

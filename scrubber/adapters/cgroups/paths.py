@@ -1,0 +1,186 @@
+"""How kubelet and runtimes name cgroups: from a pod's UID to its directories, and from a process back to the UID.
+
+Two drivers name them: systemd (``kubepods-burstable-pod<uid, - written _>.slice``) and cgroupfs
+(``kubepods/burstable/pod<uid>``); guaranteed pods have no word for their class. Containers are the children of either.
+
+Which component of a path counts is what a liar would use. Whoever has a cgroup that it may write to names what is below
+it as it likes: a tenant with a delegated cgroup may make ``kubepods/pod<somebody else's uid>`` in its container, and a
+user of the node may make ``x-kubepods-pod<uid>.slice`` below ``user@1000.service``. So neither the last match of a path
+counts nor just any first one, but the one pod component directly below a ``kubepods`` that the kubelet made. What leads
+to that is root's, and what is below it cannot change it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+__all__ = ["is_valid_uid", "kubepods_below", "mentions_pod", "pod_directories", "pod_uid_of_path", "stray_directories"]
+
+_CLASSES = ("burstable", "besteffort")
+_UID = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,126}[0-9A-Za-z])?")
+_SYSTEMD_POD = re.compile(r"(?P<stem>(?:.+-)?kubepods)(?:-(?:burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z_.]+)\.slice")
+_CGROUPFS_POD = re.compile(r"pod(?P<uid>[0-9A-Za-z.-]+)")
+_RUNTIME_SLICE = "system.slice"
+_MAX_ROOT_DEPTH = 2
+
+
+def is_valid_uid(uid: str) -> bool:
+    """Whether ``uid`` can be part of a path: nothing that could lead out of the directory it is looked up in."""
+    return _UID.fullmatch(uid) is not None
+
+
+def kubepods_below(root: Path) -> tuple[Path, ...]:
+    """The cgroups under which a kubelet keeps its pods: at the top, else below a root of its own (``--cgroup-root``, kind).
+
+    A root of its own is one level down, or several where they are slices. A unit with a cgroup of its own (a service, a
+    user's session) is no such root: what is below it may be anybody's.
+
+    Raises:
+        OSError: ``root`` cannot be listed.
+    """
+    os.listdir(root)
+    level = [root]
+    for _ in range(_MAX_ROOT_DEPTH + 1):
+        found = [path for parent in level for path in _kubepods_in(parent) if path.is_dir()]
+        if found:
+            return tuple(found)
+        level = [path for parent in level for path in _directories_in(parent) if _may_be_kubelet_root(path, root)]
+    return ()
+
+
+def pod_directories(kubepods: Path, uid: str) -> tuple[Path, ...]:
+    """Where the pod's cgroup can be under ``kubepods``: one path for each class of service."""
+    if kubepods.name.endswith(".slice"):
+        stem = kubepods.name.removesuffix(".slice")
+        escaped = uid.replace("-", "_")
+        classed = (kubepods / f"{stem}-{word}.slice" / f"{stem}-{word}-pod{escaped}.slice" for word in _CLASSES)
+        return (*classed, kubepods / f"{stem}-pod{escaped}.slice")
+    return (*(kubepods / word / f"pod{uid}" for word in _CLASSES), kubepods / f"pod{uid}")
+
+
+def stray_directories(root: Path, uid: str) -> tuple[Path, ...]:
+    """The containers of a pod that a runtime put beside the pod's cgroup.
+
+    A runtime with the cgroupfs driver under a kubelet with the systemd one takes the slice's name for a plain one:
+    ``kubepods-burstable-pod<uid>.slice:cri-containerd:<container>``, below its own service's cgroup. The pod's own
+    cgroup is then there and empty.
+    """
+    escaped = uid.replace("-", "_")
+    found: list[Path] = []
+    for parent in (root, *_services(root / _RUNTIME_SLICE)):
+        for path in _directories_in(parent):
+            match = _SYSTEMD_POD.fullmatch(path.name.partition(":")[0]) if ":" in path.name else None
+            if match is not None and match["uid"] == escaped:
+                found.append(path)
+    return tuple(found)
+
+
+def pod_uid_of_path(path: str, kubepods: Collection[str]) -> str | None:
+    """UID of the pod that the cgroup ``path`` belongs to; None when it belongs to none.
+
+    Args:
+        path: from the service's root on, as in ``/proc/PID/cgroup``.
+        kubepods: the paths of :func:`kubepods_below`, from the same root, without a leading slash.
+    """
+    parts = path.removesuffix(" (deleted)").strip("/").split("/")
+    bases = [each.split("/") for each in kubepods]
+    if parts[0] == "..":
+        seen = [part for part in parts if part != ".."]
+        return next((uid for base in bases if (uid := _pod_uid_of_truncated_path(seen, base)) is not None), None)
+    for base in bases:
+        if parts[: len(base)] == base:
+            return _pod_uid_below_kubepods(base[-1], parts[len(base) :])
+    # What a runtime put beside the pod's cgroup: at the top, or in the cgroup of its own service.
+    service = len(parts) > 2 and parts[0] == _RUNTIME_SLICE and parts[1].endswith(".service")
+    return _pod_uid_of_stray(parts[2] if service else parts[0], {base[-1] for base in bases})
+
+
+def mentions_pod(cgroups: bytes, uid: str) -> bool:
+    """Whether ``/proc/PID/cgroup`` (its text) names the pod anywhere, in any hierarchy, rightfully or not."""
+    words = re.split(r"[/: \n]", os.fsdecode(cgroups))
+    systemd = (match for word in words if (match := _SYSTEMD_POD.fullmatch(word)) is not None)
+    return f"pod{uid}" in words or any(match["uid"] == uid.replace("-", "_") for match in systemd)
+
+
+def _pod_uid_below_kubepods(kubepods: str, parts: list[str]) -> str | None:
+    systemd = kubepods.endswith(".slice")
+    stem = kubepods.removesuffix(".slice")
+    classes = {f"{stem}-{word}.slice" for word in _CLASSES} if systemd else set(_CLASSES)
+    pod = parts[1:2] if parts and parts[0] in classes else parts[:1]
+    match = (_SYSTEMD_POD if systemd else _CGROUPFS_POD).fullmatch("".join(pod))
+    if match is None or (systemd and match["stem"] != stem):
+        return None
+    return match["uid"].replace("_", "-") if systemd else match["uid"]
+
+
+def _pod_uid_of_truncated_path(parts: list[str], base: list[str]) -> str | None:
+    """A path seen from another cgroup namespace: what it shares with the service's own cgroup is cut off in front.
+
+    What is left begins beside one of the cgroups that the service itself is in, and those are the kubelet's and root's.
+    """
+    for begin in range(len(base) + 1):
+        shown = base[begin:]
+        if parts[: len(shown)] == shown:
+            uid = _pod_uid_below_kubepods(base[-1], parts[len(shown) :])
+            if uid is not None:
+                return uid
+    return None
+
+
+def _pod_uid_of_stray(component: str, kubepods: Collection[str]) -> str | None:
+    match = _SYSTEMD_POD.fullmatch(component.partition(":")[0]) if ":" in component else None
+    if match is None or f"{match['stem']}.slice" not in kubepods:
+        return None
+    return match["uid"].replace("_", "-")
+
+
+def _kubepods_in(parent: Path) -> tuple[Path, ...]:
+    named = f"{parent.name.removesuffix('.slice')}-kubepods.slice"
+    return (parent / named, parent / "kubepods.slice", parent / "kubepods")
+
+
+def _may_be_kubelet_root(path: Path, top: Path) -> bool:
+    if path.name.endswith((".service", ".scope", ".mount", ".socket", ".swap")) or not _is_owned_by_root(path):
+        return False
+    return path.parent == top or path.name.endswith(".slice")
+
+
+def _services(slice_: Path) -> list[Path]:
+    """The services that have cgroups below their own, as far as nobody but root makes those."""
+    try:
+        with os.scandir(slice_) as entries:
+            return [slice_ / each.name for each in entries if each.name.endswith(".service") and _may_hold_strays(each)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _may_hold_strays(service: os.DirEntry[str]) -> bool:
+    try:
+        seen = service.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    # The kernel counts the directories in a cgroup: no need to list it. This is asked for every pod that is over.
+    return seen.st_nlink > 2 and seen.st_uid in _trusted_owners()
+
+
+def _directories_in(parent: Path) -> list[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_owned_by_root(cgroup: Path) -> bool:
+    """Whether nobody but root, or this service, may make cgroups in it: what is delegated to a user is the user's."""
+    try:
+        return cgroup.stat().st_uid in _trusted_owners()
+    except FileNotFoundError:
+        return False
+
+
+def _trusted_owners() -> tuple[int, int]:
+    return (0, os.geteuid())

@@ -1,0 +1,169 @@
+"""The parent's end of the socket to one child: whole messages, one conversation at a time, and descriptors with them.
+
+Promise: what was read of a message survives a cancelled wait, a descriptor that arrives is closed unless somebody takes
+it, and hanging up ends whoever talks without pulling the socket from under the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from scrubber.adapters.children.message import HEADER_SIZE, MalformedMessage, Message, body_length, pack, unpack
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import Unavailable
+
+__all__ = ["ChildDied", "ChildSocket"]
+
+_READ_SIZE = 64 * 1024
+_MAX_DESCRIPTORS = 4
+
+
+class ChildDied(Unavailable):
+    """The child ended, or spoke nonsense and cannot be talked to any more. A fresh one may do better."""
+
+    code = ErrorCode.CHILD_DIED
+
+
+class ChildSocket:
+    """Messages to and from the child that ``child_name`` names in sentences; takes over ``sock``."""
+
+    def __init__(self, sock: socket.socket, child_name: str) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._child_name = child_name
+        self._buffer = bytearray()
+        self._descriptors: list[int] = []
+        self._users = 0
+        self._closed = False
+
+    async def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Write one message; copies of ``descriptors`` go with it, and the caller keeps its own.
+
+        Raises:
+            ChildDied: nobody reads any more.
+            MalformedMessage: the message is too long for any child.
+        """
+        packed = pack(message)
+        with self._in_use():
+            if descriptors:  # with the first bytes, and at once: a child that is asked for this has read all else
+                packed = packed[socket.send_fds(self._socket, [packed], descriptors) :]
+            if packed:  # to write nothing fails once the child has ended, and it may have answered before that
+                await asyncio.get_running_loop().sock_sendall(self._socket, packed)
+
+    async def receive(self) -> Message:
+        """The next message. What was read of one when this is cancelled is kept for the next call.
+
+        Raises:
+            ChildDied: end of file, or something that is no message.
+        """
+        with self._in_use():
+            while (message := self._next_message()) is None:
+                self._buffer += await self._read()
+        return message
+
+    def receive_nowait(self) -> Message | None:
+        """The next message if it has arrived, whole, by now; else None. Asks the kernel, and does not wait.
+
+        For whoever gave up :meth:`receive`: the event loop may have stood still, and not have looked since it arrived.
+
+        Raises:
+            ChildDied: as :meth:`receive`.
+        """
+        with self._in_use():
+            while (message := self._next_message()) is None:
+                try:
+                    self._buffer += self._read_available()
+                except BlockingIOError:
+                    return None
+        return message
+
+    def take_descriptors(self) -> list[int]:
+        """The descriptors that came with what was received until now; whoever takes them closes them.
+
+        One for which this process had no room is missing, and nothing else says so.
+        """
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+    def close(self) -> None:
+        """End the conversation, for both sides; whoever is in it gets :class:`ChildDied`.
+
+        The socket is closed when they have left: the event loop may be watching the descriptor for them, and its number
+        would be given to somebody else. Shut down, it reads end-of-file on both sides, which makes them leave.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._closed = True
+        self._close_when_unused()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        if self._closed:
+            raise ChildDied(f"{self._child_name} was ended.")
+        self._users += 1
+        try:
+            yield
+        except OSError as error:
+            raise ChildDied(f"{self._child_name} is gone: {error}.") from error
+        finally:
+            self._users -= 1
+            self._close_when_unused()
+
+    def _close_when_unused(self) -> None:
+        if self._closed and not self._users:
+            self._socket.close()
+            for descriptor in self.take_descriptors():
+                os.close(descriptor)
+
+    def _next_message(self) -> Message | None:
+        """The first message in the buffer; None while it is not whole."""
+        try:
+            if len(self._buffer) < HEADER_SIZE:
+                return None
+            length = HEADER_SIZE + body_length(bytes(self._buffer[:HEADER_SIZE]))
+            if len(self._buffer) < length:
+                return None
+            body = bytes(self._buffer[HEADER_SIZE:length])
+            del self._buffer[:length]
+            return unpack(body)
+        except MalformedMessage as error:
+            raise ChildDied(f"{self._child_name} makes no sense: {error}") from error
+
+    async def _read(self) -> bytes:
+        """At least one byte, and the descriptors that came with it, which the event loop's own calls would drop."""
+        while True:
+            try:
+                return self._read_available()
+            except BlockingIOError:
+                await _wait_readable(self._socket)
+
+    def _read_available(self) -> bytes:
+        part, descriptors = _receive(self._socket)
+        self._descriptors += descriptors
+        if not part:
+            raise ConnectionResetError("it closed its socket")
+        return part
+
+
+def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
+    part, descriptors, _, _ = socket.recv_fds(link, _READ_SIZE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    return part, descriptors
+
+
+async def _wait_readable(link: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(link, _resolve, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(link)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

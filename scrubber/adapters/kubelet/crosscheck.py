@@ -1,0 +1,239 @@
+"""Putting the witnesses together: which pod of which UID has which device, and what only the checkpoint knows. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from scrubber.adapters.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from scrubber.adapters.kubelet.device_ids import DeviceIdResolver
+from scrubber.adapters.kubelet.pod_logs import PodLogs
+from scrubber.domain.assignment import Assignment, Pod, Share
+
+__all__ = [
+    "ClaimedDevice",
+    "ListedPod",
+    "assignments_of",
+    "checkpoint_only_assignments",
+    "missing_pods",
+    "pods_with_unmapped_ids",
+    "pods_without_devices",
+    "shares_of",
+    "unconfirmed_pods",
+]
+
+ResourceDevice = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device that a DRA driver gave to a container: the driver's name of it, and the CDI names that bring it in."""
+
+    driver: str
+    name: str
+    cdi_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPod:
+    """A pod as PodResources lists it.
+
+    Attributes:
+        containers: by container, (resource, device id) of every device plugin on the node.
+        claims: by container, what DRA drivers gave it.
+    """
+
+    namespace: str
+    name: str
+    containers: Mapping[str, frozenset[ResourceDevice]]
+    claims: Mapping[str, frozenset[ClaimedDevice]] = field(default_factory=dict)
+
+    @property
+    def has_no_devices(self) -> bool:
+        """Whether no container of it has a device of any kind."""
+        return not any(self.containers.values()) and not any(self.claims.values())
+
+
+def assignments_of(
+    listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver
+) -> tuple[Assignment, ...]:
+    """One assignment for each container and resource that gave it a device of ours.
+
+    A pod that has none is in the answer too, as one assignment without devices and container: it is the kubelet's,
+    and must not look absent when a device of its drops off the bus.
+    """
+    named = _uids_by_device(checkpoint)
+    everything: list[Assignment] = []
+    for each in listed:
+        pod = Pod(each.namespace, each.name, _uid_of(each, named, logs))
+        held: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for container, devices in each.containers.items():
+            for resource, device in devices:
+                held[container, resource].update(resolver.devices(resource, (device,)))
+        for container, claims in each.claims.items():
+            for claim in claims:
+                held[container, claim.driver].update(
+                    resolver.claimed_devices(claim.driver, claim.name, claim.cdi_names)
+                )
+        with_devices = [
+            Assignment(pod, container, frozenset(devices), resource)
+            for (container, resource), devices in sorted(held.items())
+            if devices
+        ]
+        everything += with_devices or [Assignment(pod, "", frozenset())]
+    return tuple(everything)
+
+
+def checkpoint_only_assignments(
+    assignments: Iterable[Assignment],
+    checkpoint: Checkpoint,
+    logs: PodLogs,
+    resolver: DeviceIdResolver,
+    *,
+    active_only: bool,
+) -> tuple[Assignment, ...]:
+    """What the checkpoint alone assigns: init containers, and everything while the list cannot be believed.
+
+    Args:
+        active_only: the list is trusted, so an entry of a pod that it lacks is old and left out. An init container's
+            pod is listed while it runs, only its container is not.
+
+    An entry whose pod has no log directory is left out: a UID alone names no tenant to wait for.
+    """
+    listed = {(each.pod, each.container) for each in assignments}
+    pods = {pod for pod, _ in listed}
+    hints: list[Assignment] = []
+    for entry in checkpoint.entries:
+        devices = resolver.devices(entry.resource, entry.devices)
+        name = logs.names.get(entry.pod_uid)
+        if not devices or name is None:
+            continue
+        pod = Pod(*name, entry.pod_uid)
+        nameless = Pod(*name)
+        if (pod, entry.container) in listed or (nameless, entry.container) in listed:
+            continue
+        if active_only and pod not in pods and nameless not in pods:
+            continue
+        hints.append(Assignment(pod, entry.container, devices, entry.resource))
+    return tuple(hints)
+
+
+def shares_of(
+    listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver
+) -> tuple[Share, ...]:
+    """What containers have of devices that several may have: by the list, and by the checkpoint, which alone knows
+    ordinary init containers.
+    """
+    named = _uids_by_device(checkpoint)
+    found: dict[tuple[Pod, str, str], set[str]] = defaultdict(set)
+    for each in listed:
+        pod = Pod(each.namespace, each.name, _uid_of(each, named, logs))
+        for container, devices in each.containers.items():
+            for resource, device in devices:
+                found[pod, container, resource].add(device)
+    for entry in checkpoint.entries:
+        name = logs.names.get(entry.pod_uid)
+        if name is not None:
+            found[Pod(*name, entry.pod_uid), entry.container, entry.resource].update(entry.devices)
+    return tuple(
+        Share(pod, container, resource, device, ids)
+        for (pod, container, resource), listed_ids in found.items()
+        for device, ids in sorted(resolver.shares(resource, listed_ids).items())
+    )
+
+
+def missing_pods(
+    assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver | None
+) -> frozenset[Pod]:
+    """Pods that the checkpoint gives devices of ours, that left logs, and that are not listed.
+
+    Args:
+        resolver: None for devices of any kind: what an id means may not have been announced yet.
+    """
+    pods = {each.pod for each in assignments}
+    missing: set[Pod] = set()
+    for entry in checkpoint.entries:
+        names = logs.names_of(entry.pod_uid)
+        if not names or (resolver is not None and not resolver.devices(entry.resource, entry.devices)):
+            continue
+        if not any(Pod(*name, entry.pod_uid) in pods or Pod(*name) in pods for name in names):
+            missing.update(Pod(*name, entry.pod_uid) for name in names)
+    return frozenset(missing)
+
+
+def unconfirmed_pods(
+    checkpoint: Checkpoint, listed: Iterable[ListedPod], resolver: DeviceIdResolver
+) -> tuple[str, ...]:
+    """Pods (``namespace/name``) that the list gives devices of ours and the checkpoint does not.
+
+    The kubelet writes its checkpoint before a pod is admitted and replaces it whole, and it is read after the list. So
+    it is another kubelet's file, or the pod ended in between.
+    """
+    named = _uids_by_device(checkpoint)
+    return tuple(
+        sorted(
+            f"{each.namespace}/{each.name}"
+            for each in listed
+            if any(
+                (container, resource, device) not in named
+                for container, devices in each.containers.items()
+                for resource, device in devices
+                if resolver.device(resource, device) is not None
+            )
+        )
+    )
+
+
+def pods_without_devices(listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs) -> frozenset[Pod]:
+    """Pods that neither the list nor a checkpoint that could be read gives a device of any kind.
+
+    A device of an ordinary init container is in the checkpoint alone, so without UID or checkpoint nobody is spent.
+    """
+    if checkpoint.error:
+        return frozenset()
+    have_something = {entry.pod_uid for entry in checkpoint.entries}
+    pods = (Pod(each.namespace, each.name, _uid_of(each, {}, logs)) for each in listed if each.has_no_devices)
+    return frozenset(pod for pod in pods if pod.uid is not None and pod.uid not in have_something)
+
+
+def pods_with_unmapped_ids(
+    listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver
+) -> frozenset[Pod]:
+    """Pods that have something, by the list or the checkpoint, that is none of our devices as far as its id says."""
+    named = _uids_by_device(checkpoint)
+    found = {
+        Pod(each.namespace, each.name, _uid_of(each, named, logs))
+        for each in listed
+        if any(resolver.device(*device) is None for held in each.containers.values() for device in held)
+        or any(
+            not resolver.claimed_devices(claim.driver, claim.name, claim.cdi_names)
+            for claims in each.claims.values()
+            for claim in claims
+        )
+    }
+    for entry in checkpoint.entries:
+        if any(resolver.device(entry.resource, device) is None for device in entry.devices):
+            found |= {Pod(*name, entry.pod_uid) for name in logs.names_of(entry.pod_uid)}
+    return frozenset(found)
+
+
+def _uids_by_device(checkpoint: Checkpoint) -> Mapping[tuple[str, str, str], frozenset[str]]:
+    found: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for entry in checkpoint.entries:
+        for device in entry.devices:
+            found[_key(entry, device)].add(entry.pod_uid)
+    return {key: frozenset(uids) for key, uids in found.items()}
+
+
+def _key(entry: CheckpointEntry, device: str) -> tuple[str, str, str]:
+    return (entry.container, entry.resource, device)
+
+
+def _uid_of(pod: ListedPod, named: Mapping[tuple[str, str, str], frozenset[str]], logs: PodLogs) -> str | None:
+    """The one UID that the log directories know and the checkpoint, where it says anything, does not contradict."""
+    candidates = logs.uids.get((pod.namespace, pod.name), frozenset())
+    devices = [(name, resource, device) for name, held in pod.containers.items() for resource, device in held]
+    witnesses = frozenset[str]().union(*(named.get(key, frozenset()) for key in devices))
+    agreed = candidates & witnesses if witnesses else candidates
+    return next(iter(agreed)) if len(agreed) == 1 else None

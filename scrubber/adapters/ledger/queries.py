@@ -1,0 +1,169 @@
+"""Reading a ledger back: everything is decoded in full, and what does not decode or agree is an error, never skipped."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scrubber.adapters.ledger.chain import ChainReport, event_of, verify_chain
+from scrubber.adapters.ledger.documents import CERTIFICATE, RECORD, SCRUB
+from scrubber.adapters.ledger.json_codec import CodecError, Document
+from scrubber.domain.evidence import Certificate
+from scrubber.domain.record import DeviceRecord
+from scrubber.ports.record import HAND_OVER_EVENTS, AuditHead, AuditRow, HistoryEntry, HistoryQuery, LedgerState
+
+__all__ = [
+    "AUDIT_COLUMNS",
+    "MAX_ROWS_PER_BATCH",
+    "HistoryBatch",
+    "read_certificate",
+    "read_history_batch",
+    "read_records",
+    "read_state",
+    "trail_bounds",
+    "verify_stored_chain",
+]
+
+T = TypeVar("T")
+
+MAX_ROWS_PER_BATCH = 2_000
+"""How many audit rows one :func:`read_history_batch` looks at, however few of them are asked for."""
+
+AUDIT_COLUMNS = "sequence, at, name, device, scrub, actor, fields, prev_hash, hash"
+"""The columns of an :class:`AuditRow`, in order."""
+
+
+def trail_bounds(connection: sqlite3.Connection) -> tuple[AuditHead, AuditHead]:
+    """Where the audit trail was pruned, and its recorded head."""
+    row = connection.execute("SELECT pruned_sequence, pruned_hash, head_sequence, head_hash FROM chain").fetchone()
+    if row is None:
+        raise CodecError("the recorded head of the audit trail is gone")
+    return AuditHead(row[0], row[1]), AuditHead(row[2], row[3])
+
+
+def verify_stored_chain(connection: sqlite3.Connection) -> ChainReport:
+    """Walk the whole audit trail."""
+    pruned, head = trail_bounds(connection)
+    # Closed by hand: a cursor that an exception's traceback keeps alive would keep SQLite's lock, too.
+    with closing(connection.execute(f"SELECT {AUDIT_COLUMNS} FROM audit ORDER BY sequence")) as rows:
+        return verify_chain((AuditRow(*row) for row in rows), pruned, head)
+
+
+def read_records(connection: sqlite3.Connection) -> Iterator[DeviceRecord]:
+    """The current record of every device."""
+    for device, version, hygiene, health, document in connection.execute(
+        "SELECT device, version, hygiene, health, document FROM devices"
+    ).fetchall():
+        record = _decode(RECORD, "devices", device, document)
+        if (record.device, record.version, record.hygiene, record.health) != (device, version, hygiene, health):
+            raise CodecError(f"the columns of device {device} do not agree with its record")
+        yield record
+
+
+def read_state(connection: sqlite3.Connection) -> LedgerState:
+    """What a start finds; the audit trail is not walked here."""
+    _, head = trail_bounds(connection)
+    under_way = connection.execute("SELECT id, document FROM scrubs WHERE finished = 0 ORDER BY seen, id").fetchall()
+    return LedgerState(
+        records={record.device: record for record in read_records(connection)},
+        unfinished_scrubs=tuple(_decode(SCRUB, "scrubs", name, document) for name, document in under_way),
+        head_sequence=head.sequence,
+        head_hash=head.hash,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBatch:
+    """What one look at a part of the trail found, newest first.
+
+    Attributes:
+        below: the next visit looks at what lies below this sequence; None when nothing is left to look at.
+    """
+
+    entries: tuple[HistoryEntry, ...]
+    below: int | None
+
+
+def read_history_batch(connection: sqlite3.Connection, query: HistoryQuery, below: int | None) -> HistoryBatch:
+    """The newest ``query.limit`` audit rows that ``query`` asks for with a sequence under ``below`` (None: of all).
+
+    It looks at a bounded number of rows, so it may find fewer, or none, and there may still be some below. Each comes
+    with the scrub and the certificate that it names, as far as the ledger still has them.
+    """
+    reach = _where({"sequence < ?": below, "device = ?": query.device})
+    lowest = connection.execute(
+        f"SELECT sequence FROM audit {reach.clause} ORDER BY sequence DESC LIMIT 1 OFFSET ?",
+        (*reach.values, MAX_ROWS_PER_BATCH - 1),
+    ).fetchone()
+    floor: int | None = None if lowest is None else lowest[0]
+    named = HAND_OVER_EVENTS.get(query.outcome or "")
+    wanted = _where(
+        {
+            "sequence < ?": below,
+            "sequence >= ?": floor,
+            "device = ?": query.device,
+            "at >= ?": query.since,
+            "json_extract(fields, '$.tenant_namespace') = ?": query.tenant,
+            "name = ?": named,
+            "json_extract(fields, '$.outcome') = ?": query.outcome if named is None else None,
+            _any_of(query.events): query.events or None,
+        }
+    )
+    rows = connection.execute(
+        f"SELECT {AUDIT_COLUMNS} FROM audit {wanted.clause} ORDER BY sequence DESC LIMIT ?",
+        (*wanted.values, query.limit),
+    ).fetchall()
+    entries = tuple(_entry(connection, AuditRow(*row)) for row in rows)
+    return HistoryBatch(entries, entries[-1].sequence if len(entries) == query.limit else floor)
+
+
+def read_certificate(connection: sqlite3.Connection, certificate_id: str) -> Certificate | None:
+    """The certificate that is called ``certificate_id``, as far as the ledger still has it."""
+    return _read_document(connection, CERTIFICATE, "certificates", certificate_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    clause: str
+    values: tuple[object, ...]
+
+
+def _where(asked: dict[str, str | int | float | tuple[str, ...] | None]) -> _Where:
+    """The conditions that have a value; those with several question marks have a tuple of values."""
+    given = {condition: value for condition, value in asked.items() if value is not None}
+    values = [value if isinstance(value, tuple) else (value,) for value in given.values()]
+    return _Where(f"WHERE {' AND '.join(given)}" if given else "", tuple(each for some in values for each in some))
+
+
+def _any_of(events: tuple[str, ...]) -> str:
+    """The condition that an event is called as one of ``events`` says; its values are those."""
+    asked = (f"substr(name, 1, {len(each)}) = ?" if each.endswith(".") else "name = ?" for each in events)
+    return f"({' OR '.join(asked)})"
+
+
+def _entry(connection: sqlite3.Connection, row: AuditRow) -> HistoryEntry:
+    event = event_of(row)
+    return HistoryEntry(
+        sequence=row.sequence,
+        hash=row.hash,
+        event=event,
+        scrub=_read_document(connection, SCRUB, "scrubs", event.scrub),
+        certificate=_read_document(connection, CERTIFICATE, "certificates", event.fields.get("certificate")),
+    )
+
+
+def _read_document(connection: sqlite3.Connection, document: Document[T], table: str, name: object) -> T | None:
+    if not isinstance(name, str):
+        return None
+    found = connection.execute(f"SELECT document FROM {table} WHERE id = ?", (name,)).fetchone()
+    return None if found is None else _decode(document, table, name, found[0])
+
+
+def _decode(document: Document[T], table: str, name: str, text: str) -> T:
+    try:
+        return document.decode(text)
+    except CodecError as problem:
+        raise CodecError(f"{table} {name}: {problem}") from None

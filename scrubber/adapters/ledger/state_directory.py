@@ -1,0 +1,229 @@
+"""Where a ledger may live: a directory of our own on a local disk, for one instance at a time.
+
+The promise: a ledger that was here before is never replaced by an empty one. A marker is written once the first
+ledger is complete, and from then on a missing database is a loss that a person has to look at. And a ledger whose files
+are taken away while they are open is noticed: what is written into them then, no restart would find.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from scrubber.adapters.kernel_text import value_in
+from scrubber.adapters.ledger.failures import START_OVER_HINT
+from scrubber.domain.errors import AlreadyRunning, InvalidConfiguration, LedgerFailure
+
+__all__ = ["UNSUPPORTED_FILESYSTEMS", "FileIdentity", "StateDirectory", "filesystem_magic"]
+
+UNSUPPORTED_FILESYSTEMS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x65735546: "FUSE",
+    0x01021997: "9P",
+    0x00C36400: "Ceph",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+    0x73757245: "Coda",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x564C: "NCP",
+    0x786F4256: "VirtualBox shared folders",
+}
+"""``f_type`` of file systems whose locks or write ordering SQLite cannot rely on (statfs(2), linux/magic.h)."""
+
+FileIdentity = tuple[int, int]
+"""Device and inode of a file."""
+
+_MARKER_TEXT = "A scrub ledger lives here, in ledger.db. If that file is missing, records were lost.\n"
+
+
+def filesystem_magic(directory: Path) -> int:
+    """``f_type`` of the file system that ``directory`` is on, as statfs(2) tells; ``os.statvfs`` does not have it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(512)  # struct statfs is 120 bytes on 64-bit Linux; its first member is a long
+    if libc.statfs(os.fsencode(directory), buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(directory))
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
+
+
+def _file_identity(path: Path) -> FileIdentity | None:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+class StateDirectory:
+    """The directory of one ledger and the files in it.
+
+    Args:
+        filesystem: tells the magic number of the file system that a directory is on.
+    """
+
+    def __init__(self, directory: Path, filesystem: Callable[[Path], int] = filesystem_magic) -> None:
+        self.directory = directory
+        self.database = directory / "ledger.db"
+        self.log = directory / "ledger.db-wal"
+        self.temporary_database = directory / "ledger.db.new"
+        self.marker = directory / "ledger.marker"
+        self.lock_file = directory / "ledger.lock"
+        self.reserve = directory / "ledger.reserve"
+        self._filesystem = filesystem
+
+    def prepare(self) -> None:
+        """Make the directory, or see that the one there is ours alone and on a local disk.
+
+        A directory that others may only read is made private: the kubelet creates a ``hostPath`` with mode 0755.
+
+        Raises:
+            InvalidConfiguration: it belongs to another user, others may write into it, or it is on a network file
+                system.
+        """
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.directory.stat()
+        if found.st_uid != os.geteuid():
+            raise InvalidConfiguration(
+                f"The state directory {self.directory} belongs to uid {found.st_uid}, the service runs as uid "
+                f"{os.geteuid()}; give it to that user, or name another with --state-dir."
+            )
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InvalidConfiguration(
+                f"Others may write into the state directory {self.directory} (mode {stat.S_IMODE(found.st_mode):04o}); "
+                f"run: chmod 700 {self.directory}"
+            )
+        kind = UNSUPPORTED_FILESYSTEMS.get(self._filesystem(self.directory))
+        if kind is not None:
+            raise InvalidConfiguration(
+                f"The state directory {self.directory} is on {kind}, where a ledger cannot be kept safe; "
+                "name a directory on a local disk with --state-dir."
+            )
+        self._make_private()
+
+    def _make_private(self) -> None:
+        """Take all rights of other users away from a state directory.
+
+        Only from a directory that is empty or already holds a ledger: ``--state-dir /etc`` by mistake must not lock the
+        node's users out. A symbolic link, and what cannot be changed, stays as it is; ``scrubber doctor`` reports it.
+        """
+        with suppress(OSError):
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                opened_to_others = found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+                names = os.listdir(descriptor) if opened_to_others and found.st_uid == os.geteuid() else ["?"]
+                if not names or self.marker.name in names:
+                    os.fchmod(descriptor, 0o700)
+            finally:
+                os.close(descriptor)
+
+    def lock(self) -> int:
+        """Take the directory for this process; the descriptor holds it until it is closed.
+
+        Raises:
+            AlreadyRunning: another process has it.
+        """
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = value_in(os.pread(descriptor, 32, 0)) or "unknown"
+                raise AlreadyRunning(
+                    f"Another scrub service (PID {owner}) owns the ledger in {self.directory}; stop it first, or give "
+                    "this one a directory of its own with --state-dir."
+                ) from None
+            written = os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            os.ftruncate(descriptor, written)  # afterwards: a full disk has the place that the last one's PID had
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def size(self) -> int | None:
+        """Bytes of the database and its log together; None when that cannot be told."""
+        try:
+            return sum(path.stat().st_size for path in (self.database, self.log) if path.exists())
+        except OSError:
+            return None
+
+    def file_identities(self) -> dict[Path, FileIdentity]:
+        """Which files stand now at the paths that carry the ledger: database, write-ahead log and lock.
+
+        A path where nothing stands is left out; :meth:`check_unchanged` says nothing about it.
+        """
+        found = ((path, _file_identity(path)) for path in (self.database, self.log, self.lock_file))
+        return {path: identity for path, identity in found if identity is not None}
+
+    def check_unchanged(self, opened: Mapping[Path, FileIdentity]) -> None:
+        """See that the files that were ``opened`` still stand at their paths. One ``stat`` each.
+
+        Raises:
+            LedgerFailure: one was removed, renamed or replaced.
+        """
+        for path, identity in opened.items():
+            if _file_identity(path) != identity:
+                raise LedgerFailure(
+                    f"{path} was removed, renamed or replaced while the service runs, so what it writes would be lost; "
+                    "put the file back where it was, or restart the service and do what it then says; hand-overs are "
+                    "refused until then."
+                )
+
+    def ensure_database(self, create: Callable[[Path], None]) -> None:
+        """See that the database is there: the one that always was, or, in a place that never had one, a new one.
+
+        Precondition: the lock is held, and nothing in this process has the database open. (Closing any descriptor of
+        it would drop SQLite's own locks.)
+
+        Args:
+            create: makes a complete, closed database at the path it is given. The path exists, empty and private.
+
+        Raises:
+            LedgerFailure: there was a ledger here and its database is gone or empty.
+        """
+        for leftover in self.directory.glob(self.temporary_database.name + "*"):
+            leftover.unlink()
+        if self.database.exists():
+            if self.database.stat().st_size == 0:
+                raise LedgerFailure(
+                    f"The ledger in {self.directory} is empty, its records were lost; {START_OVER_HINT}"
+                )
+        else:
+            remains = [path.name for path in (self.marker, *self.directory.glob("ledger.db-*")) if path.exists()]
+            if remains:
+                raise LedgerFailure(
+                    f"ledger.db is missing in {self.directory}, but {' and '.join(remains)} shows that there was a "
+                    f"ledger; {START_OVER_HINT}"
+                )
+            os.close(os.open(self.temporary_database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            create(self.temporary_database)
+            self._flush(self.temporary_database)
+            self.temporary_database.rename(self.database)
+            self._flush(self.directory)
+        if not self.marker.exists():
+            descriptor = os.open(self.marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, _MARKER_TEXT.encode("ascii"))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._flush(self.directory)
+
+    @staticmethod
+    def _flush(path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,85 @@
+"""A whole trail, judged: its chain, and the heads that were kept elsewhere, in one walk over its pages.
+
+The promise: it is intact only when nothing speaks against it and every question that was put to it could be answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scrubber.adapters.ledger.chain import ChainVerifier
+from scrubber.adapters.ledger.saved_heads import HeadComparison, HeadStatus, SavedHead, SavedHeadChecker
+from scrubber.ports.record import CHAIN_START, AuditHead, AuditRow, TrailPage
+
+__all__ = ["ChainVerdict", "TrailVerification", "TrailVerifier"]
+
+
+class ChainVerdict(StrEnum):
+    """What is to be thought of a trail."""
+
+    INTACT = "intact"
+    BROKEN = "broken"
+    CANNOT_TELL = "cannot-tell"
+
+
+@dataclass(frozen=True, slots=True)
+class TrailVerification:
+    """What an examination found.
+
+    Attributes:
+        message: what is wrong and where, or that nothing is.
+        rows: how many there were; ``first`` and ``last`` are None when there was none.
+        pruned, head: the two ends of the trail, as recorded beside it.
+        comparisons: one for each head that was kept.
+    """
+
+    verdict: ChainVerdict
+    message: str
+    rows: int
+    first: AuditRow | None
+    last: AuditRow | None
+    pruned: AuditHead
+    head: AuditHead
+    comparisons: Sequence[HeadComparison]
+
+
+class TrailVerifier:
+    """Takes the pages of one reading in order: :meth:`add_page` for each, then :meth:`result`."""
+
+    def __init__(self, saved_heads: Iterable[SavedHead] = ()) -> None:
+        self._head_checker = SavedHeadChecker(saved_heads)
+        self._chain_verifier: ChainVerifier | None = None
+        self._pruned = self._head = CHAIN_START
+        self._first: AuditRow | None = None
+        self._last: AuditRow | None = None
+
+    def add_page(self, page: TrailPage) -> None:
+        if self._chain_verifier is None:
+            self._chain_verifier = ChainVerifier(page.preceding_head)
+            self._pruned, self._head = page.preceding_head, page.head
+        for row in page.rows:
+            self._chain_verifier.add_row(row)
+            self._head_checker.add_row(row)
+            self._first, self._last = self._first or row, row
+
+    def result(self, flaw: str = "") -> TrailVerification:
+        """What there is to say.
+
+        Args:
+            flaw: why the rows stopped coming before the end, if they did.
+        """
+        report = (self._chain_verifier or ChainVerifier(CHAIN_START)).report(self._head)
+        comparisons = self._head_checker.compare(self._pruned, self._head)
+        against = [each for each in comparisons if each.status in (HeadStatus.REPLACED, HeadStatus.CUT_OFF)]
+        undecided = [each for each in comparisons if each.status is HeadStatus.CANNOT_TELL]
+        verdict, message = ChainVerdict.INTACT, report.message
+        if flaw or not report.intact or against:
+            verdict = ChainVerdict.BROKEN
+            message = flaw or (report.message if not report.intact else against[0].message)
+        elif undecided:
+            verdict, message = ChainVerdict.CANNOT_TELL, undecided[0].message
+        return TrailVerification(
+            verdict, message, report.rows, self._first, self._last, self._pruned, self._head, comparisons
+        )

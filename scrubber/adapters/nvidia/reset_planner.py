@@ -1,0 +1,213 @@
+"""What a reset of a GPU takes with it, what is in its way, and what is done in which order. Pure: from facts to a plan.
+
+Promise: no plan is free to go while a reset would reach a device that somebody uses.
+
+The rules are those of nvidia-smi's manual page ("--gpu-reset"): before Ampere, GPUs joined by NVLink are reset together
+or not at all; on Ampere with NVSwitches, Fabric Manager has to help; from Hopper on, each GPU is reset by itself. Of
+MIG, its user guide says that whoever made the instances has to make them anew after a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.telemetry import Holder, HolderKind
+
+__all__ = ["METHOD", "DeviceLabel", "Generation", "Platform", "ResetFacts", "plan_reset", "reset_targets"]
+
+METHOD = "nvidia-smi --gpu-reset"
+
+_PERSISTENCED = "nvidia-persiste"
+"""As much of nvidia-persistenced's name as the kernel keeps of a process."""
+
+
+class Generation(IntEnum):
+    """GPU architectures in their order. ``UNKNOWN`` comes first, because the oldest rules are the most careful."""
+
+    UNKNOWN = 0
+    KEPLER = 2
+    MAXWELL = 3
+    PASCAL = 4
+    VOLTA = 5
+    TURING = 6
+    AMPERE = 7
+    ADA = 8
+    HOPPER = 9
+    BLACKWELL = 10
+    RUBIN = 13
+
+    @classmethod
+    def from_driver_name(cls, name: str | None) -> Generation:
+        """The generation that the driver calls ``name``."""
+        return cls.__members__.get((name or "").strip(" ").upper(), cls.UNKNOWN)
+
+
+class Platform(StrEnum):
+    """Who owns the hardware below this kernel."""
+
+    BARE_METAL = "bare-metal"
+    PASSTHROUGH = "passthrough"
+    """A virtual machine that has the whole GPU: its hypervisor decides whether there are resets."""
+    VGPU = "vgpu"
+    """A virtual machine that has a share of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLabel:
+    """A device as people know it."""
+
+    id: str
+    index: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetFacts:
+    """Everything that decides about a reset of ``device``, read at one moment.
+
+    Attributes:
+        gpu: id of the whole GPU; differs from ``device.id`` for a MIG instance.
+        pci_address: of the GPU.
+        siblings: the other devices of the same GPU: MIG instances.
+        peers: every other GPU that NVLink joins it with, directly or by way of others.
+        holders: who holds ``device``, a sibling or a peer, by its id; None where it cannot be told.
+        erasers: the process that clears one of them now, by its id.
+        nvswitch: whether the node has NVSwitches.
+        fabric_manager: whether Fabric Manager runs.
+        has_reset: whether the kernel offers a reset of the GPU's PCI function (sysfs ``reset``).
+        persistence_enabled: ids of the GPUs whose persistence mode is on.
+        driver_loaded: whether the driver's kernel module is.
+        is_root: whether this service runs as root.
+        nvidia_smi: path of nvidia-smi; None when it is not installed.
+    """
+
+    device: DeviceLabel
+    gpu: str
+    pci_address: str
+    generation: Generation
+    siblings: tuple[DeviceLabel, ...] = ()
+    peers: tuple[DeviceLabel, ...] = ()
+    holders: Mapping[str, tuple[Holder, ...] | None] = field(default_factory=dict)
+    erasers: Mapping[str, int] = field(default_factory=dict)
+    nvswitch: bool = False
+    fabric_manager: bool = False
+    platform: Platform = Platform.BARE_METAL
+    has_reset: bool = True
+    persistence_enabled: frozenset[str] = frozenset()
+    driver_loaded: bool = True
+    is_root: bool = True
+    nvidia_smi: str | None = "/usr/bin/nvidia-smi"
+
+    @property
+    def is_instance(self) -> bool:
+        return self.device.id != self.gpu
+
+    def gpu_of(self, device: DeviceLabel) -> str:
+        return device.id if device in self.peers else self.gpu
+
+    @property
+    def linked_peers(self) -> tuple[DeviceLabel, ...]:
+        """The peers that have to be reset in the same command."""
+        return self.peers if self.generation < Generation.AMPERE else ()
+
+    @property
+    def also_reset(self) -> tuple[DeviceLabel, ...]:
+        """Every other device that a reset reaches."""
+        return (*self.siblings, *self.linked_peers)
+
+
+def reset_targets(facts: ResetFacts) -> tuple[str, ...]:
+    """UUIDs of the GPUs that go into the one command."""
+    return (facts.gpu, *(peer.id for peer in facts.linked_peers))
+
+
+def plan_reset(facts: ResetFacts) -> ResetPlan:
+    """What a reset would do here, why it never can, and what blocks it now."""
+    return ResetPlan(
+        device=facts.device.id,
+        method=METHOD,
+        actions=tuple(_actions(facts)),
+        unavailable=next(_permanent_obstacles(facts), None),
+        blockers=tuple(_blockers(facts)),
+        also_reset=tuple(each.id for each in facts.also_reset),
+    )
+
+
+def _permanent_obstacles(facts: ResetFacts) -> Iterator[str]:
+    """Sentences why the device cannot be reset as things are set up, the most basic one first."""
+    about = f"Device {facts.device.index}"
+    if not facts.is_root:
+        yield f"{about} can be reset by root only, and this service does not run as root."
+    if facts.nvidia_smi is None:
+        yield f"{about} cannot be reset: nvidia-smi is not installed where the driver is; install the driver's utilities."
+    if facts.platform is Platform.VGPU:
+        yield f"{about} is a share of a GPU that belongs to this machine's host: only the host can reset it."
+    elif facts.platform is Platform.PASSTHROUGH and not facts.has_reset:
+        yield (
+            f"{about} is in a virtual machine whose hypervisor offers no reset of {facts.pci_address}: "
+            "have the machine rebooted, or its hypervisor allow function-level resets."
+        )
+    if facts.is_instance:
+        yield (
+            f"{about} is a MIG instance: a reset of its GPU ends all of the GPU's instances, and this service does not "
+            "make them anew. Drain the GPU, reset it, and have whoever made the instances make them again."
+        )
+
+
+def _blockers(facts: ResetFacts) -> Iterator[str]:
+    if not facts.driver_loaded:
+        yield "The driver is not loaded, and without it nvidia-smi resets nothing: load it (modprobe nvidia)."
+    for each in (facts.device, *facts.also_reset):
+        eraser = facts.erasers.get(each.id)
+        if eraser is not None:
+            yield f"Device {each.index} is being cleared (PID {eraser}): wait until that is over."
+        holders = facts.holders.get(each.id)
+        if holders is None and each != facts.device:  # of the device itself nvidia-smi knows better than we
+            yield f"Who holds device {each.index}, which would be reset with it, cannot be told."
+        for holder in holders or ():
+            yield from _holder_blockers(holder, each, facts)
+    if facts.generation is Generation.AMPERE and facts.nvswitch and not facts.fabric_manager:
+        yield (
+            "Fabric Manager does not run, and GPUs of this generation behind NVSwitches can only be reset with its "
+            "help: systemctl start nvidia-fabricmanager"
+        )
+
+
+def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> Iterator[str]:
+    """Why ``holder`` blocks a reset, if it does. A ghost does not: a reset is its cure, and nvidia-smi refuses by itself
+    when something real is behind it.
+    """
+    who = f"{holder.command or 'A process without a name'} (PID {holder.pid})"
+    match holder.kind:
+        case HolderKind.UNTRACEABLE:
+            return
+        case HolderKind.UNKILLABLE:
+            yield f"{who} holds device {device.index} and cannot be ended: reboot the node."
+        case HolderKind.INFRASTRUCTURE if _PERSISTENCED in holder.command:
+            if (
+                facts.gpu_of(device) not in facts.persistence_enabled
+            ):  # it lets go when persistence mode goes off, and this is off
+                yield f"{who} holds device {device.index} although persistence mode is off: stop it for the reset."
+        case HolderKind.INFRASTRUCTURE:
+            yield f"{who} holds device {device.index}; the node's own, so it is not ended: stop it for the reset."
+        case HolderKind.PROCESS:
+            yield f"{who} holds device {device.index}: it has to end first."
+
+
+def _actions(facts: ResetFacts) -> Iterator[str]:
+    gpus = ",".join(reset_targets(facts))
+    yield f"Stop watching {gpus} for events; the other GPUs are watched on."
+    persistent = ",".join(gpu for gpu in reset_targets(facts) if gpu in facts.persistence_enabled)
+    if persistent:
+        yield f"Switch persistence mode of {persistent} off, so that nvidia-persistenced lets go of it."
+    yield "Look once more for anybody who holds it."
+    yield f"Close this service's own handles of {gpus}; questions about the other GPUs go on."
+    yield f"Run {facts.nvidia_smi or 'nvidia-smi'} --gpu-reset -i {gpus}"
+    if persistent:
+        yield "Switch persistence mode on again, whatever happened."
+    yield "Watch it for events again, and forget the XIDs of before."
+    if facts.is_instance:
+        yield "All MIG instances of the GPU are gone: make them anew (nvidia-smi mig, or nvidia-mig-parted)."
+    yield "Check that the driver lists and describes it again; health, settings and memory are checked after that."

@@ -1,0 +1,151 @@
+"""Whether a process could open a device by itself, as far as that can be seen without opening anything.
+
+Three things are asked: its capabilities, whether a node of the device lies in its ``/dev``, and whether that ``/dev`` is
+one that can be read without asking a file system that may never answer. Whatever cannot be told counts as "it could".
+
+What this does not show: the device rules of its container, which cannot be read on cgroup v2. Where they allow the device,
+because a container runtime injected it for a pod that asked for no device, a tenant can hide the node: move it out of
+``/dev`` or remove it, and make it again with the right to make nodes, which many runtimes give to every container. Nor does
+it show descriptors, however they were obtained.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from contextlib import ExitStack
+
+from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
+from scrubber.adapters.procwalk.match import DeviceNodeTarget, StatxReader, Target
+
+__all__ = ["Confinement", "has_device_capabilities", "has_device_node"]
+
+_LENGTH = 1 << 16
+_MOUNTS_LENGTH = 1 << 20
+_MAX_ENTRIES, _MAX_DIRECTORIES = 1024, 64
+_MAX_ROOTS = 16
+"""Roots of one group that are looked at; each container has one."""
+_MEMORY_FILE_SYSTEMS = (b"tmpfs", b"devtmpfs")
+"""File systems that are in memory: reading a directory of theirs comes back."""
+
+_CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 16, 17, 19, 21
+_DEVICE_CAPABILITIES = 1 << _CAP_SYS_MODULE | 1 << _CAP_SYS_RAWIO | 1 << _CAP_SYS_PTRACE | 1 << _CAP_SYS_ADMIN
+"""With one of these a process gets at devices that its container was not given, or can hide a node by mounts."""
+_CAPABILITIES = re.compile(rb"^Cap(?:Prm|Bnd):\s*([0-9a-f]+)$", re.MULTILINE)
+
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Confinement:
+    """Judges processes for one walk.
+
+    Args:
+        target: what is looked for. A file has no node: for one, only capabilities are asked about.
+        device_numbers: device numbers that give access to the device; None for all of ``target``.
+    """
+
+    def __init__(self, target: Target, device_numbers: frozenset[int] | None = None) -> None:
+        self._nodes = None
+        if isinstance(target, DeviceNodeTarget):
+            self._nodes = device_numbers or target.numbers
+        self._statx = StatxReader()
+        self._confined_roots: dict[tuple[str, int, int], bool] = {}
+        self._roots: Counter[str] = Counter()
+
+    def is_confined(self, pid: int, group: str) -> bool:
+        """Whether ``pid``, of ``group``, has no such capability and no node of the device; False where it cannot be told."""
+        if has_device_capabilities(pid) is not False:
+            return False
+        return self._nodes is None or self._is_without_node(pid, group, self._nodes)
+
+    def _is_without_node(self, pid: int, group: str, numbers: frozenset[int]) -> bool:
+        try:
+            root = self._statx.stat(f"/proc/{pid}/root")
+            key = (os.readlink(f"/proc/{pid}/ns/mnt"), root.device, root.inode)
+        except OSError:
+            return False
+        if key not in self._confined_roots:
+            self._roots[group] += 1
+            if self._roots[group] > _MAX_ROOTS:
+                return False
+            self._confined_roots[key] = has_device_node(pid, numbers, self._statx) is False
+        return self._confined_roots[key]
+
+
+def has_device_capabilities(pid: int) -> bool | None:
+    """Whether ``pid`` has, or may get, a capability that leads to devices; None when it is gone or cannot be asked.
+
+    A process in a user namespace of its own is judged by what it has there: one that made it has everything, and may have
+    been privileged before. A process that had such capabilities and gave all of them away is not told from others.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            sets = [int(each, 16) for each in _CAPABILITIES.findall(file.read(_LENGTH))]
+    except (OSError, ValueError):
+        return None
+    return any(each & _DEVICE_CAPABILITIES for each in sets) if len(sets) == 2 else None
+
+
+def has_device_node(pid: int, numbers: frozenset[int], statx: StatxReader) -> bool | None:
+    """Whether a node with one of ``numbers`` is in the ``/dev`` of ``pid``; None where that cannot be told.
+
+    No link is followed, and no directory of another mount is entered.
+    """
+    if not statx.uses_statx:
+        return None
+    try:
+        with ExitStack() as opened:
+            top = os.open(f"/proc/{pid}/root/dev", os.O_PATH | _DIRECTORY)
+            opened.callback(os.close, top)
+            mount = _mount_of(top)
+            return _contains_node(top, mount, numbers, statx, opened) if _is_dev_in_memory(pid, mount) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _contains_node(top: int, mount: int, numbers: frozenset[int], eye: StatxReader, opened: ExitStack) -> bool | None:
+    target, left, waiting = DeviceNodeTarget(numbers), _MAX_ENTRIES, [top]
+    for number, place in enumerate(waiting):
+        if number >= _MAX_DIRECTORIES:
+            return None
+        directory = os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=place)
+        opened.callback(os.close, directory)
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                left -= 1
+                if left < 0:
+                    return None
+                if entry.is_symlink():
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    below = os.open(entry.name, os.O_PATH | _DIRECTORY, dir_fd=directory)
+                    opened.callback(os.close, below)
+                    if _mount_of(below) == mount:
+                        waiting.append(below)
+                elif target.match(eye.stat(entry.name, directory)) is not None:
+                    return True
+    return False
+
+
+def _mount_of(descriptor: int) -> int:
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        return next(
+            number_in(row[1]) for row in map(fields_in, lines_in(file.read(_LENGTH))) if row[:1] == [b"mnt_id:"]
+        )
+
+
+def _is_dev_in_memory(pid: int, mount: int) -> bool:
+    """Whether ``mount`` is all of a file system in memory, at ``/dev`` of a process whose root is a mount, too."""
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:
+        text = file.read(_MOUNTS_LENGTH + 1)
+    if len(text) > _MOUNTS_LENGTH:
+        return False
+    rows = [fields_in(line) for line in lines_in(text)]
+    dev = [row for row in rows if len(row) > 6 and number_in(row[0]) == mount]
+    if len(dev) != 1 or not any(row[4:5] == [b"/"] for row in rows):
+        return False
+    (row,) = dev
+    return (
+        row[3] == b"/" and row[4] == b"/dev" and b"-" in row[6:] and row[row.index(b"-", 6) + 1] in _MEMORY_FILE_SYSTEMS
+    )

@@ -1,0 +1,73 @@
+"""How events of a driver reach whoever listens: the latest of each kind, and never a queue that overflows.
+
+Edges only, told to whoever listens at that time: a consumer reads a snapshot for each. Equal signals that nobody has
+read yet are one, so a consumer that is slow loses no kind of event and a flood takes no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from scrubber.domain.telemetry import Signal
+
+__all__ = ["SignalBroadcaster", "SignalStream"]
+
+
+class SignalStream:
+    """The signals since :meth:`SignalBroadcaster.subscribe`, for one consumer."""
+
+    def __init__(self, on_close: Callable[[SignalStream], None]) -> None:
+        self._on_close = on_close
+        self._pending: dict[Signal, None] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def __aiter__(self) -> SignalStream:
+        return self
+
+    async def __anext__(self) -> Signal:
+        while not self._pending:
+            if self._closed:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        signal = next(iter(self._pending))
+        del self._pending[signal]
+        return signal
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def push(self, signals: Iterable[Signal]) -> None:
+        self._pending.update((signal, None) for signal in signals)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        self._on_close(self)
+
+
+class SignalBroadcaster:
+    """One driver's signals, for any number of listeners."""
+
+    def __init__(self) -> None:
+        self._streams: set[SignalStream] = set()
+
+    def subscribe(self) -> SignalStream:
+        """Signals from now on."""
+        stream = SignalStream(self._streams.discard)
+        self._streams.add(stream)
+        return stream
+
+    def publish(self, signals: Iterable[Signal]) -> None:
+        told = tuple(signals)
+        if told:
+            for stream in self._streams:
+                stream.push(told)
+
+    def close(self) -> None:
+        """Every stream ends once it has been read to its end."""
+        for stream in tuple(self._streams):
+            stream.close()

@@ -1,0 +1,57 @@
+"""Whether an envelope holds what the owner of a key certified. Anything but a plain yes is a no with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scrubber.adapters.signing.ed25519 import key_id, verify_signature
+from scrubber.adapters.signing.envelope import Envelope
+from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.evidence import Certificate
+from scrubber.domain.statement import PAYLOAD_TYPE, parse_statement
+
+__all__ = ["SignatureVerdict", "verify_envelope"]
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureVerdict:
+    """What an envelope is worth under one key.
+
+    Attributes:
+        key_id: of the key that it was held against.
+        certificate: what that key's owner said. None unless the verdict is positive: nobody stands for the rest.
+        reason: why the verdict is negative; empty when it is positive. May name what the envelope says of itself.
+    """
+
+    key_id: str
+    certificate: Certificate | None
+    reason: str = ""
+
+
+def verify_envelope(envelope: Envelope, public_pem: str) -> SignatureVerdict:
+    """Hold ``envelope`` against one public key; one signature by it is enough, whatever else is in there.
+
+    Raises:
+        InvalidRequest: ``public_pem`` is no Ed25519 public key.
+    """
+    ours = key_id(public_pem)
+    if envelope.payload_type != PAYLOAD_TYPE:
+        return SignatureVerdict(
+            ours, None, f"It says that it is {envelope.payload_type!r:.200}, and no certificate of this kind."
+        )
+    if not envelope.signatures:
+        return SignatureVerdict(ours, None, "Nobody signed it.")
+    if not any(verify_signature(public_pem, envelope.payload, each.value) for each in envelope.signatures):
+        return SignatureVerdict(ours, None, _other_key_reason(envelope, ours))
+    try:
+        return SignatureVerdict(ours, parse_statement(envelope.payload))
+    except InvalidRequest as error:
+        return SignatureVerdict(ours, None, f"This key did sign it, and it cannot be read. {error}")
+
+
+def _other_key_reason(envelope: Envelope, ours: str) -> str:
+    named = [each.key_id for each in envelope.signatures]
+    if ours in named or None in named:
+        return "The signature is not this key's: what the certificate says was changed, or the signature was."
+    others = ", ".join(f"{each:.100}" for each in named[:3] if each)
+    return f"It names another key as its signer ({others}), and this one did not sign it."

@@ -1,0 +1,293 @@
+"""The admin socket's front door: who calls, by the kernel's word.
+
+gRPC does not say who is at the other end of a Unix socket, so a small relay accepts instead of it and asks
+(``SO_PEERCRED``, ``SO_PEERGROUPS``; unix(7), socket(7)). Each connection goes on to the real server over a socket whose
+own end is bound to a name that tells the uid and the verdict; gRPC reports that name as the peer. Only this process may
+make names in that directory, and a peer without such a name is refused.
+
+Promise: no admin call runs without a uid that the kernel gave; a caller who may not come in is told so in a status, not
+by a hang-up; and connections that say nothing keep nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.trsock
+import itertools
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import structlog
+
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import PermissionDenied
+
+__all__ = ["PeerAuthProxy", "PeerCredentials", "authorized_actor", "caller_name", "is_authorized", "peer_credentials"]
+
+MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_PER_UID = 16
+IDLE_TIMEOUT = 10.0
+"""Seconds after which a connection that never said anything is closed: every real caller speaks at once. One that did
+speak and was quiet for as long is closed when its place is needed, as a caller's next call opens another."""
+
+_SO_PEERGROUPS = 59
+_MAX_GROUPS = 256
+"""Python asks for at most 1024 bytes of an option; a peer in more groups counts as one in its first group only."""
+
+_PEER_NAME = re.compile(r"/(?P<verdict>[ar])(?P<uid>\d{1,10})-[0-9a-f]{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCredentials:
+    """The process at the other end, as it was when it connected."""
+
+    pid: int
+    uid: int
+    gids: frozenset[int]
+
+
+def peer_credentials(connection: socket.socket | asyncio.trsock.TransportSocket) -> PeerCredentials:
+    """Who connected, as the kernel noted it."""
+    pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    try:
+        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
+    except OSError:  # more groups than fit
+        packed = b""
+    others = struct.unpack(f"{len(packed) // 4}I", packed)
+    return PeerCredentials(pid=pid, uid=uid & 0xFFFFFFFF, gids=frozenset({gid & 0xFFFFFFFF, *others}))
+
+
+def is_authorized(peer: PeerCredentials, *, own_uid: int, operator_gid: int | None) -> bool:
+    """Whether ``peer`` may act on devices: root, the service's own user, and members of the operators' group."""
+    return peer.uid in (0, own_uid) or (operator_gid is not None and operator_gid in peer.gids)
+
+
+def caller_name(peer: str) -> str:
+    """Who asked, for the log: as :func:`authorized_actor`, also of one who may not; empty where nobody looked."""
+    scheme, _, path = peer.partition(":")
+    named = _PEER_NAME.search(unquote(path)) if scheme == "unix" else None
+    return "" if named is None else f"uid:{named['uid']}"
+
+
+def authorized_actor(peer: str) -> str:
+    """The actor for the audit (``uid:1000``) from gRPC's name of a peer that came through the door.
+
+    Raises:
+        PermissionDenied: the door refused the caller, or the caller did not come through it.
+    """
+    scheme, _, path = peer.partition(":")
+    named = _PEER_NAME.search(unquote(path)) if scheme == "unix" else None
+    if named is None or named.end() != len(unquote(path)):
+        raise PermissionDenied("The caller did not come through the admin socket.", code=ErrorCode.UNKNOWN_CALLER)
+    if named["verdict"] != "a":
+        raise PermissionDenied(
+            f"uid {named['uid']} may not act on devices: root may, the user that the service runs as, "
+            "and the members of the group that scrubber serve --admin-group names.",
+            code=ErrorCode.WRONG_USER,
+        )
+    return f"uid:{named['uid']}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """Whose connection it is, and when it is looked at for whether it has said anything."""
+
+    uid: int
+    authorized: bool
+    idle_timer: asyncio.TimerHandle
+
+
+class PeerAuthProxy:
+    """Relays connections from the admin socket to the server at ``server_path``.
+
+    Args:
+        server_path: the real server's socket, in a directory that only this user may enter.
+        operator_gid: group whose members come in, besides root and this user.
+        max_connections, max_connections_per_uid: at once; above it the one that is needed least makes room, if there is one.
+        idle_timeout: see :data:`IDLE_TIMEOUT`.
+    """
+
+    def __init__(
+        self,
+        server_path: Path,
+        *,
+        log: structlog.typing.FilteringBoundLogger,
+        operator_gid: int | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+        max_connections_per_uid: int = MAX_CONNECTIONS_PER_UID,
+        idle_timeout: float = IDLE_TIMEOUT,
+    ) -> None:
+        self._server_path = server_path
+        self._log = log
+        self._operator_gid = operator_gid
+        self._max_connections = max_connections
+        self._max_connections_per_uid = max_connections_per_uid
+        self._idle_timeout = idle_timeout
+        self._numbers = itertools.count()
+        self._connections: dict[_RelayEnd, _Connection] = {}
+        self._relay_tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, path: Path) -> None:
+        """Accept connections on a new socket at ``path``."""
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _RelayEnd(on_connect=self._on_connect, on_disconnect=self._on_disconnect), path
+        )
+
+    def close(self) -> None:
+        """Accept no more; the connections that there are go on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def abort_connections(self) -> None:
+        """Let go of every connection, also of those whose other end does not read."""
+        self.close()
+        for task in self._relay_tasks:
+            task.cancel()
+        await asyncio.gather(*self._relay_tasks, return_exceptions=True)
+        await asyncio.gather(*(end.abort() for end in list(self._connections)))
+
+    def _on_connect(self, outer: _RelayEnd) -> None:
+        peer = peer_credentials(outer.transport.get_extra_info("socket"))
+        if not self._make_room_for(peer.uid):
+            self._log.warning("admin.too-many-connections", uid=peer.uid, pid=peer.pid, open=len(self._connections))
+            outer.transport.abort()
+            return
+        admitted = is_authorized(peer, own_uid=os.geteuid(), operator_gid=self._operator_gid)
+        if not admitted:
+            self._log.warning("admin.caller-refused", uid=peer.uid, pid=peer.pid)
+        look = asyncio.get_running_loop().call_later(self._idle_timeout, self._on_idle_timeout, outer)
+        self._connections[outer] = _Connection(peer.uid, admitted, look)
+        task = asyncio.create_task(self._relay(outer, f"{'a' if admitted else 'r'}{peer.uid}"))
+        self._relay_tasks.add(task)
+        task.add_done_callback(self._relay_tasks.discard)
+
+    def _make_room_for(self, uid: int) -> bool:
+        """Whether one more of ``uid`` has a place, one that was given up for it included."""
+        own = [end for end, caller in self._connections.items() if caller.uid == uid]
+        if len(own) >= self._max_connections_per_uid:
+            return self._evict_idle_connection(own)
+        return len(self._connections) < self._max_connections or self._evict_idle_connection(list(self._connections))
+
+    def _evict_idle_connection(self, ends: list[_RelayEnd]) -> bool:
+        """Close the connection that is needed least: of callers who may not act, silent, quiet for the longest time."""
+        quiet_since = asyncio.get_running_loop().time() - self._idle_timeout
+        idle = [end for end in ends if not end.has_sent_data or end.last_activity <= quiet_since]
+        if not idle:
+            return False
+        self._close_connection(
+            min(idle, key=lambda end: (self._connections[end].authorized, end.has_sent_data, end.last_activity))
+        )
+        return True
+
+    def _on_idle_timeout(self, outer: _RelayEnd) -> None:
+        if not outer.has_sent_data:
+            self._close_connection(outer)
+
+    def _close_connection(self, outer: _RelayEnd) -> None:
+        self._log.info("admin.connection-closed", uid=self._connections[outer].uid)
+        self._on_disconnect(outer)
+        outer.transport.abort()
+
+    def _on_disconnect(self, outer: _RelayEnd) -> None:
+        caller = self._connections.pop(outer, None)
+        if caller is not None:
+            caller.idle_timer.cancel()
+
+    async def _relay(self, outer: _RelayEnd, who: str) -> None:
+        try:
+            connection = self._connect_to_server(who)
+            await asyncio.get_running_loop().create_unix_connection(
+                lambda: _RelayEnd(on_connect=outer.pair_with), sock=connection
+            )
+        except OSError as error:
+            self._log.error("admin.relay-failed", sentence=str(error))
+            outer.transport.abort()
+
+    def _connect_to_server(self, who: str) -> socket.socket:
+        """A connection to the server behind; its own end is named for the caller, and the name outlives its file."""
+        name = self._server_path.with_name(f"{who}-{next(self._numbers) % 0x10000:x}")
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            end.bind(os.fsencode(name))
+            try:
+                end.connect(os.fsencode(self._server_path))
+            finally:
+                os.unlink(name)
+        except BaseException:
+            end.close()
+            raise
+        return end
+
+
+class _RelayEnd(asyncio.Protocol):
+    """One end of a relayed connection: the other writes what it reads, as fast as it can; they close together.
+
+    Attributes:
+        has_sent_data: whether a byte ever came from it.
+        last_activity: when bytes last went either way, in the loop's time; at first, when it was made.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self, *, on_connect: Callable[[_RelayEnd], None], on_disconnect: Callable[[_RelayEnd], None] | None = None
+    ) -> None:
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self._peer: _RelayEnd | None = None
+        self._buffered: list[bytes] = []
+        self._closed = asyncio.Event()
+        self.has_sent_data = False
+        self.last_activity = asyncio.get_running_loop().time()
+
+    async def abort(self) -> None:
+        """Close both ends at once, whatever is still to be written."""
+        ends = [end for end in (self, self._peer) if end is not None]
+        for end in ends:
+            end.transport.abort()
+        for end in ends:
+            await end._closed.wait()
+
+    def pair_with(self, other: _RelayEnd) -> None:
+        """Relay to ``other`` from here on, first of all what came before it was there."""
+        self._peer, other._peer = other, self
+        other.transport.writelines(self._buffered)
+        self._buffered.clear()
+        if self.transport.is_closing():
+            other.transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._on_connect(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_sent_data = True
+        self.last_activity = asyncio.get_running_loop().time()
+        if self._peer is None:
+            self._buffered.append(data)
+        else:
+            self._peer.last_activity = self.last_activity
+            self._peer.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self._peer is not None:
+            self._peer.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._peer is not None:
+            self._peer.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closed.set()
+        if self._peer is not None:
+            self._peer.transport.close()
+        if self._on_disconnect is not None:
+            self._on_disconnect(self)

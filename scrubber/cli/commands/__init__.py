@@ -1,0 +1,1 @@
+"""The commands, one subject a module; each module is loaded when its command runs."""

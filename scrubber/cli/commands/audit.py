@@ -1,0 +1,326 @@
+"""``scrubber audit``: the trail checked here rather than believed, copied off the node, and named by its newest row.
+
+The promise: a trail is called intact only when every row of it was seen and follows the one before, up to the recorded
+head, and every head that was kept elsewhere is in it. The service is asked for rows, never for a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from scrubber.cli.client_run import run
+from scrubber.cli.exit_codes import ExitCode
+from scrubber.cli.options import OutputOption, SocketOption, new_app
+from scrubber.cli.render.output import CommandResult, OutputFormat, print_document, print_error, print_result
+from scrubber.domain.errors import InvalidRequest, LedgerFailure
+from scrubber.domain.formatting import format_utc
+
+if TYPE_CHECKING:
+    from scrubber.adapters.ledger.saved_heads import HeadComparison, SavedHead
+    from scrubber.adapters.ledger.verification import TrailVerification
+    from scrubber.api import scrubber_pb2 as pb
+    from scrubber.ports.record import AuditHead, AuditRow, TrailPage
+
+__all__ = ["app", "head_data", "report_data"]
+
+app = new_app("Verify, export and name the audit trail. Each of its rows carries the hash of the row before it.")
+
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger",
+        metavar="DIR",
+        help="The state directory of a stopped service, or a copy of it.",
+        show_default="ask the running service",
+    ),
+]
+FileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="What audit export wrote; - reads standard input.",
+        show_default="ask the running service",
+    ),
+]
+HeadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--head",
+        metavar="SEQ:HASH",
+        help="A head that was kept elsewhere. Can be given several times.",
+        show_default=False,
+    ),
+]
+AfterOption = Annotated[
+    int,
+    typer.Option(
+        "--after",
+        metavar="SEQ",
+        min=0,
+        help="Leave out the rows up to this one.",
+        show_default="the beginning",
+    ),
+]
+
+
+@app.command()
+def verify(
+    ledger: LedgerOption = None,
+    file: FileOption = None,
+    head: HeadOption = None,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Check that nobody changed the audit trail. Every row is read and hashed here; the service's word is not asked for.
+
+    Exits with 0 if it is intact, 1 if it is not or that cannot be told, 2 if the file cannot be read. Without --head a trail whose end was cut off, or
+    that was written anew from some row on, looks intact: keep heads outside the node.
+    """
+    from scrubber.adapters.ledger.verification import ChainVerdict, TrailVerifier
+    from scrubber.cli.audit_file import DamagedExport
+
+    if ledger is not None and file is not None:
+        raise typer.BadParameter("give either a ledger or a file.", param_hint="--file")
+    examination = TrailVerifier(_parse_saved_heads(head or ()))
+    flaw, source = "", "service"
+    if file is not None:
+        source = "file"
+        try:
+            with _open_export(file) as stream:
+                for page in _read_export_pages(stream, file):
+                    examination.add_page(page)
+        except DamagedExport as error:
+            flaw = str(error)
+    elif ledger is not None:
+        source = "ledger"
+        for page in _read_ledger_pages(ledger, 0):
+            examination.add_page(page)
+    else:
+        run(_read_service_pages(socket, 0, examination.add_page))
+    found = examination.result(flaw)
+    print_result(_report(found, source), output)
+    if output is OutputFormat.NAME and found.verdict is not ChainVerdict.INTACT:
+        print_error(found.message)
+    raise typer.Exit(ExitCode.OK if found.verdict is ChainVerdict.INTACT else ExitCode.FAILED)
+
+
+@app.command()
+def export(
+    to: Annotated[
+        str, typer.Argument(metavar="-", help="Standard output, which is where it goes anyway.", show_default=False)
+    ] = "-",
+    ledger: LedgerOption = None,
+    after: AfterOption = 0,
+    socket: SocketOption = Path("/run/scrubber"),
+) -> None:
+    """Write the audit trail to standard output, as JSON lines. The first is the two ends, each of the others a row."""
+    if to != "-":
+        raise typer.BadParameter("it is written to standard output: scrubber audit export > FILE")
+    writer = _ExportWriter()
+    if ledger is not None:
+        for page in _read_ledger_pages(ledger, after):
+            writer.write(page)
+    else:
+        run(_read_service_pages(socket, after, writer.write))
+    writer.end()
+
+
+@app.command("head")
+def head_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = OutputFormat.TABLE) -> None:
+    """Print SEQ:HASH of the newest audit row. To be kept outside the node, for audit verify --head."""
+
+    async def ask() -> pb.ServiceInfo:
+        from scrubber.api.client import ReadClient
+
+        async with ReadClient(socket) as client:
+            return await client.service_info()
+
+    newest = run(ask()).audit_head
+    if not newest.sequence:
+        print_error(
+            "The audit trail of the service on this node has no row yet, or the service is too old to name one."
+        )
+        raise typer.Exit(ExitCode.FAILED)
+    written = f"{newest.sequence}:{newest.hash}"
+    print_result(
+        CommandResult(
+            data=head_data(newest),
+            names=[written],
+            header=(),
+            rows=[(written,)],
+            kind="AuditHead",
+        ),
+        output,
+    )
+
+
+# -- where a trail comes from ------------------------------------------------------------------------------------------
+
+
+async def _read_service_pages(socket: Path, after: int, take: Callable[[TrailPage], None]) -> None:
+    """Show ``take`` each page of the running service's trail."""
+    from contextlib import aclosing
+
+    from scrubber.api.client import ReadClient
+
+    async with ReadClient(socket) as client, aclosing(client.audit_pages(after)) as pages:
+        async for page in pages:
+            take(_page(page))
+
+
+def _page(message: pb.AuditPage) -> TrailPage:
+    from scrubber.ports.record import AuditHead, AuditRow, TrailPage
+
+    rows = tuple(
+        AuditRow(
+            each.sequence,
+            each.at,
+            each.name,
+            each.device if each.HasField("device") else None,
+            each.scrub if each.HasField("scrub") else None,
+            each.actor,
+            each.fields,
+            each.prev_hash,
+            each.hash,
+        )
+        for each in message.rows
+    )
+    return TrailPage(
+        AuditHead(message.pruned.sequence, message.pruned.hash),
+        AuditHead(message.head.sequence, message.head.hash),
+        rows,
+    )
+
+
+def _read_ledger_pages(directory: Path, after: int) -> Iterator[TrailPage]:
+    from scrubber.adapters.ledger.offline import read_pages
+
+    return read_pages(directory, after)
+
+
+def _read_export_pages(stream: TextIO, file: str) -> Iterator[TrailPage]:
+    from scrubber.cli.audit_file import read_pages
+
+    return read_pages(stream, "Standard input" if file == "-" else file)
+
+
+def _open_export(file: str) -> TextIO:
+    """Raises :class:`InvalidRequest` where there is nothing to read."""
+    # What is no UTF-8 was not written by us: it goes on as something that no hash fits.
+    try:
+        if file == "-":
+            return open(0, encoding="utf-8", errors="replace", closefd=False)
+        return Path(file).open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        called = "Standard input" if file == "-" else file
+        raise InvalidRequest(f"{called} cannot be read: {error.strerror}.") from None
+
+
+# -- what is done with it ----------------------------------------------------------------------------------------------
+
+
+def _parse_saved_heads(written: Sequence[str]) -> Sequence[SavedHead]:
+    from scrubber.adapters.ledger.saved_heads import SavedHead
+
+    try:
+        return [SavedHead.parse(each) for each in written]
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.", param_hint="--head") from error
+
+
+class _ExportWriter:
+    """Writes the pages of one reading as lines, and sees that it was all of it."""
+
+    def __init__(self) -> None:
+        self._head: AuditHead | None = None
+        self._last = 0
+
+    def write(self, page: TrailPage) -> None:
+        from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, row_data, trail_data
+
+        if self._head is None:
+            print_document(trail_data(page), TRAIL_KIND)
+            self._head, self._last = page.head, page.preceding_head.sequence
+        for row in page.rows:
+            print_document(row_data(row), ROW_KIND)
+            self._last = row.sequence
+
+    def end(self) -> None:
+        """Raises :class:`LedgerFailure` when rows were missing at the end."""
+        if self._head is None or self._last < self._head.sequence:
+            recorded = 0 if self._head is None else self._head.sequence
+            raise LedgerFailure(
+                f"The audit trail ends at row {self._last}, but {recorded} rows were written: what was exported is not "
+                "all of it, and audit verify says so."
+            )
+
+
+def _report(found: TrailVerification, source: str) -> CommandResult:
+    head = _head_text(found.head)
+    rows = [("verdict", found.verdict.value), ("why", found.message), ("rows", _row_range(found))]
+    if head:
+        rows.append(("head", head))
+    rows += [("kept", f"{_short_head(each)} {each.status.value}: {each.message}") for each in found.comparisons]
+    return CommandResult(
+        data=report_data(found, source),
+        names=[head] if head and found.verdict == "intact" else [],
+        header=(),
+        rows=rows,
+        kind="AuditReport",
+    )
+
+
+def report_data(found: TrailVerification, source: str) -> dict[str, Any]:
+    """What was found, for JSON. ``source`` is where the trail came from: service, ledger or file."""
+    return {
+        "source": source,
+        "verdict": found.verdict.value,
+        "sentence": found.message,
+        "rows": found.rows,
+        "first": _row_data(found.first),
+        "last": _row_data(found.last),
+        "pruned": _place_data(found.pruned),
+        "head": _place_data(found.head),
+        "kept": [
+            {
+                "sequence": each.saved_head.sequence,
+                "hash": each.saved_head.hash,
+                "standing": each.status.value,
+                "sentence": each.message,
+            }
+            for each in found.comparisons
+        ],
+    }
+
+
+def head_data(head: pb.AuditHead) -> dict[str, Any]:
+    """A place in the chain, for JSON."""
+    return {"sequence": head.sequence, "hash": head.hash}
+
+
+def _row_range(found: TrailVerification) -> str:
+    if found.first is None or found.last is None:
+        return "none"
+    since, until = format_utc(found.first.at), format_utc(found.last.at)
+    return f"{found.rows}, from {found.first.sequence} ({since}) to {found.last.sequence} ({until})"
+
+
+def _short_head(comparison: HeadComparison) -> str:
+    return f"{comparison.saved_head.sequence}:{comparison.saved_head.hash[:12]}"
+
+
+def _head_text(place: AuditHead) -> str:
+    return f"{place.sequence}:{place.hash}" if place.sequence else ""
+
+
+def _row_data(row: AuditRow | None) -> dict[str, Any] | None:
+    return None if row is None else {"sequence": row.sequence, "at": row.at}
+
+
+def _place_data(place: AuditHead) -> dict[str, Any] | None:
+    return {"sequence": place.sequence, "hash": place.hash} if place.sequence else None

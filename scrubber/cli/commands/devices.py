@@ -1,0 +1,66 @@
+"""``scrubber devices``: see the node's devices, all of them or some, now or as long as one looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scrubber.cli.client_run import run
+from scrubber.cli.options import OutputOption, SocketOption, device_name
+from scrubber.cli.render.device_list import device_list_result, select_devices
+from scrubber.cli.render.output import OutputFormat, print_result
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = ["add_commands"]
+
+DevicesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DEVICE",
+        parser=device_name,
+        help="UUIDs, unique beginnings of some, or indexes; all if none.",
+        show_default=False,
+    ),
+]
+WatchOption = Annotated[
+    bool,
+    typer.Option(
+        "-w",
+        "--watch",
+        help="Go on showing them until interrupted: in place on a terminal, after every change elsewhere.",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(devices)
+
+
+def devices(
+    device: DevicesArgument = None,
+    watch: WatchOption = False,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List the node's devices. Says what state they are in, and who has them."""
+    if watch:
+        from scrubber.cli.commands.devices_watch import watch_devices
+
+        watch_devices(socket, device or (), output)
+        return
+
+    async def ask() -> tuple[Sequence[pb.Device], pb.ServiceInfo | None]:
+        from scrubber.api.client import ReadClient
+
+        async with ReadClient(socket) as client:
+            found = (await client.devices()).devices
+            # What concerns the node as a whole is for people: a script gets a list of devices, and asks once.
+            return found, await client.service_info() if output is OutputFormat.TABLE else None
+
+    found, info = run(ask())
+    print_result(device_list_result(select_devices(found, device or ()), info), output)

@@ -1,0 +1,197 @@
+"""``scrubber doctor``: whether this node is set up so that what the service promises holds, and what is wrong if not.
+
+Most of it is outside the service: a container toolkit that lets any pod name itself a GPU undoes every hand-over. So
+this looks for itself, works without the service and without root, changes nothing, and says for each thing that is wrong
+what to do. What it cannot look at it never calls ok. Where the service answers it says where its things are, so nobody has
+to name them.
+
+The checks are in :mod:`scrubber.doctor`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scrubber.cli.client_run import run
+from scrubber.cli.exit_codes import ExitCode
+from scrubber.cli.options import OutputOption, SocketOption
+from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_result
+from scrubber.doctor.checks import check_node
+from scrubber.doctor.kubelet import pod_resources_socket
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult
+from scrubber.doctor.queries import query_kubelet, query_service
+
+__all__ = ["add_commands", "report"]
+
+_KUBELET_DIR = Path("/var/lib/kubelet")
+_POD_LOGS = Path("/var/log/pods")
+_STATE_DIR = Path("/var/lib/scrubber")
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="SCRUBBER_STATE_DIR",
+        metavar="DIR",
+        help="The service's state directory.",
+        show_default=f"what the service says, else {_STATE_DIR}",
+    ),
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        envvar="SCRUBBER_POLICY",
+        metavar="FILE",
+        help="The policy that the service is to follow: a file, or the name of a shipped one.",
+        show_default="what the service says",
+    ),
+]
+KubeletDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubelet-dir",
+        envvar="SCRUBBER_KUBELET_DIR",
+        metavar="DIR",
+        help="The kubelet's directory.",
+        show_default=f"what the service says, else {_KUBELET_DIR}",
+    ),
+]
+PodLogsDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pod-logs-dir",
+        envvar="SCRUBBER_POD_LOGS_DIR",
+        metavar="DIR",
+        help="The kubelet's pod log directories.",
+        show_default=f"what the service says, else {_POD_LOGS}",
+    ),
+]
+ToolkitConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--toolkit-config",
+        envvar="SCRUBBER_TOOLKIT_CONFIG",
+        metavar="FILE",
+        help="The container toolkit's configuration.",
+        show_default="where its packages and the GPU Operator put it",
+    ),
+]
+NodeRootOption = Annotated[
+    Path,
+    typer.Option(
+        "--node-root",
+        envvar="SCRUBBER_NODE_ROOT",
+        metavar="DIR",
+        help="Where the node's root directory is seen from here; every path but those of --socket, --state-dir and "
+        "--policy is taken below it.",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(
+    socket: SocketOption = Path("/run/scrubber"),
+    state_dir: StateDirOption = None,
+    policy: PolicyOption = "",
+    toolkit_config: ToolkitConfigOption = None,
+    kubelet_dir: KubeletDirOption = None,
+    pod_logs_dir: PodLogsDirOption = None,
+    node_root: NodeRootOption = Path("/"),
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Look for what would undo a hand-over on this node. Exits with 0 if all is well, 1 on an error, 5 on warnings only.
+
+    Needs neither the service nor root; what it could not look at is a warning. It changes nothing.
+    """
+    node = run(_gather_node(socket, state_dir, policy, toolkit_config, kubelet_dir, pod_logs_dir, node_root.absolute()))
+    checks = check_node(node)
+    print_result(_answer(checks), output)
+    raise typer.Exit(_exit_for(checks))
+
+
+async def _gather_node(
+    socket: Path,
+    state_dir: Path | None,
+    policy: str,
+    toolkit_config: Path | None,
+    kubelet_dir: Path | None,
+    pod_logs_dir: Path | None,
+    root: Path,
+) -> CheckContext:
+    """What there is to look at, with the answers of the service and of the kubelet."""
+    from dataclasses import replace
+
+    said = await query_service(socket.absolute())
+    told = said.paths
+    node = CheckContext(service=said, root=root, socket_dir=socket.absolute())
+    node = replace(
+        node,
+        kubelet_dir=(kubelet_dir or told.kubelet or _KUBELET_DIR).absolute(),
+        toolkit_configs=() if toolkit_config is None else (toolkit_config.absolute(),),
+        state_dir=node.path(told.state or _STATE_DIR) if state_dir is None else state_dir.absolute(),
+        state_dir_known=state_dir is not None or told.state is not None,
+        policy=policy,
+    )
+    kubelet = await query_kubelet(
+        pod_resources_socket(node),
+        kubelet_dir=node.path(node.kubelet_dir),
+        pod_logs=node.path((pod_logs_dir or told.pod_logs or _POD_LOGS).absolute()),
+        cgroups=node.path("/sys/fs/cgroup"),
+        device_ids=[each.id for each in said.devices or ()],
+    )
+    return replace(node, kubelet=kubelet)
+
+
+def _worst(checks: Sequence[CheckResult]) -> CheckLevel:
+    levels = {check.level for check in checks}
+    return next((level for level in (CheckLevel.ERROR, CheckLevel.WARNING) if level in levels), CheckLevel.OK)
+
+
+def _exit_for(checks: Sequence[CheckResult]) -> ExitCode:
+    return {CheckLevel.OK: ExitCode.OK, CheckLevel.WARNING: ExitCode.WARNINGS, CheckLevel.ERROR: ExitCode.FAILED}[
+        _worst(checks)
+    ]
+
+
+def _answer(checks: Sequence[CheckResult]) -> CommandResult:
+    return CommandResult(
+        data=report(checks),
+        names=[check.name for check in checks if check.level is not CheckLevel.OK],
+        header=(OutputColumn("LEVEL"), OutputColumn("CHECK"), OutputColumn("FOUND", min_width=40)),
+        rows=[row for check in checks for row in _rows(check)],
+        notes=(_summary(checks),),
+        kind="DoctorReport",
+    )
+
+
+def report(checks: Sequence[CheckResult]) -> dict[str, Any]:
+    """A ``DoctorReport``, as docs/cli-json.md describes it."""
+    return {
+        "verdict": _worst(checks).value,
+        "checks": [
+            {"name": each.name, "level": each.level.value, "sentence": each.message, "remedy": each.remedy or None}
+            for each in checks
+        ],
+    }
+
+
+def _rows(check: CheckResult) -> Iterator[tuple[str, str, str]]:
+    yield (check.level.value, check.name, check.message)
+    if check.remedy:
+        yield ("", "", f"To do: {check.remedy}")
+
+
+def _summary(checks: Sequence[CheckResult]) -> str:
+    counted = Counter(check.level for check in checks)
+    words = {CheckLevel.ERROR: ("error", "errors"), CheckLevel.WARNING: ("warning", "warnings")}
+    wrong = " and ".join(f"{counted[level]} {words[level][counted[level] != 1]}" for level in words if counted[level])
+    return f"{wrong or 'Nothing to do'}; {counted[CheckLevel.OK]} of {len(checks)} looks found all well."

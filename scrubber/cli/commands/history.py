@@ -1,0 +1,361 @@
+"""``scrubber history``: what happened on this node, from the hash-chained audit."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scrubber.cli.client_run import run
+from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
+from scrubber.cli.render.output import (
+    CommandResult,
+    ListDocument,
+    OutputColumn,
+    OutputFormat,
+    print_note,
+    print_result,
+    printable,
+)
+from scrubber.domain.formatting import format_utc
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = ["HISTORY_COLUMNS", "add_commands", "history_row", "parse_outcome", "parse_time"]
+
+_OUTCOMES = ("passed", "held-up", "failed", "abandoned", "ok", "granted", "refused")
+"""Of a scrub; ``ok`` of a reset; the last two of a hand-over."""
+
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        parser=device_name,
+        help="This device only: UUID, unique beginning of one, or index.",
+        show_default="all devices",
+    ),
+]
+TenantOption = Annotated[
+    str,
+    typer.Option(
+        "--tenant",
+        metavar="NAMESPACE",
+        help="Only what names this namespace as the tenant: hand-overs, signals, quarantines.",
+        show_default="all tenants",
+    ),
+]
+OutcomeOption = Annotated[
+    str,
+    typer.Option(
+        "--outcome",
+        metavar="OUTCOME",
+        help=f"Only what ended so, one of: {', '.join(_OUTCOMES)}.",
+        show_default="all outcomes",
+    ),
+]
+EventOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--event",
+        metavar="EVENT",
+        help="Only this event, such as scrub.finished; a name that ends in a dot, such as health., is all that begin so. "
+        "Can be given several times.",
+        show_default="all events",
+    ),
+]
+BeforeOption = Annotated[
+    int,
+    typer.Option(
+        "--before",
+        metavar="SEQUENCE",
+        min=0,
+        help="Only what stands on the trail before this row.",
+        show_default="the newest",
+    ),
+]
+SinceOption = Annotated[
+    str,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Not older than this: 30m, 2h, or a moment such as 2026-11-20T08:00:00Z.",
+        show_default="the beginning",
+    ),
+]
+LimitOption = Annotated[
+    int,
+    typer.Option("--limit", min=1, help="At most so many entries, the newest."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All entries that there are, whatever --limit says.")]
+
+_LIMIT = 100
+HISTORY_COLUMNS = (
+    OutputColumn("SEQUENCE"),
+    OutputColumn("TIME"),
+    OutputColumn("EVENT"),
+    OutputColumn("DEVICE", holds_ids=True),
+    OutputColumn("SCRUB", holds_ids=True, drop_priority=2),
+    OutputColumn("ACTOR", drop_priority=1),
+    OutputColumn("DETAILS", min_width=32, can_move_below=True),
+)
+_MAX_SEQUENCE = 2**64 - 1
+"""The largest number that can be asked for; no trail is so long."""
+
+_TIME_FIELDS = ("retry_at", "since", "until")
+"""Fields of events that are seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HistoryFilter:
+    """What part of the past somebody wants to see; empty for no such wish."""
+
+    device: str = ""
+    tenant: str = ""
+    outcome: str = ""
+    events: Sequence[str] = ()
+    since: float = 0.0
+    before: int = 0
+    limit: int | None = _LIMIT
+    limit_typed: bool = False
+
+    def flags(self) -> list[str]:
+        """What is typed to ask this."""
+        said = {
+            "--device": [self.device],
+            "--tenant": [self.tenant],
+            "--outcome": [self.outcome],
+            "--event": self.events,
+            "--since": [_exact_time(self.since) if self.since else ""],
+            "--limit": [str(self.limit or "") if self.limit_typed else ""],
+            "--before": [str(self.before or "")],
+        }
+        return [word for flag, values in said.items() for value in values if value for word in (flag, value)]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(history)
+
+
+def history(
+    context: typer.Context,
+    device: DeviceOption = "",
+    tenant: TenantOption = "",
+    outcome: OutcomeOption = "",
+    event: EventOption = None,
+    since: SinceOption = "",
+    before: BeforeOption = 0,
+    limit: LimitOption = _LIMIT,
+    everything: AllOption = False,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show what happened. Hand-overs, scrubs with their evidence, certificates, quarantines, and who asked for them."""
+    asked = _HistoryFilter(
+        device=device,
+        tenant=tenant.strip(),
+        outcome=parse_outcome(outcome) if outcome else "",
+        events=tuple(each.strip().lower() for each in event or ()),
+        since=parse_time(since, time.time()) if since else 0.0,
+        before=min(before, _MAX_SEQUENCE),
+        limit=None if everything else limit,
+        limit_typed=_was_typed(context, "limit"),
+    )
+
+    if output in (OutputFormat.JSON, OutputFormat.YAML):
+        run(_write_document(asked, socket, output))
+        return
+    told, next_before = run(_fetch_rows(asked, socket, output))
+    if next_before and (output is OutputFormat.TABLE or _stderr_is_terminal()):
+        # Above the table: nobody scrolls through rows to learn that the oldest of them are not there.
+        print_note(_older_rows_note(asked, told.entry_count))
+        onward = replace(asked, before=next_before).flags()
+        if _was_typed(context, "socket"):
+            onward += ["--socket", str(socket)]
+        if output is OutputFormat.NAME:
+            onward += ["--output", output]
+        _show_command(onward)
+    print_result(told.to_result(empty_message=_no_rows_message(asked)), output)
+
+
+async def _fetch_rows(asked: _HistoryFilter, socket: Path, output: OutputFormat) -> tuple[_HistoryRows, int]:
+    """What was found, and the row before which there is more; 0 if there is none."""
+    told, next_before = _HistoryRows(output), 0
+    async for page in _pages(asked, socket):
+        told.add(page.entries)
+        next_before = page.next_before
+    return told, next_before
+
+
+async def _write_document(asked: _HistoryFilter, socket: Path, output: OutputFormat) -> None:
+    """Write what is found as one JSON or YAML document, page by page: a whole trail is 100,000 rows with their evidence.
+
+    Nothing is written before the first page is there, so that a refused request leaves standard output empty.
+    """
+    from scrubber.cli.render import json_objects
+
+    document, next_before = ListDocument(kind="HistoryEntryList", output=output), 0
+    async for page in _pages(asked, socket):
+        document.add(map(json_objects.history_entry, page.entries))
+        next_before = page.next_before
+    document.end(next_before=next_before or None)
+
+
+async def _pages(asked: _HistoryFilter, socket: Path) -> AsyncGenerator[pb.GetHistoryResponse, None]:
+    from scrubber.api.client import ReadClient
+
+    async with ReadClient(socket) as client:
+        pages = client.history_pages(
+            device=asked.device,
+            since=asked.since,
+            limit=asked.limit,
+            tenant=asked.tenant,
+            outcome=asked.outcome,
+            events=asked.events,
+            before=asked.before,
+        )
+        async for page in pages:
+            yield page
+
+
+def _was_typed(context: typer.Context, parameter: str) -> bool:
+    """Whether somebody typed it; what is in the environment is there for the next command, too."""
+    return getattr(context.get_parameter_source(parameter), "name", "") == "COMMANDLINE"
+
+
+def _exact_time(moment: float) -> str:
+    """``moment`` as :func:`parse_time` reads it again, to the microsecond; empty for one before every calendar's first."""
+    try:
+        return datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def parse_outcome(text: str) -> str:
+    """The outcome that ``text`` names; raises ``typer.BadParameter`` for none."""
+    word = text.strip().lower().replace("_", "-")
+    if word not in _OUTCOMES:
+        raise typer.BadParameter(f'"{text}" is no outcome; there are: {", ".join(_OUTCOMES)}.', param_hint="--outcome")
+    return word
+
+
+def parse_time(text: str, now: float) -> float:
+    """Seconds since the epoch of ``text``: so long before ``now``, or a moment in ISO 8601 (UTC if it names none).
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    if text.strip().replace(".", "", 1).isdecimal():
+        raise typer.BadParameter(
+            f'"{text}" names no unit: write {text.strip()}h, {text.strip()}m or {text.strip()}s.',
+            param_hint="--since",
+        )
+    try:
+        return now - seconds(text)
+    except typer.BadParameter:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f'"{text}" is neither a time such as 30m or 2h nor a moment such as 2026-11-20T08:00:00Z.',
+            param_hint="--since",
+        ) from error
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(slots=True)
+class _HistoryRows:
+    """Audit rows as a table or names, and no more of them: a whole trail is 100,000 rows with their evidence."""
+
+    output: OutputFormat
+    entry_count: int = 0
+    names: list[str] = field(default_factory=list)
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add(self, entries: Sequence[pb.HistoryEntry]) -> None:
+        self.entry_count += len(entries)
+        if self.output is OutputFormat.NAME:
+            self.names += (str(each.sequence) for each in entries)
+        else:
+            self.rows += map(history_row, entries)
+
+    def to_result(self, *, empty_message: str) -> CommandResult:
+        return CommandResult(
+            data=None, names=self.names, header=HISTORY_COLUMNS, rows=self.rows, empty_message=empty_message
+        )
+
+
+def _no_rows_message(asked: _HistoryFilter) -> str:
+    """What a person is told when nothing was found: what was looked for, because a filter may be to blame."""
+    wishes = [
+        " or ".join(f"{each}…" if each.endswith(".") else each for each in asked.events) or "nothing",
+        f"of device {asked.device}" if asked.device else "",
+        f"of tenant {asked.tenant}" if asked.tenant else "",
+        f"with the outcome {asked.outcome}" if asked.outcome else "",
+        f"since {format_utc(asked.since)}" if asked.since else "",
+        f"before row {asked.before}" if asked.before else "",
+    ]
+    looked_for = " ".join(each for each in wishes if each)
+    if looked_for == "nothing":
+        return "The audit trail of this node has no rows yet."
+    message = f"The audit trail has {'no ' if asked.events else ''}{looked_for}."
+    if asked.outcome == "refused":
+        message += " Hand-overs that are refused are told of in the service's log and metrics, not on the trail."
+    return message
+
+
+def _older_rows_note(asked: _HistoryFilter, shown: int) -> str:
+    """What a person is told who does not see all rows; the command for the next ones follows."""
+    since = f" since {format_utc(asked.since)}" if asked.since else ""
+    before = f" before row {asked.before}" if asked.before else ""
+    return (
+        f"These are the newest {shown}{since}{before}, and there are older ones. --all shows them, too; the next page:"
+    )
+
+
+def _stderr_is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _show_command(flags: Sequence[str]) -> None:
+    """Write a command line to standard error as one line, however wide: a terminal's own break is not copied."""
+    with suppress(OSError):
+        print(f"  {printable(shlex.join(('scrubber', 'history', *flags)))}", file=sys.stderr, flush=True)
+
+
+def history_row(entry: pb.HistoryEntry) -> Sequence[str]:
+    """The cells of an audit row, below :data:`HISTORY_COLUMNS`."""
+    return (
+        str(entry.sequence),
+        format_utc(entry.at),
+        entry.name,
+        entry.device or "-",
+        entry.scrub_id or "-",
+        entry.actor,
+        _details_text(entry.fields_json),
+    )
+
+
+def _details_text(fields_json: str) -> str:
+    from scrubber.cli.render.json_objects import parse_embedded_json
+
+    fields = parse_embedded_json(fields_json)
+    if not isinstance(fields, dict):
+        return str(fields)
+    message = str(fields.pop("sentence", None) or "")
+    facts = " ".join(f"{name}={_field_text(name, value)}" for name, value in fields.items() if value not in ("", None))
+    return ": ".join(part for part in (facts, message) if part) or "-"
+
+
+def _field_text(name: str, value: object) -> str:
+    return format_utc(value) if name in _TIME_FIELDS and isinstance(value, int | float) else str(value)

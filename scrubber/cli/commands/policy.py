@@ -1,0 +1,388 @@
+"""``scrubber policy``: is this file a policy, what is in force under it, and what would it decide.
+
+Nothing here asks the service: a policy is judged before a node has it, by the very functions that judge it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+from scrubber.cli.exit_codes import ExitCode
+from scrubber.cli.options import OutputOption, new_app
+from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_result
+from scrubber.config.units import format_seconds
+from scrubber.domain import evidence
+from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.device import NodeIdentity
+from scrubber.domain.errors import InvalidConfiguration
+from scrubber.domain.handover import FastPathChecks, HandoverDecision, HandoverFacts, HandoverVerdict, decide
+from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.health.signal_table import ERROR_CLASSES, ErrorClass
+from scrubber.domain.health.signals import recovery_method
+from scrubber.domain.policy import Policy, PolicyOverride, QuarantineTiming
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
+
+if TYPE_CHECKING:
+    from scrubber.config.xid_file import XidRow
+
+__all__ = ["app"]
+
+app = new_app("Judge a policy before a node has it.")
+
+PolicyArgument = Annotated[
+    str,
+    typer.Argument(metavar="POLICY", help="A policy's file, or the name of one that ships: default, strict, trusted."),
+]
+
+
+@app.command()
+def check(
+    policies: Annotated[
+        list[str], typer.Argument(metavar="POLICY", help="Policies' files, or names of those that ship.")
+    ],
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Say whether files are policies. Exits with 2 if one is not, after a line with file, line and hint for each fault."""
+    from scrubber.config.policy_file import load_policy
+
+    good: list[tuple[str, Policy]] = []
+    faults = False
+    for written in policies:
+        try:
+            good.append((written, load_policy(written)))
+        except InvalidConfiguration as error:
+            print_error(str(error))
+            faults = True
+    data = [{"file": written, "name": policy.name, "digest": policy.digest} for written, policy in good]
+    rows = [(written, policy.name, policy.digest[:16]) for written, policy in good]
+    if good:
+        names = [policy.name for _, policy in good]
+        print_result(CommandResult(data, names, ("POLICY", "NAME", "DIGEST"), rows, kind="PolicyCheck"), output)
+    raise typer.Exit(ExitCode.USAGE if faults else ExitCode.OK)
+
+
+@app.command()
+def show(
+    policy: PolicyArgument = "default",
+    all_xids: Annotated[
+        bool,
+        typer.Option(
+            "--all-xids",
+            help="Write every XID out, and not only those whose class is not the shipped table's.",
+        ),
+    ] = False,
+    output: OutputOption = OutputFormat.YAML,
+) -> None:
+    """Write a policy out as it is in force. The values that its file leaves out are written, too."""
+    from scrubber.config.policy_file import load_policy
+    from scrubber.config.policy_format import dump_policy
+    from scrubber.config.xid_file import load_xid_table
+    from scrubber.config.yaml_document import dump_yaml
+
+    found = load_policy(policy)
+    table = {} if all_xids else {code: row.error_class for code, row in load_xid_table().items()}
+    values = dump_policy(found, table)
+    if output is OutputFormat.YAML:
+        digests = [f"# digest of {each.name}: {each.digest}" for each in (found, *_override_policies(found))]
+        lines = [*digests, *dump_yaml(values).splitlines()]
+        print_result(CommandResult(None, (), (), [(line,) for line in lines]), OutputFormat.TABLE)
+        return
+    overrides = zip(values["overrides"], _override_policies(found), strict=True)
+    values["overrides"] = [{**each, "digest": of.digest} for each, of in overrides]
+    values["digest"] = found.digest
+    print_result(CommandResult(values, [found.name], (), list(_flat(values)), kind="Policy"), output)
+
+
+def _override_policies(policy: Policy) -> list[Policy]:
+    return [each.policy for each in policy.overrides]
+
+
+@app.command()
+def xids(policy: PolicyArgument = "default", output: OutputOption = OutputFormat.TABLE) -> None:
+    """List what each XID means under a policy. Says where that comes from; a code that is not listed is unknown."""
+    from scrubber.config.policy_file import load_policy
+    from scrubber.config.xid_file import load_xid_table
+
+    found, table = load_policy(policy).with_signals(NVIDIA_SIGNALS), load_xid_table()
+    data = [_xid_data(code, found, table) for code in sorted(found.error_classes)]
+    rows = [(str(each["code"]), each["class"], each["source"], each["note"] or "-") for each in data]
+    names = [str(each["code"]) for each in data]
+    print_result(CommandResult(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows, kind="Xid"), output)
+
+
+@app.command()
+def explain(
+    policy: PolicyArgument = "default",
+    kind: Annotated[
+        HandOverKind,
+        typer.Option("--kind", help="How the next assignment relates to the previous one."),
+    ] = (HandOverKind.SAME_CONTAINER),
+    hygiene: Annotated[
+        Hygiene,
+        typer.Option(
+            "--hygiene",
+            help="What is known of the device's bytes. clean: with a certificate.",
+        ),
+    ] = Hygiene.IN_USE,
+    health: Annotated[Health, typer.Option("--health", help="Whether the device may be trusted to work.")] = (
+        Health.HEALTHY
+    ),
+    watched: Annotated[
+        bool,
+        typer.Option(
+            "--watched/--unwatched",
+            help="Whether the last pod was seen to run, and nobody else can have had the device since it was clean.",
+        ),
+    ] = True,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="The device's model, which may have an override.",
+            show_default=False,
+        ),
+    ] = "",
+    resource: Annotated[
+        str,
+        typer.Option(
+            "--resource",
+            metavar="NAME",
+            help="The resource that it is handed out under, which may have an override: nvidia.com/gpu.",
+            show_default=False,
+        ),
+    ] = "",
+    node_name: Annotated[
+        str,
+        typer.Option(
+            "--node-name",
+            envvar="SCRUBBER_NODE_NAME",
+            metavar="NAME",
+            help="The node's name, for overrides that name nodes.",
+        ),
+    ] = "",
+    xid: Annotated[
+        int | None,
+        typer.Option(
+            "--xid",
+            metavar="CODE",
+            min=1,
+            help="Say what follows when the device reports this XID.",
+        ),
+    ] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Say which path a hand-over takes under a policy, and why. Says what follows from faults, too, and the way back."""
+    from scrubber.config.policy_file import load_policy
+    from scrubber.config.policy_format import override_name
+    from scrubber.config.xid_file import load_xid_table
+
+    file = load_policy(policy).with_signals(NVIDIA_SIGNALS)
+    node = file.for_node(node_name)
+    resources = [resource] if resource else []
+    override = next((each for each in node.overrides if each.matches(model, resources)), None)
+    found = node.for_device(model, resources)
+    facts = HandoverFacts(
+        record=_example_record(found, hygiene, health, watched),
+        kind=kind,
+        policy=found,
+        identity=_NODE,
+        last_pod_ran=watched,
+        earlier_pods=frozenset(),
+        checks=FastPathChecks(passed=True),
+    )
+    decision = decide(facts)
+    answer = _decision_name(decision)
+    of_xid = None if xid is None else _xid_data(xid, found, load_xid_table())
+    rows = [
+        *_override_rows(node, override),
+        *_other_node_rows(file, node),
+        *_decision_rows(found, kind, decision),
+        *_health_rows(found),
+        *_xid_rows(of_xid),
+    ]
+    data = {
+        "policy": found.name,
+        "digest": found.digest,
+        "override": None if override is None else override_name(override),
+        "hand_over": kind.value,
+        "hygiene": hygiene.value,
+        "health": health.value,
+        "watched": watched,
+        "answer": answer,
+        "reason": decision.reason,
+        "exception": _exception(decision),
+        "sentence": _ANSWER_MESSAGES[answer],
+        "sustained": {code: found.health.quarantine_after.get(code) for code in sorted(found.signals.soft)},
+        "xid": of_xid,
+    }
+    print_result(CommandResult(data, [answer], (), rows, kind="PolicyExplanation"), output)
+
+
+_NODE = NodeIdentity("node", "boot", "driver")
+
+_ANSWER_MESSAGES: Mapping[str, str] = {
+    "go-on-certificate": "starts on the fast path, and uses the certificate up",
+    "go-by-exception": "starts on the fast path by the policy's exception; its memory is not cleared",
+    "wait-for-scrub": "waits for the scrub that is under way",
+    "scrub": "takes the slow path first, and starts on its certificate",
+    "refuse": "is refused until the device is back in service",
+}
+
+
+def _decision_name(decision: HandoverDecision) -> str:
+    if decision.verdict is HandoverVerdict.GRANT:
+        return "go-on-certificate" if decision.basis is Basis.CERTIFICATE else "go-by-exception"
+    return {HandoverVerdict.JOIN: "wait-for-scrub", HandoverVerdict.REFUSE: "refuse"}.get(decision.verdict, "scrub")
+
+
+def _example_record(policy: Policy, hygiene: Hygiene, health: Health, watched: bool) -> DeviceRecord:
+    """A device that was granted once, and is now as it is said to be; a clean one has a certificate that counts."""
+    pod = Pod("tenant", "pod", "uid")
+    last = Grant(1, Assignment(pod, "main", frozenset({"device"})), HandOverKind.UNKNOWN, 0.0, _NODE.boot)
+    cause = None if health is Health.HEALTHY else Cause("example", "An example.", RecoveryMethod.RESET, 0.0)
+    certificate = evidence.Certificate(
+        id="certificate",
+        node=_NODE.node,
+        boot=_NODE.boot,
+        driver=_NODE.driver,
+        device="device",
+        sequence=1,
+        previous_grant=last.sequence,
+        path=evidence.PathKind.SLOW,
+        scrub="scrub",
+        covered=(),
+        not_covered=(),
+        policy=policy.name,
+        policy_digest=policy.digest,
+        issued_at=0.0,
+    )
+    return DeviceRecord(
+        "device",
+        certificate=certificate if hygiene is Hygiene.CLEAN else None,
+        hygiene=hygiene,
+        health=health,
+        cause=cause,
+        last_grant=last,
+        open_grants=(last,) if hygiene is Hygiene.IN_USE else (),
+        exclusive_use=watched,
+        boot=_NODE.boot,
+    )
+
+
+def _exception(decision: HandoverDecision) -> str | None:
+    return None if decision.basis is None else decision.basis.exception
+
+
+def _decision_rows(policy: Policy, kind: HandOverKind, decision: HandoverDecision) -> Iterator[tuple[str, str]]:
+    yield ("policy", f"{policy.name} ({policy.digest[:16]})")
+    yield ("hand-over", f"{kind.value} must rest on: {policy.required_proof(kind).value}")
+    yield ("the start", _ANSWER_MESSAGES[_decision_name(decision)])
+    yield ("because", decision.reason + (f" (exception {_exception(decision)})" if _exception(decision) else ""))
+    for path in evidence.PathKind:
+        plan = policy.plan(path, evidence.ScrubTrigger.CONTAINER_START)
+        yield (f"{path.value} path", " → ".join(step.value for step in plan.steps))
+    yield ("anything off", "the slow path; a fault of the device takes it out of service")
+    if policy.enforcement.value == "observe":
+        yield ("observing", "nothing is refused and nobody is ended; what would have been is recorded")
+
+
+def _override_rows(node: Policy, override: PolicyOverride | None) -> Iterator[tuple[str, str]]:
+    from scrubber.config.policy_format import override_name
+
+    if override is not None:
+        patterns = [*override.nodes, *override.models, *override.resources]
+        yield ("override", f"{override_name(override)} is the first that fits ({', '.join(patterns)})")
+    elif node.overrides:
+        yield ("override", f"none of {', '.join(override_name(each) for each in node.overrides)} fits")
+
+
+def _other_node_rows(file: Policy, node: Policy) -> Iterator[tuple[str, str]]:
+    from scrubber.config.policy_format import override_name
+
+    for override in file.overrides:
+        if override not in node.overrides:
+            named = ", ".join(override.nodes)
+            yield (
+                "elsewhere",
+                f"{override_name(override)} is for other nodes ({named}); --node-name says which one this is",
+            )
+
+
+def _health_rows(policy: Policy) -> Iterator[tuple[str, str]]:
+    rule = policy.health
+    yield (
+        "a soft condition",
+        f"makes the device suspect at once: it starts by certificate only; over when not seen for {format_seconds(rule.quiet_period)}",
+    )
+    for seconds in sorted(set(rule.quarantine_after.values())):
+        codes = sorted(code for code, each in rule.quarantine_after.items() if each == seconds)
+        yield (f"lasting {format_seconds(seconds)}", f"takes the device out of service: {', '.join(codes)}")
+    never = sorted(policy.signals.soft - rule.quarantine_after.keys())
+    if never:
+        yield ("for however long", f"leaves the device suspect: {', '.join(never)}")
+    hears = (
+        "at once"
+        if rule.quarantine_at is QuarantineTiming.DETECTION
+        else "once the pod that has the device has given it back"
+    )
+    yield ("the kubelet hears", f"that a device is out of service {hears}")
+
+
+def _xid_data(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, Any]:
+    """What an XID means under a policy: where the policy says so, ``policy`` is the source, else what the table names."""
+    kind, row = policy.error_class(code), table.get(code)
+    source = (
+        row.source
+        if row is not None and row.error_class is kind
+        else "policy"
+        if code in policy.error_classes
+        else "none"
+    )
+    found: dict[str, Any] = {"code": code, "class": kind.value, "source": source, "note": row.note if row else None}
+    severity = ERROR_CLASSES[kind].severity
+    if severity is evidence.Severity.FAULT:
+        back = recovery_method(policy.signals.errors.format(code), policy)
+        message = Cause("example", "", back, 0.0).recovery_message
+        return {**found, "follows": "the device is out of service", "way_back": back.value, "sentence": message}
+    warns = severity is evidence.Severity.WARNING
+    follows = "the device is suspect when the code is new" if warns else "nothing: it is recorded"
+    return {**found, "follows": follows, "way_back": None, "sentence": None}
+
+
+def _xid_rows(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if found is None:
+        return
+    note = f": {found['note']}" if found["note"] else ""
+    yield (f"xid {found['code']}", f"{found['class']} (source: {found['source']}){note}")
+    said = "where the driver itself asks for something, that decides"
+    if found["class"] == ErrorClass.CONTEXT.value:
+        said = "where the driver says itself what the device needs, even if that is nothing, the code is only recorded"
+    yield ("what follows", f"{found['follows']}; {said}")
+    if found["way_back"] is not None:
+        yield ("way back", f"{found['way_back']}: {found['sentence']}")
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Names with dots, each with its value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        elif name == "overrides":
+            for each in value:
+                yield from _flat(each, f"{name}.{each['name']}.")
+        else:
+            yield (f"{above}{name}", _cell(value))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "/".join(map(str, value.values()))
+    if isinstance(value, list):
+        return ", ".join(_cell(each) for each in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

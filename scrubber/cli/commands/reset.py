@@ -1,0 +1,142 @@
+"""``scrubber reset`` and ``reset-plan``: reset a device that nobody has, and see beforehand what that would do.
+
+The plan is shown and changes nothing. Whether the reset is done is the service's decision, at the moment of the reset: what
+stood in the way of the plan may be gone by then, and something else may have come.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from scrubber.cli.client_run import run
+from scrubber.cli.commands.quarantine import ReasonOption
+from scrubber.cli.commands.scrub import TimeoutOption, WaitOption
+from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_access, confirm, needs_confirmation
+from scrubber.cli.exit_codes import ExitCode
+from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
+from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_result, print_table
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+    from scrubber.cli.scrub_updates import FollowResult
+
+__all__ = ["add_commands"]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("reset-plan")(reset_plan)
+    app.command()(reset)
+
+
+def reset_plan(
+    device: DeviceArgument, socket: SocketOption = Path("/run/scrubber"), output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Show what a reset of a device would do. Exits with 0 if it could be reset now, 3 if blocked, 1 if never here."""
+    plan = run(_fetch_plan(socket, device))
+    print_result(_answer(plan), output)
+    raise typer.Exit(_exit_for(plan))
+
+
+def reset(
+    device: DeviceArgument,
+    reason: ReasonOption,
+    yes: YesOption = False,
+    no_input: NoInputOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = None,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Reset a device that nobody has, and scrub it. Shows what is reset together with it, and asks.
+
+    Exits with 0 only if the device was reset, proved clean and is not quarantined afterwards, 1 if not, 3 if it is refused
+    or cannot be reset here, 4 if the wait was over first. Ctrl-C ends the waiting, never the reset.
+    """
+    from scrubber.cli.render.scrub_result import report_and_exit
+
+    # Before anything is looked up: where nobody can say yes or may act, that is all there is to say.
+    if needs_confirmation(yes=yes, no_input=no_input):
+        check_admin_access(socket)
+    plan = run(_fetch_plan(socket, device))
+    print_table(_answer(plan), sys.stderr)
+    if plan.unavailable:
+        print_error(plan.unavailable)
+        raise typer.Exit(ExitCode.REFUSED)
+    together = f", together with {', '.join(plan.together)}" if plan.together else ""
+    confirm(
+        f"Device {plan.device} is reset ({plan.method}){together}, and scrubbed. Nobody gets it before it has been proved "
+        "clean.",
+        yes=yes,
+        no_input=no_input,
+    )
+    report_and_exit(
+        run(_reset(socket, device, reason, wait=wait, timeout=timeout)), "reset", output, single=True, waited=wait
+    )
+
+
+async def _fetch_plan(socket: Path, device: str) -> pb.ResetPlan:
+    from scrubber.api.client import ReadClient
+
+    async with ReadClient(socket) as client:
+        return await client.reset_plan(device)
+
+
+async def _reset(socket: Path, device: str, reason: str, *, wait: bool, timeout: float | None) -> FollowResult:
+    from scrubber.api.client import AdminClient
+    from scrubber.cli.render.progress import progress_display
+    from scrubber.cli.scrub_updates import ScrubTarget, follow_scrubs
+
+    async with AdminClient(socket) as client:
+        return await follow_scrubs(
+            [ScrubTarget(device)],
+            lambda called: client.reset(called, reason),
+            progress_display(),
+            wait=wait,
+            timeout=timeout,
+        )
+
+
+def _exit_for(plan: pb.ResetPlan) -> ExitCode:
+    if plan.unavailable:
+        return ExitCode.FAILED
+    return ExitCode.REFUSED if plan.blockers else ExitCode.OK
+
+
+def _answer(plan: pb.ResetPlan) -> CommandResult:
+    return CommandResult(
+        data={
+            "device": plan.device,
+            "possible": _exit_for(plan) is ExitCode.OK,
+            "method": plan.method,
+            "acts": list(plan.acts),
+            "unavailable": plan.unavailable or None,
+            "blockers": list(plan.blockers),
+            "together": list(plan.together),
+        },
+        names=[plan.device],
+        header=(),
+        rows=list(_rows(plan)),
+        kind="ResetPlan",
+    )
+
+
+def _rows(plan: pb.ResetPlan) -> Iterator[tuple[str, str]]:
+    yield ("device", plan.device)
+    yield ("method", plan.method)
+    yield from (("together with", each) for each in plan.together)
+    yield from ((f"act {number}", each) for number, each in enumerate(plan.acts, 1))
+    if plan.unavailable:
+        yield ("unavailable", plan.unavailable)
+    yield from (("blocked", each) for each in plan.blockers)
+    match _exit_for(plan):
+        case ExitCode.OK:
+            yield ("verdict", "could be reset now")
+        case ExitCode.REFUSED:
+            yield ("verdict", "could be reset once nothing blocks it")
+        case _:
+            yield ("verdict", "cannot be reset here")

@@ -1,0 +1,144 @@
+"""``scrubber scrub``: scrub devices now, and wait for the verdicts.
+
+Leaving early never ends a scrub: it goes on in the service, and the next caller joins it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scrubber.cli.client_run import resolve_device, run
+from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
+from scrubber.cli.render.output import OutputFormat, print_note
+from scrubber.cli.tenancy import is_in_use, previous_tenancies, tenant_name
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+    from scrubber.cli.scrub_updates import FollowResult, ScrubTarget
+
+__all__ = ["TimeoutOption", "WaitOption", "add_commands"]
+
+
+class ScrubPathChoice(StrEnum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+DevicesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DEVICE", parser=device_name, help="UUID, unique beginning of one, or index.", show_default=False
+    ),
+]
+AllIdleOption = Annotated[
+    bool,
+    typer.Option("--all-idle", help="Every device that nobody has; scrubs under way are joined."),
+]
+PathOption = Annotated[
+    ScrubPathChoice,
+    typer.Option("--path", help="fast: checks only; slow: everything, the memory included."),
+]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has ended.")]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="TIME",
+        parser=seconds,
+        help="How long to wait, such as 30s; then exit with 4 while it goes on. With --no-wait: for it to begin.",
+        show_default="until it has ended",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(scrub)
+
+
+def scrub(
+    devices: DevicesArgument = None,
+    all_idle: AllIdleOption = False,
+    path: PathOption = ScrubPathChoice.SLOW,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = None,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Scrub devices that nobody has, or join the scrubs under way.
+
+    Exits with 0 only if every device was proved clean, else with the worst of: 130 interrupted, 1 a negative verdict or
+    none, 2 no such device, 3 refused or held up by whoever has it, 4 the wait was over first. Ctrl-C ends the waiting,
+    never the scrub. With --no-wait 0 means only that each has begun, which says nothing of its end.
+    """
+    from scrubber.cli.render.scrub_result import report_and_exit
+
+    wanted = list(dict.fromkeys(devices or ()))
+    if bool(wanted) == all_idle:
+        both = "say --all-idle or name a DEVICE, not both." if all_idle else "name a DEVICE, or say --all-idle."
+        raise typer.BadParameter(both)
+    followed = run(_scrub(socket, wanted, path, wait=wait, timeout=timeout))
+    report_and_exit(followed, "scrub", output, single=len(wanted) == 1, waited=wait)
+
+
+async def _scrub(
+    socket: Path, wanted: Sequence[str], path: ScrubPathChoice, *, wait: bool, timeout: float | None
+) -> FollowResult:
+    from scrubber.api.client import AdminClient
+    from scrubber.cli.render.progress import progress_display
+    from scrubber.cli.scrub_updates import follow_scrubs
+
+    targets = await _targets(socket, wanted, path)
+    async with AdminClient(socket) as client:
+        return await follow_scrubs(
+            targets, lambda device: client.scrub(device, path.value), progress_display(), wait=wait, timeout=timeout
+        )
+
+
+async def _targets(socket: Path, wanted: Sequence[str], path: ScrubPathChoice) -> Sequence[ScrubTarget]:
+    """The devices that are ``wanted``, or all that are idle if none is named; says which of those are left out.
+
+    Raises:
+        InvalidRequest: there is no such device; none is scrubbed then.
+    """
+    from scrubber.api.client import ReadClient
+    from scrubber.cli.scrub_updates import ScrubTarget
+
+    if len(wanted) == 1:
+        return [ScrubTarget(wanted[0])]
+    async with ReadClient(socket) as client:
+        known = (await client.devices()).devices
+    if wanted:
+        return list(_named_targets(known, wanted))
+    why = {each.id: _skip_reason(each, path) for each in known}
+    for each in known:
+        if why[each.id]:
+            print_note(f"Device {each.index} ({each.id}) is left out: {why[each.id]}.")
+    return [ScrubTarget(each.id, each.id, each.index) for each in known if not why[each.id]]
+
+
+def _named_targets(known: Sequence[pb.Device], wanted: Sequence[str]) -> Iterator[ScrubTarget]:
+    from scrubber.cli.scrub_updates import ScrubTarget
+
+    found = {device.id: device for device in (resolve_device(known, each) for each in wanted)}
+    return (ScrubTarget(each.id, each.id, each.index) for each in found.values())
+
+
+def _skip_reason(device: pb.Device, path: ScrubPathChoice) -> str:
+    """Why ``device`` is not scrubbed with all that are idle; empty if it is."""
+    if device.hygiene == "scrubbing" or device.scrub:
+        # One that is being scrubbed is nobody's; but checks would break its scrub off, so they cannot join.
+        if path is ScrubPathChoice.SLOW:
+            return ""
+        return f"it is being scrubbed ({device.scrub})" if device.scrub else "it is being scrubbed"
+    if is_in_use(device):
+        who = tenant_name(device)
+        return f"it is in use by {who}" if who else "it is in use"
+    if had := previous_tenancies(device):
+        who = ", ".join("/".join((each.tenant_namespace, each.pod)) if each.pod else "a pod" for each in had)
+        return f"no scrub has shown yet that what had it last is over ({who})"
+    return ""

@@ -1,0 +1,323 @@
+"""``scrubber sim``: make a simulated node, change its shape, break it, mend it, and be a tenant on it.
+
+These commands write the node's files, as hardware and tenants would: they need no service, and none is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scrubber.cli.options import OutputOption, new_app, seconds, size
+from scrubber.cli.render.output import CommandResult, OutputFormat, print_note, print_result
+from scrubber.domain.formatting import format_size
+
+if TYPE_CHECKING:
+    from scrubber.adapters.sim.layout import SimNode
+
+__all__ = ["app"]
+
+app = new_app(
+    "Make and drive a simulated node. Every GPU is a file: its bytes are the memory, and whoever has it open is a holder."
+)
+
+DirOption = Annotated[
+    Path,
+    typer.Option("--dir", envvar="SCRUBBER_SIM_DIR", metavar="DIR", help="The simulated node.", show_default=False),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="ID",
+        help="UUID, unique beginning of one, or index.",
+        show_default=False,
+    ),
+]
+AnyDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="ID",
+        help="UUID, unique beginning of one, or index.",
+        show_default="every device of the node",
+    ),
+]
+
+
+class SimResetOutcome(StrEnum):
+    OK = "ok"
+    FAIL = "fail"
+
+
+@app.command()
+def create(
+    directory: DirOption,
+    devices: Annotated[int, typer.Option(metavar="N", help="How many GPUs the node has.")] = 4,
+    memory: Annotated[
+        int,
+        typer.Option(metavar="SIZE", parser=size, help="Of each GPU.", show_default="256MiB"),
+    ] = 256 * 1024 * 1024,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make a simulated node, and say what to run next."""
+    from scrubber.adapters.sim import shape
+
+    was_there = directory.is_dir() and any(directory.iterdir())
+    print_result(_answer(shape.create(directory, devices, memory)), output)
+    if output is OutputFormat.TABLE:
+        if was_there:
+            print_note(f"The node in {directory} was there already; nothing in it was changed.")
+        print(f"Next: {_serve_command(directory.absolute(), root=os.geteuid() == 0)}", file=sys.stderr)
+
+
+@app.command()
+def split(
+    directory: DirOption,
+    device: DeviceOption,
+    instances: Annotated[int, typer.Option(metavar="N", help="Into how many.")] = 2,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Split a GPU into instances, as MIG does. Nobody may hold it, and it is then not handed out itself."""
+    from scrubber.adapters.sim import layout, shape
+
+    shape.split(directory, device, instances)
+    print_result(_answer(layout.load_node(directory)), output)
+
+
+@app.command()
+def merge(directory: DirOption, device: DeviceOption, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Make a GPU whole again. Nobody may hold one of its instances."""
+    from scrubber.adapters.sim import layout, shape
+
+    shape.merge(directory, device)
+    print_result(_answer(layout.load_node(directory)), output)
+
+
+@app.command()
+def fault(
+    directory: DirOption,
+    device: AnyDeviceOption = None,
+    xid: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Raise an XID; its condition stands until cleared."),
+    ] = None,
+    ecc: Annotated[int | None, typer.Option(metavar="N", help="Add uncorrected ECC errors.")] = None,
+    lost: Annotated[bool, typer.Option("--lost", help="It fell off the bus.")] = False,
+    stuck: Annotated[bool, typer.Option("--stuck", help="Questions about it hang for ever.")] = False,
+    slow_clear: Annotated[
+        float | None,
+        typer.Option(metavar="TIME", parser=seconds, help="Clearing takes at least so long."),
+    ] = None,
+    wont_clear: Annotated[bool, typer.Option("--wont-clear", help="Cleared bytes come back.")] = False,
+    reset: Annotated[SimResetOutcome | None, typer.Option(help="How resets end from now on.")] = None,
+    driver_absent: Annotated[
+        bool,
+        typer.Option("--driver-absent", help="The node has no driver any more."),
+    ] = False,
+    ghost: Annotated[bool, typer.Option("--ghost", help="It is held, and no process can be found.")] = False,
+    unkillable: Annotated[bool, typer.Option("--unkillable", help="Its holders cannot be ended.")] = False,
+    temperature: Annotated[int | None, typer.Option(metavar="N", help="In degrees Celsius.")] = None,
+    recovery: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ACTION",
+            help="What the driver itself asks for: none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, "
+            "system-reboot; absent: it is too old to say.",
+        ),
+    ] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE[=READ]",
+            help="What the driver says while it lasts, and what is read: pcie-width='x8 of x16'. Several times if need be.",
+        ),
+    ] = None,
+    counter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N",
+            help="Set what the device counts over its life, such as retired_pages. It outlives resets and sim clear.",
+        ),
+    ] = None,
+    firmware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Somebody wrote this version of the VBIOS into it, such as 96.00.89.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=10_000_000, help="How often the XID is raised; needs --device."),
+    ] = 1,
+    rate: Annotated[
+        float,
+        typer.Option(metavar="N", min=0.001, max=100_000, help="Of repeated XIDs, a second."),
+    ] = 1000.0,
+) -> None:
+    """Break one device, all or the driver, while everything runs."""
+    from scrubber.adapters.sim import control
+    from scrubber.adapters.sim.xid_storm import raise_xids
+    from scrubber.domain.errors import InvalidRequest
+
+    if repeat > 1 and (xid is None or device is None):
+        raise InvalidRequest("--repeat is how often an XID is raised on one device: give --device and --xid too.")
+    control.add_faults(
+        directory,
+        device,
+        xid=xid,
+        ecc=ecc,
+        lost=lost,
+        stuck=stuck,
+        slow_clear=slow_clear,
+        wont_clear=wont_clear,
+        reset=None if reset is None else reset.value,
+        driver_absent=driver_absent,
+        ghost=ghost,
+        unkillable=unkillable,
+        temperature=temperature,
+        recovery=recovery,
+        firmware=firmware,
+        conditions=dict(_parse_condition(each) for each in condition or ()),
+        counters=dict(_parse_counter(each) for each in counter or ()),
+    )
+    if repeat > 1 and xid is not None and device is not None:
+        raise_xids(directory, device, [xid], repeat=repeat - 1, rate=rate)
+
+
+def _parse_condition(written: str) -> tuple[str, str]:
+    """``CODE`` or ``CODE=READ``."""
+    code, _, read = written.partition("=")
+    return code, read
+
+
+def _parse_counter(written: str) -> tuple[str, int]:
+    """``NAME=N``."""
+    name, _, number = written.partition("=")
+    if not (number.isascii() and number.isdecimal()):
+        raise typer.BadParameter(f'"{written}" is no counter: write it as retired_pages=3.', param_hint="'--counter'")
+    return name, int(number)
+
+
+@app.command()
+def clear(
+    directory: DirOption,
+    device: AnyDeviceOption = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Lift this one only, named like the flag of sim fault (xid, lost, ...) or by its code (pcie-width, ...). "
+            "May be given several times.",
+            show_default="all of them",
+        ),
+    ] = None,
+) -> None:
+    """Mend what sim fault broke. It does not touch the memory."""
+    from scrubber.adapters.sim import control
+
+    control.clear_faults(directory, device, condition or None)
+
+
+@app.command()
+def reboot(directory: DirOption) -> None:
+    """Let the node look as after a reboot. Nothing may serve it, and nobody may hold a device.
+
+    It has another boot then, its driver is loaded anew, and the memory is what it was.
+    """
+    from scrubber.adapters.sim.reboot import reboot as act
+
+    act(directory)
+
+
+def _tenant_flag(name: str, text: str, metavar: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
+    return typer.Option(f"--{name}", metavar=metavar, parser=parser, help=text)
+
+
+@app.command()
+def tenant(
+    device: Annotated[
+        Path | None, _tenant_flag("device", "Path of the device; else the first dev/simgpu* here.", "PATH")
+    ] = None,
+    resize: Annotated[int | None, _tenant_flag("resize", "Change the size of the device's file.", "SIZE", size)] = None,
+    read: Annotated[bool, _tenant_flag("read", "Say how many bytes are not zero, and the first text.")] = False,
+    expect: Annotated[
+        str | None,
+        _tenant_flag("expect", "Fail unless this text is all over the memory; after --write: at the end.", "TEXT"),
+    ] = None,
+    write: Annotated[str | None, _tenant_flag("write", "Write this text all over the memory.", "TEXT")] = None,
+    in_flight: Annotated[bool, _tenant_flag("in-flight", "Hold it by a descriptor in flight only.")] = False,
+    mmap: Annotated[bool, _tenant_flag("mmap", "Hold it by a mapping only.")] = False,
+    leave_child: Annotated[bool, _tenant_flag("leave-child", "Leave a process behind that holds it.")] = False,
+    ready_file: Annotated[
+        Path | None, _tenant_flag("ready-file", "Written once everything so far is done.", "PATH")
+    ] = None,
+    hold: Annotated[str | None, _tenant_flag("hold", "Stay; SIGTERM ends it in good order.", "SECONDS|forever")] = None,
+    die_badly: Annotated[bool, _tenant_flag("die-badly", "End by SIGKILL.")] = False,
+) -> None:
+    """Be an honest tenant. Do to a device what tenants do, and say what was seen, one JSON line each."""
+    from scrubber.adapters.sim import tenant as program
+
+    values = {
+        "device": device,
+        "resize": resize,
+        "expect": expect,
+        "write": write,
+        "ready-file": ready_file,
+        "hold": hold,
+    }
+    switches = {
+        "read": read,
+        "in-flight": in_flight,
+        "mmap": mmap,
+        "leave-child": leave_child,
+        "die-badly": die_badly,
+    }
+    argv = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    argv += [f"--{name}" for name, wanted in switches.items() if wanted]
+    raise typer.Exit(program.main(argv))
+
+
+def _answer(node: SimNode) -> CommandResult:
+    split_up = {each.device.id for each in node.devices if each.has_instances}
+    return CommandResult(
+        data=[
+            {
+                "id": each.device.id,
+                "index": each.device.index,
+                "memory_bytes": each.device.memory_bytes,
+                "memory": str(each.memory),
+                "parent": each.device.parent,
+                "split": each.device.id in split_up,
+            }
+            for each in node.devices
+        ],
+        names=[each.device.id for each in node.devices],
+        header=("INDEX", "DEVICE", "MEMORY", "FILE"),
+        rows=[
+            (
+                each.device.index,
+                each.device.id,
+                "split" if each.device.id in split_up else format_size(each.device.memory_bytes),
+                str(each.memory),
+            )
+            for each in node.devices
+        ],
+        kind="SimDevice",
+    )
+
+
+def _serve_command(directory: Path, *, root: bool) -> str:
+    """What serves the node in ``directory``; without root its state and sockets cannot be in their usual places."""
+    words = ["scrubber", "serve", "--backend", "sim", "--sim-dir", str(directory)]
+    if not root:
+        words += ["--state-dir", f"{directory}.state", "--socket", f"{directory}.run"]
+    return shlex.join(words)

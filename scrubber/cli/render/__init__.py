@@ -1,0 +1,1 @@
+"""How answers are written: tables and sentences for people, versioned JSON for scripts."""

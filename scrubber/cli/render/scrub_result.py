@@ -1,0 +1,330 @@
+"""What came of scrubs and resets: a line for each device, every property of a single one, and one exit code for all.
+
+Promise: 0 is given only for what was proved; of a reset, only if the device is not quarantined afterwards. A device whose
+end was not heard is reported as such, and never counts as clean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from scrubber.cli.exit_codes import ExitCode, exit_code_for, worst_exit_code
+from scrubber.cli.render.cause_text import OUT_OF_SERVICE, cause_text, out_of_service_text, recovery_text
+from scrubber.cli.render.output import (
+    CommandResult,
+    OutputColumn,
+    OutputFormat,
+    TableSection,
+    print_error,
+    print_message,
+    print_result,
+)
+from scrubber.cli.scrub_updates import FollowEnd, FollowResult, TargetStatus
+from scrubber.domain.errors import PermissionDenied, Unavailable
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = ["exit_code", "format_bytes", "outcome_word", "report_and_exit", "still_running_text"]
+
+_SEVERITIES = ("fault", "dirty", "warning", "note")
+
+
+def outcome_word(status: TargetStatus) -> str:
+    """How it ended in one word, or that it has not: ``under-way``, or ``unknown`` when nothing was heard."""
+    if status.result is not None:
+        if status.result.scrub.outcome == "passed" and not _is_proved(status.result):
+            return "not-certified"
+        return status.result.scrub.outcome or "unknown"
+    if status.error is not None:
+        return "refused" if exit_code_for(status.error) in (ExitCode.REFUSED, ExitCode.USAGE) else "unknown"
+    return "unknown" if status.progress is None else "under-way"
+
+
+def exit_code(follow_result: FollowResult, operation: str) -> ExitCode:
+    """The worst of all devices: 130, else 1, 2, 3, 4, and 0 only if each was proved clean.
+
+    Args:
+        operation: "scrub" or "reset". A device that stays quarantined after its reset is a negative verdict.
+    """
+    if follow_result.end is FollowEnd.INTERRUPTED:
+        return ExitCode.INTERRUPTED
+    return worst_exit_code(_target_exit_code(course, follow_result.end, operation) for course in follow_result.statuses)
+
+
+def _target_exit_code(course: TargetStatus, ended: FollowEnd, doing: str) -> ExitCode:
+    if course.error is not None:
+        return exit_code_for(course.error)
+    match outcome_word(course):
+        case "passed":
+            return ExitCode.FAILED if _ineffective_reset_text(course, doing) else ExitCode.OK
+        case "held-up":
+            return ExitCode.REFUSED
+        case "under-way":
+            return ExitCode.TIMED_OUT if ended is FollowEnd.TIMED_OUT else ExitCode.OK
+        case _:
+            return ExitCode.FAILED
+
+
+def _is_proved(result: pb.ScrubResult) -> bool:
+    """Checks alone are no certificate's worth; whatever else passed has one."""
+    return result.scrub.path == "fast" or result.HasField("certificate")
+
+
+def report_and_exit(
+    follow_result: FollowResult, operation: str, output: OutputFormat, *, single: bool, waited: bool
+) -> NoReturn:
+    """Tell what came of it, and end the command.
+
+    Args:
+        operation: "scrub" or "reset".
+        single: the command named one device, so that the data are one object; else a list.
+        waited: whether the end was waited for; if not, that it began is all there is to tell.
+
+    Raises:
+        ScrubberError: why nothing was done to a single device, or to any.
+        typer.Exit: in all other cases, with the exit code.
+    """
+    courses = follow_result.statuses
+    if courses and courses[0].error is not None and (single or _has_same_error(courses)):
+        raise courses[0].error
+    if follow_result.end is not FollowEnd.COMPLETED:
+        for course in courses:
+            if course.result is None and course.error is None:
+                print_message(
+                    still_running_text(course, operation),
+                    "Note: " if follow_result.end is FollowEnd.INTERRUPTED else "Error: ",
+                )
+    if not single or courses[0].result is not None or (_has_begun(courses[0]) and not waited):
+        print_result(_summary(courses, follow_result.end, operation, single=single), output)
+    for course in courses:
+        if message := _ineffective_reset_text(course, operation):
+            print_error(message)
+    raise typer.Exit(exit_code(follow_result, operation))
+
+
+def _has_same_error(courses: Sequence[TargetStatus]) -> bool:
+    """Whether it is the service, and no device, that keeps every one of them from being begun."""
+    alike = len({str(course.error) for course in courses}) == 1 and not any(map(_has_begun, courses))
+    return alike and (len(courses) > 1 or isinstance(courses[0].error, Unavailable | PermissionDenied))
+
+
+def _has_begun(course: TargetStatus) -> bool:
+    return course.progress is not None or course.result is not None
+
+
+def _summary(courses: Sequence[TargetStatus], ended: FollowEnd, doing: str, *, single: bool) -> CommandResult:
+    """A line for each device, and below a single one all of its properties."""
+    # Of what goes on while nobody waits, a sentence has told already.
+    told = [course for course in courses if ended is FollowEnd.COMPLETED or course.result or course.error]
+    data = [_data(course) for course in courses]
+    alone = courses[0].result if single else None
+    return CommandResult(
+        data=data[0] if single else data,
+        names=[name for course in courses if (name := _scrub(course))],
+        header=(
+            OutputColumn("INDEX"),
+            OutputColumn("DEVICE", holds_ids=True),
+            OutputColumn("OUTCOME"),
+            OutputColumn("TOOK", drop_priority=1),
+            OutputColumn("FOUND", min_width=20, can_move_below=True),
+            OutputColumn("CERTIFICATE", drop_priority=2, holds_ids=True),
+        ),
+        rows=[_target_row(course) for course in told],
+        empty_message="None of them has ended yet." if courses else "No device is idle.",
+        sections=() if alone is None else [TableSection("The scrub", (), list(_properties(alone)))],
+        notes=[
+            message
+            for course in courses
+            for message in (_unexplained_note(course), _out_of_service_note(course, doing))
+            if message
+        ],
+        kind="ScrubResult",
+    )
+
+
+def _unexplained_note(course: TargetStatus) -> str:
+    """What a person has to look into although the device is clean now; empty for nothing."""
+    if course.result is None or not course.result.unexplained:
+        return ""
+    called = _device_index(course) or course.device_id
+    return (
+        f"Device {called}: {course.result.unexplained} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
+        f"says; scrubber history --device {called} --event residue.unexplained shows each time."
+    )
+
+
+def _out_of_service_note(course: TargetStatus, doing: str) -> str:
+    """Why nobody is handed the device although its scrub has ended; empty where somebody may be, or an error says it."""
+    result = course.result
+    if result is None or not result.HasField("device") or _ineffective_reset_text(course, doing):
+        return ""
+    return out_of_service_text(result.device)
+
+
+def _ineffective_reset_text(course: TargetStatus, doing: str) -> str:
+    """Why a reset that passed did not bring the device back, and what does; empty if it did, or was no reset."""
+    result = course.result
+    if (
+        doing != "reset"
+        or result is None
+        or outcome_word(course) != "passed"
+        or result.device.health not in OUT_OF_SERVICE
+    ):
+        return ""
+    device = result.device
+    why = (
+        f"{cause_text(device.cause)} {recovery_text(device)}"
+        if device.HasField("cause")
+        else f"Its state is {device.state}."
+    )
+    return f"Device {device.index or device.id} was reset and proved clean, and is still {device.health}: {why}"
+
+
+def _data(course: TargetStatus) -> dict[str, Any]:
+    from scrubber.api import scrubber_pb2 as pb
+    from scrubber.cli.render import json_objects
+
+    result, progress = course.result, course.progress
+    scrub = None if result is None else json_objects.scrub(result.scrub)
+    if scrub is None and progress is not None:
+        scrub = json_objects.scrub(pb.Scrub(id=progress.scrub, device=progress.device))
+    certified = result is not None and result.HasField("certificate")
+    described = result is not None and result.HasField("device")
+    return {
+        "target": course.device_id,
+        "scrub": scrub,
+        "certificate": json_objects.certificate(result.certificate) if result is not None and certified else None,
+        "device": json_objects.device(result.device) if result is not None and described else None,
+        "unexplained": (result.unexplained or None) if result is not None else None,
+        "error": None if course.error is None else {"code": course.error.code, "sentence": str(course.error)},
+    }
+
+
+def _scrub(course: TargetStatus) -> str:
+    if course.result is not None:
+        return course.result.scrub.id
+    return "" if course.progress is None else course.progress.scrub
+
+
+def _target_row(course: TargetStatus) -> Sequence[str]:
+    result = course.result
+    return (
+        _device_index(course) or "-",
+        course.device_id,
+        outcome_word(course),
+        "-" if result is None else _duration_text(result.scrub),
+        _finding_text(course),
+        result.certificate.id if result is not None and result.HasField("certificate") else "-",
+    )
+
+
+def _device_index(course: TargetStatus) -> str:
+    if course.result is not None and course.result.HasField("device"):
+        return course.result.device.index
+    # What a device is called is its index, unless its id begins so.
+    called = "" if course.device_id.startswith(course.target.requested_name) else course.target.requested_name
+    return course.target.index or called
+
+
+def _duration_text(scrub: pb.Scrub) -> str:
+    return f"{max(0.0, scrub.ended - scrub.started):.1f} s" if scrub.ended else "-"
+
+
+def _finding_text(course: TargetStatus) -> str:
+    if course.error is not None:
+        return str(course.error)
+    if course.result is None:
+        said = "nothing was heard of it"
+        if course.progress is not None:
+            said = f"scrub {course.progress.scrub} {'was joined' if course.progress.joined else 'began'} and goes on"
+        return said
+    scrub = course.result.scrub
+    if scrub.outcome == "passed":
+        return _cleared_text(scrub)
+    return _worst_finding(scrub) or f"scrub {scrub.id} came to no verdict"
+
+
+def _cleared_text(scrub: pb.Scrub) -> str:
+    from scrubber.cli.render import json_objects
+
+    measured = {
+        each.step: found
+        for each in scrub.steps
+        if isinstance(found := json_objects.parse_embedded_json(each.measured_json), dict)
+    }
+    cleared = _number(measured.get("memory", {}).get("cleared_bytes"))
+    residue = sum(_number(each.get("residue_bytes")) for each in measured.values())
+    if not cleared:
+        return "checks only" if scrub.path == "fast" else "no memory cleared"
+    # Residue is counted only where the policy wants that: none is not a thing to claim here.
+    return f"{format_bytes(cleared)} cleared" + (f", {format_bytes(residue)} of residue" if residue else "")
+
+
+def _number(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _worst_finding(scrub: pb.Scrub) -> str:
+    findings = [each for step in scrub.steps for each in step.findings]
+    for weight in _SEVERITIES:
+        for each in findings:
+            if each.severity == weight:
+                return each.sentence
+    return ""
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people, to three figures or so: ``12 bytes``, ``64 MiB``, ``79.2 GiB``."""
+    if count < 1024:
+        return f"{count:.0f} bytes" if round(count) != 1 else "1 byte"
+    units = ("KiB", "MiB", "GiB", "TiB")
+    power = 0
+    count /= 1024
+    while count >= 1023.95 and power + 1 < len(units):
+        count /= 1024
+        power += 1
+    return f"{count:.1f}".removesuffix(".0") + f" {units[power]}"
+
+
+def _properties(result: pb.ScrubResult) -> Iterator[tuple[str, str]]:
+    scrub, certificate = result.scrub, result.certificate
+    yield ("device", scrub.device)
+    yield ("scrub", scrub.id)
+    yield ("path", scrub.path)
+    yield ("certificate", certificate.id or "none")
+    for step in scrub.steps:
+        yield ("step", f"{step.step}: {step.verdict} ({step.seconds:.3f} s)")
+        yield from (("finding", f"{each.severity}: {each.sentence}") for each in step.findings)
+    if result.HasField("certificate"):
+        yield from (("covered", each) for each in certificate.covered)
+        yield from (("not covered", each) for each in certificate.not_covered)
+    if result.HasField("device"):
+        yield ("state", result.device.state)
+        if result.device.HasField("cause"):
+            yield ("cause", f"{result.device.cause.code}: {result.device.cause.sentence}")
+            yield ("way back", recovery_text(result.device))
+
+
+def still_running_text(status: TargetStatus, operation: str) -> str:
+    """What is told of a device whose end nobody waits for any more.
+
+    Args:
+        operation: "scrub" or "reset".
+    """
+    short = _device_index(status) or status.device_id
+    if status.progress is None:
+        doubt = "reset" if operation == "reset" else "scrubbed"
+        return (
+            f"The service said nothing about device {status.target} in time; "
+            f"scrubber device {short} shows whether it is being {doubt}."
+        )
+    # A scrub that a reset is part of can be joined as any other; the same reset again would be refused.
+    return (
+        f"The {operation} {status.progress.scrub} of device {status.device_id} goes on; scrubber scrub {short} joins it, "
+        f"scrubber device {short} shows how it ends."
+    )

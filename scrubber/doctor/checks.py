@@ -1,0 +1,125 @@
+"""Every check of ``scrubber doctor``, and how they are run: a file system that hangs costs the look at it, and nothing else.
+
+A check is a function of :class:`CheckContext` in :data:`CHECKS`; to add one, write it in this package, put it there, and say in
+docs/node-setup.md what it is for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from scrubber.doctor.cgroups import cgroups
+from scrubber.doctor.container_runtime import cdi_annotations, toolkit
+from scrubber.doctor.gpus import device_nodes, driver, persistenced, scrub_on_free, unauthorized_use
+from scrubber.doctor.host import clock, kernel
+from scrubber.doctor.kubelet import kubelet, pid_namespace, plugins, pod_resources
+from scrubber.doctor.ledger import ledger_disk, ledger_lock, signing_key, state_dir
+from scrubber.doctor.libraries import bindings, driver_libraries, libraries
+from scrubber.doctor.model import CheckContext, CheckFunction, CheckLevel, CheckResult, unknown_result
+from scrubber.doctor.permissions import capabilities, permissions, sockets
+from scrubber.doctor.policy import policy
+from scrubber.doctor.service import audit_head, break_glass, breaker, devices, enforcement, key, service, version
+
+__all__ = ["CHECKS", "CHECK_TIMEOUT", "check_node", "run_checks"]
+
+CHECK_TIMEOUT = 3.0
+"""Seconds for one check."""
+_TOTAL_TIMEOUT_FACTOR = 3
+"""How many times as long all of them may take before each gets but a moment."""
+_MIN_TIMEOUT = 0.1
+
+
+CHECKS: tuple[CheckFunction, ...] = (
+    service,
+    version,
+    enforcement,
+    devices,
+    breaker,
+    break_glass,
+    policy,
+    permissions,
+    sockets,
+    capabilities,
+    state_dir,
+    ledger_disk,
+    ledger_lock,
+    signing_key,
+    key,
+    audit_head,
+    toolkit,
+    cdi_annotations,
+    driver,
+    driver_libraries,
+    bindings,
+    libraries,
+    device_nodes,
+    unauthorized_use,
+    scrub_on_free,
+    persistenced,
+    kubelet,
+    plugins,
+    pod_resources,
+    pid_namespace,
+    cgroups,
+    kernel,
+    clock,
+)
+"""Every check, in the order in which people read them."""
+
+
+class _CheckThread:
+    """One check in a thread of its own, which is left behind when it does not come back."""
+
+    def __init__(self, check: CheckFunction, node: CheckContext) -> None:
+        self._check, self._node = check, node
+        self._results: tuple[CheckResult, ...] = ()
+        self._thread = threading.Thread(target=self._run, name=check.__name__, daemon=True)
+        self._thread.start()
+
+    def wait_for_results(self, seconds: float) -> tuple[CheckResult, ...]:
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            return self._results
+        message = "It did not come to an end: something that it looks at hangs, so nothing is known of it."
+        remedy = "dmesg, and cat /proc/mounts: look for a file system or a driver that does not answer."
+        return (CheckResult(self._name, CheckLevel.WARNING, message, remedy),)
+
+    @property
+    def _name(self) -> str:
+        return self._check.__name__.replace("_", "-")
+
+    def _run(self) -> None:
+        try:
+            self._results = tuple(self._check(self._node))
+        except OSError as error:
+            self._results = (unknown_result(self._name, "so nothing is known of it", error),)
+        except Exception as bug:  # noqa: BLE001 - one check that is wrong must not silence all others
+            message = f"This look is a fault of scrubber itself ({type(bug).__name__}: {bug})."
+            remedy = "Report it; what the check is for stands in docs/node-setup.md."
+            self._results = (CheckResult(self._name, CheckLevel.ERROR, message, remedy),)
+
+
+def run_checks(
+    checks: Sequence[CheckFunction], node: CheckContext, timeout: float = CHECK_TIMEOUT
+) -> tuple[CheckResult, ...]:
+    """What every check found, in their order; raises nothing.
+
+    One after the other: they load modules, and two threads that load the same ones can find them half made.
+
+    Args:
+        timeout: seconds for each; however many hang, the whole takes little more than three times as long.
+    """
+    due = time.monotonic() + _TOTAL_TIMEOUT_FACTOR * timeout
+    found: list[CheckResult] = []
+    for check in checks:
+        found += _CheckThread(check, node).wait_for_results(
+            max(min(timeout, due - time.monotonic()), min(_MIN_TIMEOUT, timeout))
+        )
+    return tuple(found)
+
+
+def check_node(node: CheckContext) -> tuple[CheckResult, ...]:
+    """What every check found about ``node``, within seconds. Raises nothing: what cannot be looked at is a finding."""
+    return run_checks(CHECKS, node)

@@ -1,0 +1,178 @@
+"""Whether a pod can give itself a GPU, past the kubelet and this service: by an environment variable or a CDI name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from scrubber.doctor.files import list_matching, path_exists, read_text
+from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, unknown_result
+
+__all__ = ["cdi_annotations", "toolkit"]
+
+ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+TOOLKIT_CONFIGS = (
+    Path("/etc/nvidia-container-runtime/config.toml"),
+    Path("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"),  # as the GPU Operator installs it
+)
+TOOLKIT_PROGRAMS = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
+TOOLKIT_BIN_DIRS = (Path("/usr/bin"), Path("/usr/local/bin"), Path("/usr/local/nvidia/toolkit"))
+
+_CDI = "cdi.k8s.io"
+_RUNTIMES = (
+    "/etc/containerd/config.toml",
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/etc/crio/crio.conf",
+)
+_CRIO_DROP_INS = "/etc/crio/crio.conf.d"
+_ANNOTATION_OPTIONS = ("pod_annotations", "allowed_annotations")
+"""Options that name pods' own annotations: containerd's and CRI-O's. ``container_annotations`` is not among them, for
+what it names is written by the kubelet and its plugins."""
+
+
+def toolkit(node: CheckContext) -> Iterator[CheckResult]:
+    """No unprivileged pod can give itself GPUs by an environment variable, and the plugin can still give them.
+
+    The toolkit's own default is to let every pod do so: a missing line, and a missing file, mean yes.
+    """
+    given = [node.path(path) for path in node.toolkit_configs]
+    try:
+        found = given or [path for path in map(node.path, TOOLKIT_CONFIGS) if path_exists(path)]
+        places = [place / program for place in map(node.path, TOOLKIT_BIN_DIRS) for program in TOOLKIT_PROGRAMS]
+        programs = [path for path in places if path_exists(path)]
+    except OSError as error:
+        yield unknown_result("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
+        return
+    for path in found:
+        yield from _toolkit_config(path)
+    if not found and programs:
+        message = f"{programs[0]} is installed and has no configuration, so {_ANY_POD}."
+        yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(node.path(TOOLKIT_CONFIGS[0])))
+    elif not found:
+        yield CheckResult("toolkit-envvar", CheckLevel.OK, "NVIDIA's container toolkit is not installed here.")
+
+
+_ANY_POD = "any pod gets every GPU by setting NVIDIA_VISIBLE_DEVICES=all, past the kubelet and this service"
+
+
+def _refuse_envvar(path: Path) -> str:
+    return (
+        f"Set {ENVVAR} = false in {path}, and have the plugin name devices by volume-mounts "
+        f"({VOLUME_MOUNTS} = true) or by CDI (--device-list-strategy)."
+    )
+
+
+def _toolkit_config(path: Path) -> Iterator[CheckResult]:
+    try:
+        options = _toml(path)
+    except PermissionError as error:
+        yield unknown_result("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{path} cannot be read: {_error_text(error)}. Whether any pod can give itself GPUs is unknown."
+        yield CheckResult(
+            "toolkit-envvar", CheckLevel.ERROR, message, f"Mend {path}, or give the right one with --toolkit-config."
+        )
+        return
+    envvar, mounts = options.get(ENVVAR, True), options.get(VOLUME_MOUNTS, False)
+    if envvar is not False:
+        says = f"sets {ENVVAR} = {str(envvar).lower()}" if ENVVAR in options else f"does not set {ENVVAR} = false"
+        message = f"{path} {says}, so {_ANY_POD}."
+        yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(path))
+    else:
+        yield CheckResult(
+            "toolkit-envvar", CheckLevel.OK, f"{path}: unprivileged pods cannot name GPUs by environment variable."
+        )
+        if mounts is not True:
+            message = f"{path}: devices reach unprivileged containers by CDI only."
+            remedy = (
+                f"Nothing, if the plugin uses a cdi strategy; else set {VOLUME_MOUNTS} = true and give the plugin "
+                "--device-list-strategy volume-mounts."
+            )
+            yield CheckResult("toolkit-volume-mounts", CheckLevel.WARNING, message, remedy)
+            return
+    if mounts is True:
+        message = f"{path}: the plugin can name devices by volume-mounts."
+        yield CheckResult("toolkit-volume-mounts", CheckLevel.OK, message)
+
+
+def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
+    """No runtime passes a pod's own annotations on that name CDI devices.
+
+    The kubelet copies plugins' annotations into containers, never pods'. containerd and CRI-O pass a pod's on only where
+    they are told to; NVIDIA's runtime, in its CDI mode, takes what it is then given for a request. All of this was read
+    in their documentation, and not tried.
+    """
+    found = False
+    try:
+        configs = [path for path in map(node.path, _RUNTIMES) if path_exists(path)]
+        configs += list_matching(node.path(_CRIO_DROP_INS), "*.conf")
+        configs = [each for config in configs for each in (config, *_imported_configs(node, config))]
+    except OSError as error:
+        yield unknown_result(
+            "cdi-annotations", "whether a pod can name itself a GPU by an annotation was not seen", error
+        )
+        return
+    for path in configs:
+        try:
+            patterns = list(_patterns_in(_toml(path)))
+        except (OSError, ValueError, RecursionError) as error:
+            found = True
+            message = f"{path} cannot be read: {_error_text(error)}. Whether a pod can name itself a GPU is unknown."
+            remedy = AS_ROOT if isinstance(error, PermissionError) else f"Mend {path}."
+            yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, remedy)
+            continue
+        for option, pattern in patterns:
+            found = True
+            message = (
+                f'{path} passes pods\' own annotations on ({option}: "{pattern}"), {_CDI}/ among them: a runtime that '
+                "takes CDI names from annotations, as NVIDIA's does in its cdi mode, gives any pod the GPU it names."
+            )
+            remedy = f"Take that out of {option}, and restart the runtime; what plugins write needs none of it."
+            yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, remedy)
+    if configs and not found:
+        message = "The container runtime is not told to pass pods' own CDI annotations on."
+        yield CheckResult("cdi-annotations", CheckLevel.OK, message)
+
+
+def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
+    """The files that containerd is to read besides; what cannot be read here is told of by whoever reads it next.
+
+    Raises:
+        OSError: a directory with such files cannot be listed.
+    """
+    try:
+        patterns = _toml(config).get("imports", [])
+    except (OSError, ValueError, RecursionError):
+        return []
+    found: list[Path] = []
+    for pattern in patterns if isinstance(patterns, list) else []:
+        directory, _, name = str(pattern).replace("\0", "").rpartition("/")
+        place = node.path(directory or "/") if str(pattern).startswith("/") else config.parent / directory
+        found += list_matching(place, name)
+    return found
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError and RecursionError: it cannot be read, or is no TOML."""
+    text = read_text(path)
+    import tomllib  # most nodes have no such file
+
+    return tomllib.loads(text)
+
+
+def _error_text(error: Exception) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else f"it is no TOML ({error})"
+
+
+def _patterns_in(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every pattern of pods' annotations, however deep, that a CDI annotation may match."""
+    for key, value in options.items():
+        if isinstance(value, dict):
+            yield from _patterns_in(value)
+        elif key in _ANNOTATION_OPTIONS and isinstance(value, list):
+            yield from ((key, str(each)) for each in value if fnmatchcase(_CDI, str(each).partition("/")[0]))

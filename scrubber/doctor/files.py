@@ -1,0 +1,189 @@
+"""How the doctor looks at files: without waiting, without reading for ever, and without changing anything.
+
+What it reads may be anybody's: a pipe that nobody writes to, a file without an end, a link to something else. Whatever
+cannot be read whole is an ``OSError`` with a reason that a person understands.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import stat
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from scrubber.adapters.kernel_text import fields_in, lines_in, number_in, value_in
+
+__all__ = [
+    "FileSystem",
+    "file_system_of",
+    "format_mode",
+    "group_name",
+    "has_listener",
+    "list_matching",
+    "lock_holder",
+    "path_exists",
+    "read_bytes",
+    "read_text",
+    "user_name",
+]
+
+_MAX_BYTES = 1 << 20
+_VOLATILE_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+"""``f_type`` of file systems that are memory (linux/magic.h)."""
+
+
+def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
+    """All of the regular file at ``path``, links followed.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than ``max_bytes`` bytes.
+    """
+    return read_bytes(path, max_bytes).decode("utf-8", "replace")
+
+
+def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
+    """See :func:`read_text`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "It is no regular file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"It has more than {max_bytes} bytes", str(path))
+    return content
+
+
+def path_exists(path: Path) -> bool:
+    """Whether anything stands at ``path``, links followed.
+
+    Raises:
+        OSError: that cannot be seen.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def list_matching(directory: Path, pattern: str) -> list[Path]:
+    """What is directly in ``directory`` under a name that fits ``pattern``; nothing where there is no such directory.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    try:
+        return [directory / name for name in sorted(os.listdir(directory)) if fnmatchcase(name, pattern)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """The file system that a path is on.
+
+    Attributes:
+        device: its number; two paths with the same one share their space.
+        network_type: what kind it is, if one that others can reach or that keeps no order of writes; else empty.
+        free_bytes: bytes that root can still write.
+        read_only: nothing can be written.
+        volatile_type: what kind it is, if nothing on it outlives a reboot; else empty.
+    """
+
+    device: int
+    network_type: str
+    free_bytes: int
+    read_only: bool
+    volatile_type: str = ""
+
+
+def file_system_of(path: Path) -> FileSystem:
+    """Ask the kernel; raises OSError."""
+    from scrubber.adapters.ledger import state_directory
+
+    about, space, kind = os.stat(path), os.statvfs(path), state_directory.filesystem_magic(path)
+    return FileSystem(
+        about.st_dev,
+        state_directory.UNSUPPORTED_FILESYSTEMS.get(kind, ""),
+        space.f_bfree * space.f_frsize,
+        bool(space.f_flag & os.ST_RDONLY),
+        _VOLATILE_FILE_SYSTEMS.get(kind, ""),
+    )
+
+
+def format_mode(about: os.stat_result) -> str:
+    """Permissions as people type them: ``0700``."""
+    return f"{stat.S_IMODE(about.st_mode):04o}"
+
+
+def user_name(uid: int) -> str:
+    """``anna (uid 1000)``; ``uid 1000`` where the number has no name."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def group_name(gid: int) -> str:
+    """The group's name, or its number where it has none."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def has_listener(path: Path) -> bool:
+    """Whether somebody accepts connections on the socket ``path``; hangs up at once, and never waits.
+
+    Raises:
+        PermissionError: this user may not ask.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
+        try:
+            probe.connect(os.fsencode(path))
+        except BlockingIOError:  # more callers wait there than the kernel lets queue
+            return True
+        except PermissionError:
+            raise
+        except OSError:
+            return False
+    return True
+
+
+def lock_holder(path: Path, locks: Path) -> int | None:
+    """PID of the process that holds ``path`` (``flock``); None: nobody does. The lock itself is not touched.
+
+    Args:
+        locks: ``/proc/locks``, which shows the locks of this PID namespace and of those below it.
+
+    Raises:
+        OSError: ``path`` or ``locks`` cannot be looked at.
+    """
+    about = os.lstat(path)
+    here = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}".encode()
+    held: dict[int, bytes] = {}
+    for line in lines_in(read_bytes(locks, 8 << 20)):
+        words = fields_in(line)
+        # 17: FLOCK  ADVISORY  WRITE 4711 fe:00:131099 0 EOF; whoever waits for a lock has an arrow behind the number.
+        if len(words) >= 6 and words[1] == b"FLOCK" and words[4].isdigit():
+            held[number_in(words[4])] = words[5]
+            if words[5] == here:
+                return number_in(words[4])
+    # On Btrfs and overlays a file's device has two numbers. There the PID that its owner wrote into it decides.
+    inode = f":{about.st_ino}".encode()
+    candidates = [pid for pid, what in held.items() if what.endswith(inode)]
+    return next((pid for pid in candidates if value_in(read_bytes(path, 64)) == str(pid)), None)

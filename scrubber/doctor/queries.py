@@ -1,0 +1,175 @@
+"""Asks the service and the kubelet, once, before anything is looked at; both within their bound, and neither is changed.
+
+Everything that loads gRPC is in here, and is loaded when it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scrubber.doctor.model import DeviceReport, KubeletReport, ServicePaths, ServiceReport
+from scrubber.domain.assignment import Trust
+from scrubber.domain.errors import PermissionDenied, ScrubberError
+
+if TYPE_CHECKING:
+    from scrubber.adapters.kubelet.listening_process import PodUidLookup
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = ["query_kubelet", "query_service"]
+
+_SERVICE_SECONDS = 5.0
+_KUBELET_SECONDS = 2.0
+
+
+async def query_service(sockets: Path, seconds: float = _SERVICE_SECONDS) -> ServiceReport:
+    """What the service says of itself and of its devices; a refusal where it does not, or not within ``seconds``."""
+    try:
+        from scrubber.api.client import ReadClient
+    except Exception as error:  # noqa: BLE001 - generated code has error classes of its own for a library of another version
+        return ServiceReport(import_error=f"{type(error).__name__}: {error}".partition("\n")[0])
+    devices: tuple[DeviceReport, ...] | None = None
+    devices_refusal = ""
+    try:
+        async with ReadClient(sockets) as client, asyncio.timeout(seconds):
+            info = await client.service_info()
+            try:
+                devices = tuple(_device_report(each) for each in (await client.devices()).devices)
+            except ScrubberError as error:
+                devices_refusal = str(error)
+    except TimeoutError:
+        return ServiceReport(error=f"The scrub service did not answer within {seconds:g} s on {sockets}.")
+    except ScrubberError as error:
+        return ServiceReport(error=str(error), is_permission_denied=isinstance(error, PermissionDenied))
+    return _service_report(info, devices, devices_refusal)
+
+
+def _service_report(
+    info: pb.ServiceInfo, devices: tuple[DeviceReport, ...] | None, devices_refusal: str
+) -> ServiceReport:
+    breaker, head = info.breaker, info.audit_head
+    return ServiceReport(
+        version=info.version,
+        backend=info.backend,
+        node=info.node,
+        policy=info.policy,
+        policy_digest=info.policy_digest,
+        enforcement=info.enforcement,
+        ledger_status=info.ledger,
+        key_id=info.key_id,
+        audit_head=f"{head.sequence}:{head.hash}" if head.hash else "",
+        reset_stop_reason=breaker.resets,
+        resets_until=breaker.resets_until or None,
+        resets_waiting=len(breaker.waiting),
+        quarantine_stop_reason=breaker.soft,
+        quarantines_spared=len(breaker.spared),
+        devices=devices,
+        devices_error=devices_refusal,
+        policy_error=info.policy_refused,
+        kubelet_status=info.kubelet,
+        pid=info.pid,
+        admin_group=info.admin_group,
+        read_group=info.read_group,
+        paths=ServicePaths(**{name: _service_path(info, name.replace("_", "-")) for name in ServicePaths.__slots__}),
+    )
+
+
+def _service_path(info: pb.ServiceInfo, name: str) -> Path | None:
+    """None for a path that is not absolute, too: it would be looked for where this command happens to run."""
+    path = info.places.get(name, "")
+    return Path(path) if path.startswith("/") and "\0" not in path else None
+
+
+def _device_report(device: pb.Device) -> DeviceReport:
+    broken = device.HasField("glass")
+    return DeviceReport(
+        id=device.id,
+        index=device.index,
+        state=device.state,
+        advertised=device.offered,
+        enforcement=device.enforcement,
+        policy=device.policy,
+        unauthorized_users=len(device.strangers),
+        uninspected_processes=len(device.uninspected),
+        break_glass_until=device.glass.until if broken else None,
+        break_glass=f"{device.glass.actor} broke the glass ({device.glass.reason})" if broken else "",
+    )
+
+
+async def query_kubelet(
+    socket: Path,
+    *,
+    kubelet_dir: Path,
+    pod_logs: Path,
+    cgroups: Path,
+    device_ids: Iterable[str],
+    seconds: float = _KUBELET_SECONDS,
+) -> KubeletReport:
+    """One question to the kubelet, as the service asks it: only of whoever can be the kubelet.
+
+    Args:
+        cgroups: below which cgroups are mounted; who answers from a pod is not asked.
+        device_ids: the ids of our devices, so that the kubelet's list can be held against its checkpoint.
+    """
+    try:
+        socket.stat()
+        if not os.access(socket, os.W_OK, effective_ids=True):
+            return KubeletReport(was_queried=True, is_permission_denied=True)
+    except PermissionError:
+        return KubeletReport(was_queried=True, is_permission_denied=True)
+    except OSError:
+        return KubeletReport()
+    try:
+        from scrubber.adapters.clock import SystemClock
+        from scrubber.adapters.kubelet.assignments import KubeletAssignments
+    except Exception as error:  # noqa: BLE001 - as above
+        return KubeletReport(
+            was_queried=True, message=f"It cannot be asked ({type(error).__name__}: {error}).".replace("\n", " ")
+        )
+    known = frozenset(device_ids)
+    async with AsyncExitStack() as stack:
+        try:
+            assignments = KubeletAssignments(
+                pod_resources_socket=socket,
+                kubelet_dir=kubelet_dir,
+                pod_logs_dir=pod_logs,
+                device_ids=lambda: known,
+                clock=SystemClock(),
+                pod_uid_of=_pod_lookup(cgroups, stack),
+                deadline=seconds,
+            )
+            stack.push_async_callback(assignments.close)
+            async with asyncio.timeout(2 * seconds):
+                reading = await assignments.read()
+        except TimeoutError:
+            return KubeletReport(
+                was_queried=True, message=f"The kubelet did not answer within {2 * seconds:g} s on {socket}."
+            )
+        except (ScrubberError, OSError) as error:
+            return KubeletReport(was_queried=True, message=str(error))
+    return KubeletReport(
+        was_queried=True,
+        is_trusted=reading.trust is Trust.TRUSTED,
+        message=reading.untrusted_reason,
+        is_recently_started=reading.trust is Trust.EMPTY_AFTER_RESTART,
+        remarks=reading.caveats,
+        containers_with_devices=len(reading.assignments),
+    )
+
+
+def _pod_lookup(cgroups: Path, stack: AsyncExitStack) -> PodUidLookup | None:
+    from scrubber.adapters.cgroups import CgroupContainers, discover_root
+
+    try:
+        root = discover_root(cgroups)
+        if root is None:
+            return None
+        containers = CgroupContainers(root)
+    except (ScrubberError, OSError):
+        return None  # the check of the cgroups says what is wrong with them
+    stack.callback(containers.close)
+    return containers.pod_uid_of

@@ -1,0 +1,116 @@
+"""From the steps of a scrub to what its certificate may claim: only what was measured, and a list of what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scrubber.domain.device import NodeIdentity
+from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
+from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
+
+__all__ = ["certify"]
+
+_EXCEPTION_REASONS = {
+    Basis.BREAK_GLASS: "because a person broke the glass",
+    Basis.OBSERVE_MODE: "because the policy only observes",
+}
+_NOT_CLAIMED_REASONS = {
+    Verdict.NOT_COVERED: "could not be done",
+    Verdict.FAILED: "did not pass, and was let go by an exception",
+}
+
+
+def _claim(result: StepResult) -> str:
+    said = {name: "?" if value is None else str(value) for name, value in result.measured.items()}
+    match result.step:
+        case Step.HOLDERS if "earlier_pods" in said:
+            return f"holders: none; {said['earlier_pods']} earlier pods over, {said['leftovers_ended']} leftovers ended"
+        case Step.HOLDERS:
+            return "holders: none"
+        case Step.MEMORY:
+            of = f"of {said['total_bytes']} bytes"
+            return f"memory: {said['cleared_bytes']} {of} cleared, {said['verified_bytes']} {of} read back as zeros"
+        case Step.ON_CHIP:
+            each = f"{said['shared_bytes']} bytes of shared memory and {said['register_bytes']} of registers of each"
+            return f"on-chip: {said['units_seen']} of {said['units']} processors, {each} read back as zeros"
+        case Step.DIAGNOSTICS:
+            return f"diagnostics: {said['level']}, {said['checks']} checks without a fault"
+        case Step.SETTINGS if "restored" in said:
+            return f"settings: {said['checked']} as wanted, {said['restored']} of them brought back"
+        case Step.SETTINGS:
+            return "settings: as wanted"
+        case Step.HEALTH:
+            warned = sorted({each.code for each in result.findings if each.severity is Severity.WARNING})
+            return f"health: no fault; it warns of {', '.join(warned)}" if warned else "health: no fault"
+        case _:
+            return f"{result.step.value}: done"
+
+
+def _is_unexplained(result: StepResult) -> bool:
+    """Whether the step claims nothing, and has not said why in its own words."""
+    said = any(line.startswith(f"{result.step.value}: ") for line in result.not_covered)
+    return result.verdict is Verdict.FAILED or (result.verdict is Verdict.NOT_COVERED and not said)
+
+
+def _not_claimed_reason(result: StepResult) -> str:
+    if result.step is Step.ON_CHIP and result.verdict is Verdict.NOT_COVERED:
+        return "the device has none"
+    return _NOT_CLAIMED_REASONS[result.verdict]
+
+
+def certify(
+    scrub: ScrubRecord,
+    steps: Iterable[StepResult],
+    record: DeviceRecord,
+    *,
+    identity: NodeIdentity,
+    policy: Policy,
+    certificate_id: str,
+    now: float,
+    rests_on: str | None = None,
+    basis: Basis = Basis.CERTIFICATE,
+) -> Certificate:
+    """The certificate of a path that passed; unused.
+
+    Args:
+        rests_on: for a fast path, the slow-path certificate that it rests on.
+        basis: an exception, if one stands in for a proof of the memory.
+    """
+    done = tuple(steps)
+    covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
+    missing = [line for result in done for line in result.not_covered]
+    missing += [f"{result.step.value}: {_not_claimed_reason(result)}" for result in done if _is_unexplained(result)]
+    ran = {result.step for result in done}
+    for step in Step:
+        if step in ran:
+            continue
+        why = "not part of this path"
+        if step is Step.MEMORY and rests_on is not None and basis is Basis.CERTIFICATE:
+            why = f"proved by {rests_on}, not looked at again"
+        elif step is Step.MEMORY and basis is not Basis.CERTIFICATE:
+            why = f"left as it was, {_EXCEPTION_REASONS.get(basis, f'as the policy lets {basis}')}"
+        missing.append(f"{step.value}: {why}")
+    missing.append(
+        f"use: a process that used the device for less than {MAX_UNDETECTED_SECONDS:g} s may not have been seen"
+    )
+    missing.append("use: a container that the kubelet starts without asking, while the plugin is not registered")
+    return Certificate(
+        id=certificate_id,
+        node=identity.node,
+        boot=identity.boot,
+        driver=identity.driver,
+        device=record.device,
+        sequence=record.certificate_count + 1,
+        previous_grant=record.grant_sequence,
+        path=scrub.path,
+        scrub=scrub.id,
+        covered=covered,
+        not_covered=tuple(missing),
+        policy=policy.name,
+        policy_digest=policy.proof_digest,
+        issued_at=now,
+        rests_on=rests_on if scrub.path is PathKind.FAST and basis not in UNCONDITIONAL_BASES else None,
+    )

@@ -1,0 +1,70 @@
+"""Whether a device works: what a diagnostic measured, against the floors of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from scrubber.domain.evidence import Evidence, Finding, FindingCode, Severity, Step
+
+__all__ = ["CHECK_NAMES", "DiagnosticCheck", "DiagnosticLevel", "diagnostic_findings"]
+
+
+CHECK_NAMES = ("memory-pattern", "matrix-product", "host-to-device", "device-to-host")
+"""What a diagnostic may look at."""
+
+
+class DiagnosticLevel(StrEnum):
+    """How long a diagnostic may take: nothing, 1 s, 10 s, 60 s."""
+
+    NONE = "none"
+    QUICK = "quick"
+    STANDARD = "standard"
+    EXTENDED = "extended"
+
+    @property
+    def seconds(self) -> float:
+        return {"none": 0.0, "quick": 1.0, "standard": 10.0, "extended": 60.0}[self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticCheck:
+    """One thing that a diagnostic looked at.
+
+    Attributes:
+        name: one of :data:`CHECK_NAMES`.
+        errors: results that were wrong.
+        measured: by unit-suffixed names: ``bytes``, ``bytes_per_second``, ``operations_per_second``, ``seconds``.
+    """
+
+    name: str
+    errors: int
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+def diagnostic_findings(
+    checks: Iterable[DiagnosticCheck], model: str, floors: Mapping[str, Mapping[str, float]]
+) -> tuple[Finding, ...]:
+    """What the checks mean for a device of ``model``.
+
+    Args:
+        floors: for a pattern of model names (``*H200*``), the least rate by check: ``matrix-product`` in
+            operations, the others in bytes per second. The first pattern that matches counts.
+    """
+    least = next((rates for pattern, rates in floors.items() if fnmatchcase(model, pattern)), {})
+    found: list[Finding] = []
+    for check in checks:
+        if check.errors:
+            message = f"{check.name}: {check.errors} wrong results."
+            evidence: Evidence = {"check": check.name, "errors": check.errors}
+            found.append(Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, message, evidence))
+        floor = least.get(check.name)
+        rate = check.measured.get("operations_per_second", check.measured.get("bytes_per_second"))
+        if floor is not None and (rate is None or not rate >= floor):
+            said = "nothing was measured" if rate is None else f"{rate:.3g} per second"
+            message = f"{check.name}: {said}, and the policy's floor for {model} is {floor:.3g}."
+            evidence = {"check": check.name, "rate": rate, "floor": floor}
+            found.append(Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_SLOW, Severity.FAULT, message, evidence))
+    return tuple(found)

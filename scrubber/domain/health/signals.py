@@ -1,0 +1,166 @@
+"""From what the driver says to findings, by the table of signals that the device's policy carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scrubber.domain.baseline import Baseline, baseline_differences
+from scrubber.domain.device import Device
+from scrubber.domain.errors import DeviceFault
+from scrubber.domain.evidence import Evidence, Finding, Severity, Step
+from scrubber.domain.health.signal_table import (
+    COMMON_SIGNALS,
+    ERROR_CLASSES,
+    UNKNOWN_CONDITION,
+    ErrorClass,
+    SignalTable,
+)
+from scrubber.domain.policy import Policy
+from scrubber.domain.states import RecoveryMethod
+from scrubber.domain.telemetry import LIFETIME_COUNTERS, Snapshot
+
+__all__ = [
+    "baseline_findings",
+    "expected_settings",
+    "fault_finding",
+    "lifetime_findings",
+    "recovery_method",
+    "settings_differences",
+    "snapshot_findings",
+]
+
+
+def recovery_method(code: str, policy: Policy) -> RecoveryMethod:
+    """How a device that was quarantined for ``code`` can return; for a code in no table only a person knows."""
+    number = policy.signals.errors.parse(code)
+    if number is not None:
+        return ERROR_CLASSES[policy.error_class(number)].recovery_method
+    return policy.signals.classify(code).recovery_method
+
+
+def snapshot_findings(
+    snapshot: Snapshot,
+    policy: Policy,
+    known_counts: Mapping[str, int] | None = None,
+    baseline: Baseline | None = None,
+) -> tuple[Finding, ...]:
+    """What a snapshot means for its device. An absent value is not applicable and makes no finding.
+
+    Args:
+        known_counts: how often each error code had been seen when that was last recorded.
+        baseline: what the device should be; a condition that a person called normal for it is a note.
+    """
+    normal = {} if baseline is None else dict(baseline.conditions)
+    found = [
+        _error(code, times, snapshot, policy, known_counts or {}) for code, times in sorted(snapshot.errors.items())
+    ]
+    if snapshot.ecc_uncorrected:
+        message = f"{snapshot.ecc_uncorrected} uncorrected ECC errors since the driver was loaded."
+        found.append(_found("ecc-uncorrected", message, {"errors": snapshot.ecc_uncorrected}))
+    if snapshot.recovery_action not in (None, "none"):
+        found.append(
+            _found(_recovery_code(str(snapshot.recovery_action)), f"The driver asks for: {snapshot.recovery_action}.")
+        )
+    found += [
+        _condition(policy.signals, code, read, normal.get(code)) for code, read in sorted(snapshot.conditions.items())
+    ]
+    heat = snapshot.temperature_celsius
+    if heat is not None and heat > policy.limits.max_temperature_celsius:
+        message = f"{heat} °C is above the policy's {policy.limits.max_temperature_celsius} °C."
+        found.append(_found("too-hot", message, {"celsius": heat}))
+    return tuple(found)
+
+
+def _found(code: str, message: str, evidence: Evidence | None = None) -> Finding:
+    return Finding(Step.HEALTH, code, COMMON_SIGNALS.classify(code).severity, message, evidence or {})
+
+
+def _error(code: int, times: int, snapshot: Snapshot, policy: Policy, known: Mapping[str, int]) -> Finding:
+    """The driver's own word on what the device needs decides, where there is one; without it the class of the error code does.
+
+    A driver lists an error until the device is reset. One that takes nobody out is news once, and then a note.
+    """
+    errors, kind = policy.signals.errors, policy.error_class(code)
+    name = errors.format(code)
+    severity, before = ERROR_CLASSES[kind].severity, known.get(name, 0)
+    new = times - before if times >= before else times
+    said = f"{errors.name} {code} stands: it {ERROR_CLASSES[kind].message}"
+    if severity is Severity.WARNING and not new:
+        severity, said = Severity.NOTE, f"{said}, and was not seen again"
+    if snapshot.recovery_action is not None and (kind is ErrorClass.CONTEXT or snapshot.recovery_action != "none"):
+        severity, said = Severity.NOTE, f"{said}, and the driver itself asks for: {snapshot.recovery_action}"
+    note = policy.error_notes.get(code)
+    message = f"{said} ({note})." if note else f"{said}."
+    evidence: Evidence = {errors.prefix: code, "class": kind.value, "count": times, "new": new}
+    return Finding(Step.HEALTH, name, severity, message, evidence)
+
+
+def _recovery_code(recovery: str) -> str:
+    """The code for what the driver asks for; what concerns more than this GPU (its fabric, its peers) is a person's."""
+    if "reboot" in recovery:
+        return "recovery-reboot"
+    return "recovery-service" if recovery in ("imex", "drain-p2p") else "recovery-reset"
+
+
+def _condition(table: SignalTable, code: str, read: str, normal: str | None) -> Finding:
+    meaning = table.classify(code)
+    said = f"{code} ({read})" if read else code
+    message = f"{said}: {meaning.message or UNKNOWN_CONDITION.message}."
+    if read == normal and meaning.acceptable:
+        return Finding(Step.HEALTH, code, Severity.NOTE, f"{message} A person called that normal here.", {"read": read})
+    return Finding(Step.HEALTH, code, meaning.severity, message, {"read": read})
+
+
+def baseline_findings(device: Device, baseline: Baseline | None) -> tuple[Finding, ...]:
+    """What of a device as it is described now is not as it should be: one finding, or none."""
+    changed = baseline_differences(device, baseline)
+    if not changed:
+        return ()
+    said = "; ".join(str(each) for each in changed)
+    message = f"It is not what it was: {said}. If that is right: scrubber baseline accept DEVICE --reason …"
+    return (_found("baseline-changed", message, {"changed": " ".join(each.name for each in changed)}),)
+
+
+def lifetime_findings(snapshot: Snapshot, known_counters: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Errors since anybody last looked, by the counters that survive resets and reloads of the driver.
+
+    Args:
+        known_counters: the counters as of the last look that was recorded. One that is new to the record makes a note, and so
+            does one that went down: somebody serviced the device.
+    """
+    found: list[Finding] = []
+    for name in LIFETIME_COUNTERS:
+        now, before = snapshot.counters.get(name), known_counters.get(name)
+        if now is None or now == before:
+            continue
+        code = f"lifetime-{name.replace('_', '-')}"
+        errors, grown = COMMON_SIGNALS.classify(code).message, before is not None and now > before
+        more = f"{now - (before or 0)} more {errors} than were on record ({now})" if grown else f"{now} {errors} so far"
+        kind = COMMON_SIGNALS.classify(code).severity if grown else Severity.NOTE
+        evidence: Evidence = {"counter": name, "value": now}
+        if grown:
+            evidence = {**evidence, "class": "lifetime", "count": now, "new": now - (before or 0)}
+        found.append(Finding(Step.HEALTH, code, kind, f"{more}.", evidence))
+    return tuple(found)
+
+
+def fault_finding(step: Step, fault: DeviceFault) -> Finding:
+    """A device fault that a port raised, as a finding of the step that met it."""
+    return Finding(step, fault.code, Severity.FAULT, str(fault))
+
+
+def expected_settings(snapshot: Snapshot, policy: Policy) -> dict[str, str]:
+    """The policy's values over the driver's defaults, for the settings that the device has.
+
+    Never what was found at first start: that would launder a tenant's change.
+    """
+    wanted = dict(snapshot.defaults)
+    wanted.update({name: value for name, value in policy.settings.items() if name in snapshot.settings})
+    return wanted
+
+
+def settings_differences(snapshot: Snapshot, policy: Policy) -> dict[str, tuple[str | None, str]]:
+    """The settings that are not as wanted: name → (found, wanted)."""
+    wanted = expected_settings(snapshot, policy)
+    found = snapshot.settings
+    return {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}

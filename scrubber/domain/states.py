@@ -1,0 +1,203 @@
+"""The states of a device: hygiene (were its bytes proved clean?) and health (may it be trusted to work?).
+
+Two transition tables; nothing else changes a state. With them the causes of a quarantine, and how a device returns from each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Generic, TypeVar
+
+__all__ = [
+    "ADVERTISED",
+    "HEALTH_TRANSITIONS",
+    "HYGIENE_TRANSITIONS",
+    "OPERATOR_CAUSE",
+    "Cause",
+    "Health",
+    "HealthEvent",
+    "Hygiene",
+    "HygieneEvent",
+    "IllegalTransition",
+    "RecoveryMethod",
+    "TransitionTable",
+]
+
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+
+
+class IllegalTransition(AssertionError):
+    """The code asked for a pair that the table does not hold: a defect of the program, never of its input."""
+
+
+class TransitionTable(Generic[S, E]):
+    """The only way a device changes state."""
+
+    def __init__(self, pairs: Mapping[tuple[S, E], S]) -> None:
+        self._pairs = dict(pairs)
+
+    def __call__(self, state: S, event: E) -> S:
+        """The state after ``event``; raises :class:`IllegalTransition` for a pair the table does not hold."""
+        try:
+            return self._pairs[state, event]
+        except KeyError:
+            raise IllegalTransition(f"{event.value} cannot happen to a device that is {state.value}") from None
+
+    def allows(self, state: S, event: E) -> bool:
+        """Whether the table holds the pair."""
+        return (state, event) in self._pairs
+
+    def __iter__(self) -> Iterator[tuple[S, E, S]]:
+        """Every row: state, event, next state."""
+        return iter((state, event, after) for (state, event), after in self._pairs.items())
+
+
+class Hygiene(StrEnum):
+    """Unknown is dirty: there is no fifth state."""
+
+    DIRTY = "dirty"
+    SCRUBBING = "scrubbing"
+    CLEAN = "clean"
+    IN_USE = "in-use"
+
+
+class HygieneEvent(StrEnum):
+    """Everything that can happen to a device's hygiene."""
+
+    SERVICE_STARTED = "service-started"
+    ADOPTED = "adopted"
+    SCRUB_STARTED = "scrub-started"
+    SCRUB_PASSED = "scrub-passed"
+    SCRUB_ENDED = "scrub-ended"
+    GRANTED = "granted"
+    RELEASED = "released"
+    CERTIFICATE_VOIDED = "touched"
+
+
+HYGIENE_TRANSITIONS: TransitionTable[Hygiene, HygieneEvent] = TransitionTable(
+    {
+        # Whatever happened while nobody watched makes a device dirty; one that a pod has stays that pod's.
+        (Hygiene.DIRTY, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
+        (Hygiene.SCRUBBING, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
+        (Hygiene.CLEAN, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
+        (Hygiene.IN_USE, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
+        (Hygiene.DIRTY, HygieneEvent.ADOPTED): Hygiene.IN_USE,
+        # A container that the kubelet started without asking, beside one that it asked about.
+        (Hygiene.IN_USE, HygieneEvent.ADOPTED): Hygiene.IN_USE,
+        (Hygiene.DIRTY, HygieneEvent.SCRUB_STARTED): Hygiene.SCRUBBING,
+        (Hygiene.CLEAN, HygieneEvent.SCRUB_STARTED): Hygiene.SCRUBBING,
+        (Hygiene.SCRUBBING, HygieneEvent.SCRUB_PASSED): Hygiene.CLEAN,
+        # Failed, refused, abandoned, timed out: all the same to the bytes.
+        (Hygiene.SCRUBBING, HygieneEvent.SCRUB_ENDED): Hygiene.DIRTY,
+        (Hygiene.CLEAN, HygieneEvent.GRANTED): Hygiene.IN_USE,
+        # By a named exception of the policy only (same container on checks, observe mode): see ``scrubber.domain.handover``.
+        (Hygiene.DIRTY, HygieneEvent.GRANTED): Hygiene.IN_USE,
+        (Hygiene.IN_USE, HygieneEvent.GRANTED): Hygiene.IN_USE,
+        (Hygiene.IN_USE, HygieneEvent.RELEASED): Hygiene.DIRTY,
+        (Hygiene.CLEAN, HygieneEvent.CERTIFICATE_VOIDED): Hygiene.DIRTY,
+        (Hygiene.DIRTY, HygieneEvent.CERTIFICATE_VOIDED): Hygiene.DIRTY,
+        (Hygiene.SCRUBBING, HygieneEvent.CERTIFICATE_VOIDED): Hygiene.DIRTY,
+    }
+)
+
+
+class Health(StrEnum):
+    """The life of a device's trustworthiness."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    QUARANTINED = "quarantined"
+    RECOVERING = "recovering"
+    PROBATION = "probation"
+    CONDEMNED = "condemned"
+
+
+ADVERTISED = frozenset({Health.HEALTHY, Health.SUSPECT})
+"""Only these are shown to the kubelet as ``Healthy``: a device on probation has not earned its way back yet."""
+
+
+class HealthEvent(StrEnum):
+    """Everything that can happen to a device's health."""
+
+    SOFT_SIGNAL = "soft-signal"
+    SIGNALS_ENDED = "calm"
+    FAULT = "fault"
+    QUARANTINED_BY_OPERATOR = "ordered-out"
+    RECOVERY_STARTED = "recovery-started"
+    RECOVERY_FAILED = "recovery-failed"
+    RECOVERED = "recovered"
+    PROBATION_PASSED = "earned"
+    ATTEMPTS_EXHAUSTED = "exhausted"
+    RELEASED_BY_OPERATOR = "released-by-person"
+
+
+HEALTH_TRANSITIONS: TransitionTable[Health, HealthEvent] = TransitionTable(
+    {
+        (Health.HEALTHY, HealthEvent.SOFT_SIGNAL): Health.SUSPECT,
+        (Health.SUSPECT, HealthEvent.SOFT_SIGNAL): Health.SUSPECT,
+        (Health.SUSPECT, HealthEvent.SIGNALS_ENDED): Health.HEALTHY,
+        **{(state, HealthEvent.FAULT): Health.QUARANTINED for state in Health if state is not Health.CONDEMNED},
+        **{(state, HealthEvent.QUARANTINED_BY_OPERATOR): Health.QUARANTINED for state in Health},
+        **{(state, HealthEvent.ATTEMPTS_EXHAUSTED): Health.CONDEMNED for state in Health},
+        (Health.QUARANTINED, HealthEvent.RECOVERY_STARTED): Health.RECOVERING,
+        (Health.RECOVERING, HealthEvent.RECOVERY_FAILED): Health.QUARANTINED,
+        (Health.RECOVERING, HealthEvent.RECOVERED): Health.PROBATION,
+        (Health.PROBATION, HealthEvent.PROBATION_PASSED): Health.HEALTHY,
+        (Health.QUARANTINED, HealthEvent.RELEASED_BY_OPERATOR): Health.PROBATION,
+        (Health.CONDEMNED, HealthEvent.RELEASED_BY_OPERATOR): Health.PROBATION,
+    }
+)
+
+
+class RecoveryMethod(StrEnum):
+    """How a quarantined device can earn its way back."""
+
+    SCRUB = "scrub"
+    RESET = "reset"
+    WAIT = "wait"
+    REBOOT = "reboot"
+    OPERATOR = "person"
+
+
+_RECOVERY_MESSAGES = {
+    RecoveryMethod.SCRUB: "It is scrubbed again after a pause and returns after its probation.",
+    RecoveryMethod.RESET: "It is reset and scrubbed once it is free, and returns after its probation.",
+    RecoveryMethod.WAIT: "It is tried again once the condition has ended.",
+    RecoveryMethod.REBOOT: "It needs a reboot of the node.",
+    RecoveryMethod.OPERATOR: "Only a person can release it: scrubber unquarantine DEVICE --reason …",
+}
+
+
+OPERATOR_CAUSE: Final = "operator"
+"""The code of the cause when an operator takes a device out of service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a device is out of service.
+
+    Attributes:
+        code: stable word: an error code, ``verification-failed``, ``driver-stuck``, or :data:`OPERATOR_CAUSE`.
+        message: for the operator; the ledger and the CLI show it.
+        recovery_method: how it can return.
+        since: wall-clock seconds.
+        actor: ``"service"``, or ``"uid:1000"`` for a person. What a person quarantined only a person releases.
+    """
+
+    code: str
+    message: str
+    recovery_method: RecoveryMethod
+    since: float
+    actor: str = "service"
+
+    @property
+    def by_operator(self) -> bool:
+        return self.actor != "service"
+
+    @property
+    def recovery_message(self) -> str:
+        """What has to happen before the device comes back."""
+        return _RECOVERY_MESSAGES[self.recovery_method]

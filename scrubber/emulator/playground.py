@@ -1,0 +1,328 @@
+"""The stage of the demo and of the integration tests: a simulated node, an emulated kubelet, and our two daemons.
+
+Promise: the daemons are the shipped ones, started by their commands as an operator starts them; whatever was started is
+ended when the stage is closed, also after a failure, and nothing but its own directories is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.client import ReadClient
+from scrubber.domain.errors import NotReady, Unavailable
+from scrubber.emulator import markers
+from scrubber.emulator.cgroups import writable_cgroup_parent
+from scrubber.emulator.kubelet import Kubelet
+from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodSpec, RestartPolicy
+from scrubber.emulator.timings import KubeletTimings
+
+__all__ = [
+    "RESOURCE",
+    "CompletedCommand",
+    "Daemon",
+    "Playground",
+    "fast_kubelet_timings",
+    "gpu_pod_spec",
+    "tenant_argv",
+]
+
+RESOURCE = "scrubber.dev/gpu"
+
+
+def fast_kubelet_timings(factor: float = 0.1) -> KubeletTimings:
+    """A kubelet on a faster clock that gives nothing up sooner than the real one: a machine under load is no fault."""
+    real = KubeletTimings()
+    return replace(
+        real.scaled(factor),
+        dial_back=real.dial_back,
+        watcher_get_info=real.watcher_get_info,
+        watcher_notify=real.watcher_notify,
+        pre_start_deadline=real.pre_start_deadline,
+        termination_grace=2.0,
+        sandbox_setup=0.05,
+    )
+
+
+def tenant_argv(*options: str) -> tuple[str, ...]:
+    """The command of a container that runs the simulated tenant: ``scrubber sim tenant OPTIONS``."""
+    return (sys.executable, "-m", "scrubber.adapters.sim.tenant", *options)
+
+
+def gpu_pod_spec(
+    name: str,
+    namespace: str,
+    argv: Sequence[str],
+    *,
+    gpus: int = 1,
+    restart: RestartPolicy = RestartPolicy.NEVER,
+    leave_children: bool = False,
+) -> PodSpec:
+    """A pod of one container ``main`` that asks for ``gpus`` devices."""
+    main = ContainerSpec("main", argv, {RESOURCE: gpus}, restart=restart)
+    return PodSpec(name, namespace, [main], leave_children=leave_children)
+
+
+async def _start_module(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, **options)
+
+
+start_module: Callable[..., Awaitable[asyncio.subprocess.Process]] = _start_module
+"""Starts ``python -m MODULE ARGUMENTS`` with the options of :func:`asyncio.create_subprocess_exec`; replaceable."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCommand:
+    """A run of the ``scrubber`` command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One daemon process. Its log goes to a file, so that a failure can be read afterwards.
+
+    Attributes:
+        program: the module that is run, and words of its own before ``arguments``.
+    """
+
+    arguments: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = ("scrubber.cli.main",)
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the daemon was not started"
+        return self.process.pid
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await start_module(
+                *self.program,
+                *self.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
+
+    async def kill(self) -> None:
+        """``kill -9``, and wait until it is gone."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    async def stop(self, timeout: float = 10.0) -> int:
+        """SIGTERM, then the exit status; killed when it takes longer than ``timeout`` seconds."""
+        assert self.process is not None, "the daemon was not started"
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(timeout):
+                    await self.process.wait()
+            except TimeoutError:
+                await self.kill()
+        return self.process.returncode or 0
+
+
+class Playground:
+    """Everything in one short-lived place.
+
+    Args:
+        directory: where to put it all; a temporary directory when None, removed at the end unless ``keep``.
+        memory: bytes of each simulated device, as ``scrubber sim create --memory`` takes them.
+        policy: name or file.
+        watch_interval: of the service, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path | None = None,
+        keep: bool = False,
+        devices: int = 4,
+        memory: str = "256MiB",
+        policy: str = "default",
+        timings: KubeletTimings | None = None,
+        watch_interval: float = 0.2,
+        registration: str = "auto",
+    ) -> None:
+        self._keep = keep or directory is not None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="scrubber-", dir="/tmp"))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._devices, self._memory = devices, memory
+        # Memory files belong on tmpfs: on a disk, clearing them would measure the disk.
+        shm = Path("/dev/shm")
+        self.sim_dir = Path(tempfile.mkdtemp(prefix="simgpu-", dir=shm if os.access(shm, os.W_OK) else self.directory))
+        self.socket_dir = self.directory / "run"
+        self.cgroup_parent = writable_cgroup_parent()
+        self.kubelet = Kubelet(
+            self.directory / "k", timings=timings or fast_kubelet_timings(), cgroup_parent=self.cgroup_parent
+        )
+        service = [
+            "serve",
+            *("--backend", "sim", "--sim-dir", str(self.sim_dir), "--state-dir", str(self.directory / "state")),
+            *("--socket", str(self.socket_dir), "--policy", policy, "--kubelet-dir", str(self.kubelet.root)),
+            *("--pod-resources-socket", str(self.kubelet.pod_resources_socket)),
+            *("--pod-logs-dir", str(self.kubelet.pod_logs), "--metrics-address", "off"),
+            *("--watch-interval", f"{watch_interval}s", "--list-settle", "2s", "--log-format", "json"),
+        ]
+        if self.cgroup_parent is not None:
+            service += ["--cgroup-root", str(self.cgroup_parent)]
+        self.service = Daemon(service, self.directory / "service.log")
+        plugin = [
+            "plugin",
+            *("--kubelet-dir", str(self.kubelet.root), "--socket", str(self.socket_dir)),
+            *("--resource-name", RESOURCE, "--registration", registration, "--log-format", "json"),
+            *("--metrics-address", "off"),
+        ]
+        self.plugin = Daemon(plugin, self.directory / "plugin.log")
+        self.read_client = ReadClient(self.socket_dir)
+
+    async def __aenter__(self) -> Self:
+        try:
+            created = await self.run_command(
+                "sim", "create", "--dir", str(self.sim_dir), "--devices", str(self._devices), "--memory", self._memory
+            )
+            if created.returncode != 0:
+                raise RuntimeError(f"the simulated node could not be made: {created.stderr}")
+            await self.kubelet.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the daemons, the kubelet and its containers; remove what is not to be kept."""
+        await self.read_client.close()
+        for daemon in (self.plugin, self.service):
+            if daemon.process is not None:
+                await daemon.stop()
+        await self.kubelet.close()
+        shutil.rmtree(self.sim_dir, ignore_errors=True)
+        if not self._keep:
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove logs and ledger too."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    @staticmethod
+    def child_processes(daemon: Daemon) -> dict[int, int]:
+        """PID → start time (clock ticks since boot) of each child process of ``daemon``."""
+        pids: list[int] = []
+        for task in Path(f"/proc/{daemon.pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has just ended
+                pids += [int(each) for each in (task / "children").read_bytes().split(b" ") if each]
+        return {pid: started for pid in pids if (started := _start_time(pid)) is not None}
+
+    async def wait_for_eraser(self, daemon: Daemon, timeout: float) -> dict[int, int]:
+        """Wait for a child of ``daemon`` that clears a device; its PID → start time."""
+        async with asyncio.timeout(timeout):
+            while True:
+                for pid, started in self.child_processes(daemon).items():
+                    with suppress(OSError):  # a child that has just ended
+                        if b"eraser" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                            return {pid: started}
+                await asyncio.sleep(0.01)
+
+    @staticmethod
+    def running_processes(processes: Mapping[int, int]) -> list[int]:
+        """Those of ``processes`` (PID → start time) that still run."""
+        return [pid for pid, started in processes.items() if _start_time(pid) == started]
+
+    def device_files(self) -> list[Path]:
+        """The description of each whole simulated device."""
+        return sorted((self.sim_dir / "devices").glob("*/device.json"))
+
+    def pod_processes(self, pod: EmulatedPod) -> list[int]:
+        """PIDs of the living processes of a pod's containers, its sandbox not among them."""
+        return [pid for name in pod.records for pid in markers.marked_processes({pod.uid}, name)]
+
+    async def run_command(self, *arguments: str, timeout: float = 60.0) -> CompletedCommand:
+        """Run ``scrubber ARGUMENTS``, as an operator would, with the stage's socket directory set.
+
+        However this ends, its process has ended before: none goes on making what :meth:`close` removes.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout`` seconds, and was killed.
+        """
+        process = await start_module(
+            "scrubber.cli.main",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "SCRUBBER_SOCKET": str(self.socket_dir), "NO_COLOR": "1"},
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                # Not wait(): that does not return while output which nobody reads keeps its pipe from ending.
+                await process.communicate()
+        return CompletedCommand(process.returncode or 0, out.decode(), err.decode())
+
+    async def start_daemons(self, timeout: float = 20.0) -> None:
+        """Start both, and wait until the kubelet has all devices of a service that has looked at each of them."""
+        await self.service.start()
+        await self.plugin.start()
+        await self.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == self._devices, timeout)
+
+    async def wait_for_devices(
+        self, condition: Callable[[Sequence[pb.Device]], bool], timeout: float
+    ) -> Sequence[pb.Device]:
+        """Wait until ``condition`` holds of the service's devices; the service may come and go meanwhile.
+
+        Raises:
+            TimeoutError: it did not within ``timeout`` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    async for news in self.read_client.watch_devices():
+                        if condition(news.devices):
+                            return news.devices
+                except (Unavailable, NotReady):
+                    await self.read_client.close()
+                    await asyncio.sleep(0.05)
+
+    async def wait_until_clean(self, timeout: float = 20.0) -> Sequence[pb.Device]:
+        """Wait until every device is healthy and either clean or in use."""
+        return await self.wait_for_devices(
+            lambda devices: (
+                len(devices) == self._devices and all(each.state in ("clean", "in-use") for each in devices)
+            ),
+            timeout,
+        )
+
+
+def _start_time(pid: int) -> int | None:
+    """Start time of a living process; None for one that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split(b" ")
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else int(fields[19])

@@ -1,0 +1,206 @@
+"""Use of devices, watched: who has one without a grant is found, told of, and met as the policy says.
+
+A grant says who may use a device; the driver says who does. Nothing keeps a privileged pod or a process of the node from
+opening one, so what cannot be prevented is noticed: the certificate is void, and the device is nobody's alone any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from scrubber.domain.assignment import KubeletReading, Trust, presumed_sandbox
+from scrubber.domain.errors import Unreadable
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
+from scrubber.domain.policy import Enforcement, Policy, UnauthorizedUseAction
+from scrubber.domain.states import Hygiene
+from scrubber.domain.telemetry import Holder, HolderKind
+from scrubber.domain.usage import UseKind, classify_use
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.device.controller import DeviceController
+from scrubber.engine.loops.pods import run_check
+from scrubber.engine.node import Node
+from scrubber.ports.record import Event
+
+__all__ = ["check_use", "watch_use"]
+
+_RECHECK_DELAY = 0.1
+"""Seconds after which a stranger is looked at once more: a process that is just being executed shows no pod for a moment."""
+
+_MAX_SHOWN = 8
+"""Strangers of one device that are shown: there may be any number."""
+
+_MIN_INTERVAL_SHARE = 0.1
+"""The shortest pause between two looks, as a share of the longest."""
+
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    """A process that uses a device otherwise than by a grant; ``pod`` is its UID, None for a process of no pod."""
+
+    holder: Holder
+    pod: str | None
+    use: UseKind
+
+    @property
+    def owner(self) -> str:
+        return self.pod or "node"
+
+    @property
+    def message(self) -> str:
+        who = f"pod {self.pod}" if self.pod is not None else "no pod"
+        return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) of {who} uses it without a grant."
+
+
+async def watch_use(
+    node: Node, *, dependencies: Dependencies, interval: float, random_fraction: Callable[[], float]
+) -> None:
+    """Look at who uses each device, at random moments at most ``interval`` seconds apart. It waits for no kubelet.
+
+    At regular moments a process could use a device between two looks for as long as it wants and never be seen.
+
+    Args:
+        random_fraction: returns a random number from 0 to 1, which no process of a tenant can predict.
+    """
+    looking: dict[str, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as group:
+        while True:
+            # A look that takes long, because somebody does not die, must cost no other device its certificate.
+            looking = {device: task for device, task in looking.items() if not task.done()}
+            for device, controller in node.devices.controllers.items():
+                controller.occupancy.coverage.heartbeat()
+                if device not in looking:
+                    look = run_check(controller, partial(check_use, controller, dependencies=dependencies))
+                    looking[device] = group.create_task(look, name=f"use {device}")
+            await dependencies.clock.sleep(
+                interval * (_MIN_INTERVAL_SHARE + (1.0 - _MIN_INTERVAL_SHARE) * random_fraction())
+            )
+
+
+async def check_use(controller: DeviceController, *, dependencies: Dependencies) -> None:
+    """One look at one device. While it is scrubbed nobody is asked: the question breaks an eraser's fence."""
+    if controller.state.job is not None:
+        return
+    seen = controller.state.record
+    held = await controller.occupancy.is_held()
+    await controller.occupancy.void_after_gap()
+    if not held:
+        controller.occupancy.set_unauthorized_users(())
+        return
+    if controller.state.record.hygiene is Hygiene.CLEAN:
+        await controller.occupancy.void_certificate(seen)
+    suspects = await _suspects(controller, dependencies)
+    if not suspects:
+        controller.occupancy.set_unauthorized_users(())
+        return
+    await dependencies.clock.sleep(_RECHECK_DELAY)
+    again = await _suspects(controller, dependencies)
+    found = [each for identity, each in again.items() if _confirmed(identity, each, suspects)]
+    controller.occupancy.set_unauthorized_users(
+        tuple(sorted(each.message for each in found if each.use is UseKind.UNAUTHORIZED))[:_MAX_SHOWN]
+    )
+    for use in (UseKind.STARTED_WITHOUT_HAND_OVER, UseKind.UNAUTHORIZED):
+        such = [each for each in found if each.use is use]
+        if use is UseKind.STARTED_WITHOUT_HAND_OVER:
+            await _adopt_ungated(controller, such, dependencies)
+        else:
+            await _handle_unauthorized(controller, such, dependencies)
+
+
+def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
+    """Whether the look before showed the same. It need not be the same process of a pod: they can take turns."""
+    if user.pod is None:
+        return identity in suspects and suspects[identity].pod is None
+    return any((each.pod, each.use) == (user.pod, user.use) for each in suspects.values())
+
+
+async def _suspects(controller: DeviceController, dependencies: Dependencies) -> dict[Identity, _User]:
+    """Who uses the device now and was granted nothing."""
+    if controller.state.job is not None:
+        return {}
+    asked = dependencies.clock.wall()
+    users = await dependencies.holders.list_users(controller.state.device)
+    pods = {
+        user: await dependencies.containers.pod_uid_of(user.pid)
+        for user in users
+        if user.pid and user.kind is not HolderKind.INFRASTRUCTURE
+    }
+    # The grants of this moment: one that came while the processes were asked for is theirs, if it is.
+    record, reading = controller.state.record, controller.pods.reading
+    found = {}
+    for user, uid in pods.items():
+        use = classify_use(uid, record.device, record.open_grants, reading)
+        if use is UseKind.GRANTED and uid is not None:
+            controller.pods.note_use(record.device, uid, asked)
+        if use in (UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER):
+            found[user.identity] = _User(user, uid, use)
+    return found
+
+
+async def _adopt_ungated(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
+    """The kubelet started a container without asking, as it does between its own start and our registration."""
+    for user in users:
+        named = controller.pods.reading.all_assignments(controller.id)
+        assignment = next((each for each in named if each.pod.uid == user.pod), None)
+        if assignment is None or any(grant.pod == assignment.pod for grant in controller.state.record.open_grants):
+            continue
+        if controller.state.job is not None or controller.state.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
+            continue
+        try:
+            baseline = presumed_sandbox(await dependencies.containers.processes(assignment.pod), held=True)
+        except Unreadable:
+            baseline = ()
+        message = (
+            f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
+            "what an earlier tenant left. The device is scrubbed when the pod is over."
+        )
+        await controller.occupancy.void_for_unauthorized_use(_event(controller, user, message, dependencies))
+        await controller.occupancy.adopt(assignment, baseline)
+
+
+async def _handle_unauthorized(
+    controller: DeviceController, users: Iterable[_User], dependencies: Dependencies
+) -> None:
+    policy = controller.state.policy
+    for user in users:
+        device, findings = controller.id, _faults(user, policy, controller.pods.reading)
+        # What was proved is void at once, whether or not the like of it was told within the minute.
+        news = controller.occupancy.unauthorized_use.should_report(user.owner)
+        if news or not controller.state.record.contaminated or (findings and controller.state.record.advertised):
+            await controller.occupancy.void_for_unauthorized_use(
+                _event(controller, user, user.message, dependencies), findings
+            )
+        grants, reading = controller.state.record.open_grants, controller.pods.reading
+        if await controller.occupancy.unauthorized_use.handle(
+            user.holder, user.pod, grants, reading=reading, policy=policy
+        ):
+            fields = {"pid": user.holder.pid, "pod_uid": user.pod}
+            await controller.occupancy.void_for_unauthorized_use(
+                Event("stranger.ended", dependencies.clock.wall(), device, fields=fields)
+            )
+
+
+def _faults(user: _User, policy: Policy, reading: KubeletReading) -> tuple[Finding, ...]:
+    """What the policy makes of the use. A pod that may have been given the device takes it out of nobody's service."""
+    if policy.unauthorized_use is not UnauthorizedUseAction.QUARANTINE or policy.enforcement is not Enforcement.ENFORCE:
+        return ()
+    if user.pod is not None and reading.trust is not Trust.TRUSTED:
+        return ()
+    message = "It was used by somebody to whom it was not granted."
+    return (Finding(Step.HOLDERS, FindingCode.UNAUTHORIZED_USE, Severity.FAULT, message),)
+
+
+def _event(controller: DeviceController, user: _User, message: str, dependencies: Dependencies) -> Event:
+    fields: dict[str, str | int | float | bool | None] = {
+        "use": user.use.value,
+        "pid": user.holder.pid,
+        "command": user.holder.command,
+        "pod_uid": user.pod,
+        "state": controller.state.record.state,
+        "sentence": message,
+    }
+    return Event("use.ungranted", dependencies.clock.wall(), controller.id, fields=fields)

@@ -1,0 +1,62 @@
+"""What a step gets: the device, its record as of the start, the rules, the engine's dependencies, and where progress goes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from scrubber.domain.assignment import Pod
+from scrubber.domain.device import Device
+from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.pods import PodLiveness
+from scrubber.domain.policy import Policy, ScrubPlan
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.telemetry import Snapshot
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.pods import PodTracker
+from scrubber.engine.unauthorized_use import UnauthorizedUseTracker
+from scrubber.ports.device import EraseProgress, EraseReport
+
+__all__ = ["ScrubContext"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubContext:
+    """One scrub's context.
+
+    Attributes:
+        pod_liveness: where the pod of each open grant stands now.
+        unauthorized_use: what was seen of unauthorized use of the device.
+        eraser_slot: holds one of the node's eraser slots while it is open; checks need none.
+        progress: receives how far the eraser is.
+        keep_out_of_use: keeps other devices, by id, out of use while it is open; raises ``DeviceBusy`` when one is in use.
+        starting_pod: the pod for whose start the device is scrubbed; None when it is nobody's.
+        erase_reports: what the eraser reported, for the steps that judge parts of it.
+    """
+
+    scrub: str
+    device: Device
+    record: DeviceRecord
+    plan: ScrubPlan
+    policy: Policy
+    dependencies: Dependencies
+    pods: PodTracker
+    pod_liveness: Callable[[], Awaitable[list[tuple[Grant, PodLiveness]]]]
+    unauthorized_use: UnauthorizedUseTracker
+    keep_out_of_use: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
+    eraser_slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    progress: Callable[[EraseProgress], None] = lambda _: None
+    starting_pod: Pod | None = None
+    erase_reports: list[EraseReport] = field(default_factory=list)
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+
+    async def shared_snapshot(self) -> Snapshot:
+        """The same batch of answers for every check of a fast path; raises what the telemetry port raises."""
+        if self.device.id not in self.snapshots:
+            self.snapshots[self.device.id] = await self.dependencies.telemetry.snapshot(self.device)
+        return self.snapshots[self.device.id]
+
+    def blocking_finding(self, step: Step, code: str, message: str) -> Finding:
+        """A finding that leaves the device dirty without blaming it."""
+        return Finding(step, code, Severity.BLOCKING, message)

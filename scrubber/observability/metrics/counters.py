@@ -1,0 +1,282 @@
+"""What happened, counted and timed from events and from the records of scrubs: hand-overs, quarantines, scrubs.
+
+How a scrub ended is counted by its event, as the audit log has it. What its steps did is taken from its record; the checks of a
+hand-over's fast path are steps as well, of a record that has no such event.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Histogram
+
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.evidence import (
+    FindingCode,
+    Outcome,
+    PathKind,
+    ScrubRecord,
+    ScrubTrigger,
+    Severity,
+    Step,
+    StepResult,
+    Verdict,
+)
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.states import OPERATOR_CAUSE
+from scrubber.observability.metrics.labels import (
+    BUCKETS,
+    OTHER,
+    REFUSAL_CODES,
+    KnownCodes,
+    bounded_label,
+    non_negative_number,
+    numeric_field,
+    scrub_exemplar,
+)
+from scrubber.observability.metrics.page import MetricsPage
+from scrubber.ports.record import Event
+
+__all__ = ["MAX_TENANTS", "HandoverMetrics", "QuarantineMetrics", "ScrubMetrics"]
+
+_KINDS = frozenset(HandOverKind)
+_PATHS = frozenset(PathKind)
+_NO_PATH: Final = "none"
+_GRANTED: Final = "granted"
+
+_WAIT_BUCKETS = tuple(sorted((*BUCKETS, 15, 20, 25)))
+"""A start waits for 25 s at most: without bounds in between 11 s and 24 s would read the same."""
+
+
+class HandoverMetrics:
+    """The metrics of hand-overs."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self._handovers = Counter(
+            "scrubber_handovers",
+            "Hand-overs that were answered: granted, or the code of the refusal.",
+            ("kind", "path", "outcome"),
+            registry=page.library_registry,
+        )
+        self._duration = Histogram(
+            "scrubber_handover_duration_seconds",
+            "How long a container start waited for each device: until the grant, or until the refusal.",
+            ("path", "outcome"),
+            buckets=_WAIT_BUCKETS,
+            registry=page.library_registry,
+        )
+        for path in PathKind:
+            self._duration.labels(path.value, _GRANTED)
+            for kind in HandOverKind:
+                self._handovers.labels(kind.value, path.value, _GRANTED)
+        for code in sorted(REFUSAL_CODES):
+            self._handovers.labels(HandOverKind.UNKNOWN.value, _NO_PATH, code)
+
+    def on_granted(self, event: Event) -> None:
+        kind = bounded_label(_KINDS, event.fields.get("kind"), HandOverKind.UNKNOWN.value)
+        self._count_result(kind, bounded_label(_PATHS, event.fields.get("path"), _NO_PATH), _GRANTED, event)
+
+    def on_refused(self, event: Event) -> None:
+        """A refusal has neither kind nor path: it may come before either is known."""
+        self._count_result(
+            HandOverKind.UNKNOWN.value, _NO_PATH, bounded_label(REFUSAL_CODES, event.fields.get("code")), event
+        )
+
+    def _count_result(self, kind: str, path: str, outcome: str, event: Event) -> None:
+        self._handovers.labels(kind, path, outcome).inc()
+        seconds = numeric_field(event, "seconds")
+        if seconds is not None:
+            self._duration.labels(path, outcome).observe(seconds)
+
+
+MAX_TENANTS: Final = 64
+"""Tenants that are counted by name in the life of one service: each is a series, and namespaces come and go."""
+_MAX_UNBLAMED_TENANTS: Final = 32
+"""Tenants that have a series, at 0, from their first grant: the first quarantine of a tenant is seen as a step then. The rest
+of the names is kept for those who cause one."""
+
+_USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
+
+
+class QuarantineMetrics:
+    """The metrics of what went wrong."""
+
+    def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
+        self._codes = codes
+        self._quarantines = Counter(
+            "scrubber_quarantines", "Devices taken out of service.", ("cause_class",), registry=page.library_registry
+        )
+        self._unauthorized_uses = Counter(
+            "scrubber_ungranted_uses",
+            "Uses of devices without a grant: of a stranger, unannounced by the kubelet, assigned by another plugin.",
+            ("use",),
+            registry=page.library_registry,
+        )
+        self._by_tenant = Counter(
+            "scrubber_tenant_quarantines",
+            "Devices taken out of service while one tenant had them, by tenant.",
+            ("tenant_namespace",),
+            registry=page.library_registry,
+        )
+        self._tenants: set[str] = set()
+        for cause in sorted(codes.causes | {OTHER}):
+            self._quarantines.labels(cause)
+        for use in sorted(_USES | {OTHER}):
+            self._unauthorized_uses.labels(use)
+
+    def on_quarantined(self, event: Event) -> None:
+        """A person's quarantine is counted by :meth:`on_operator_quarantine` alone."""
+        if event.fields.get("cause") != OPERATOR_CAUSE:
+            self._quarantines.labels(self._codes.cause_class(event.fields.get("cause"))).inc()
+            self.on_tenant_blamed(event)
+
+    def on_operator_quarantine(self, event: Event) -> None:
+        self._quarantines.labels(OPERATOR_CAUSE).inc()
+
+    def on_granted(self, event: Event) -> None:
+        tenant = _tenant(event)
+        if tenant and len(self._tenants) < _MAX_UNBLAMED_TENANTS:
+            self._tenants.add(tenant)
+            self._by_tenant.labels(tenant)
+
+    def on_tenant_blamed(self, event: Event) -> None:
+        tenant = _tenant(event)
+        if not tenant:
+            return
+        if len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(tenant)
+        self._by_tenant.labels(tenant if tenant in self._tenants else OTHER).inc()
+
+    def on_unauthorized_use(self, event: Event) -> None:
+        self._unauthorized_uses.labels(bounded_label(_USES, event.fields.get("use"))).inc()
+
+
+def _tenant(event: Event) -> str:
+    tenant = event.fields.get("tenant_namespace")
+    return tenant.encode(errors="replace").decode() if isinstance(tenant, str) else ""
+
+
+_PATHS = frozenset(PathKind)
+_TRIGGERS = frozenset(ScrubTrigger)
+_OUTCOMES = frozenset(Outcome)
+
+_KILLED_BY_EVENT: Final = {
+    "leftover.ended": "process",
+    "leftover.pod-ended": "pod",
+    "stranger.ended": "stranger",
+    "eraser.orphan": "eraser",
+}
+"""Event → what was ended."""
+
+_METHODS: Final = {"the simulated": "sim", "nvidia-smi": "nvidia-smi"}
+"""By how the words of a plan begin."""
+_RESETS: frozenset[str] = frozenset(
+    {
+        "ok",
+        FindingCode.RESET_FAILED,
+        FindingCode.RESET_UNAVAILABLE,
+        FindingCode.DEVICE_BUSY,
+        FindingCode.SCRUB_TIMEOUT,
+        ErrorCode.UNAVAILABLE,
+    }
+)
+
+
+class ScrubMetrics:
+    """The metrics of scrubs."""
+
+    def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
+        self._codes = codes
+        counted = page.library_registry
+        labels = ("path", "occasion", "outcome")
+        self._scrubs = Counter("scrubber_scrubs", "Scrubs that ended.", labels, registry=counted)
+        self._duration = Histogram(
+            "scrubber_scrub_duration_seconds", "How long scrubs took.", labels, buckets=BUCKETS, registry=counted
+        )
+        self._steps = Histogram(
+            "scrubber_step_duration_seconds",
+            "How long steps of scrubs took, those of a hand-over's fast path among them.",
+            ("step", "path", "verdict"),
+            buckets=BUCKETS,
+            registry=counted,
+        )
+        self._findings = Counter(
+            "scrubber_findings",
+            "What steps of scrubs found, by code; all XIDs are one code.",
+            ("step", "severity", "code"),
+            registry=counted,
+        )
+        self._cleared = Counter("scrubber_cleared_bytes", "Bytes of memory that scrubs cleared.", registry=counted)
+        self._verified = Counter(
+            "scrubber_verified_bytes", "Bytes of memory that scrubs read back and found clear.", registry=counted
+        )
+        self._residue = Counter(
+            "scrubber_residue_bytes",
+            "Bytes of earlier tenants that audits found and scrubs cleared.",
+            registry=counted,
+        )
+        self._unexplained = Counter(
+            "scrubber_unexplained_residue_bytes",
+            "Residue on devices that were proved clean and that nobody was granted since.",
+            registry=counted,
+        )
+        self._leftovers = Counter(
+            "scrubber_leftovers_ended",
+            "What outlived its pod, its scrub or its right and was ended: processes, whole pods, strangers, erasers.",
+            ("act",),
+            registry=counted,
+        )
+        self._resets = Counter(
+            "scrubber_resets", "Resets that were part of a scrub.", ("method", "outcome"), registry=counted
+        )
+        for path in PathKind:
+            for occasion in ScrubTrigger:
+                for outcome in Outcome:
+                    self._scrubs.labels(path.value, occasion.value, outcome.value)
+        for finding in sorted(codes.findings):
+            self._findings.labels(*map(str, finding))
+        for act in _KILLED_BY_EVENT.values():
+            self._leftovers.labels(act)
+        for method in (*_METHODS.values(), OTHER):
+            for came_of_it in sorted(_RESETS | {OTHER}):
+                self._resets.labels(method, came_of_it)
+
+    def on_finished(self, event: Event) -> None:
+        labels = (
+            bounded_label(_PATHS, event.fields.get("path")),
+            bounded_label(_TRIGGERS, event.fields.get("occasion")),
+            bounded_label(_OUTCOMES, event.fields.get("outcome")),
+        )
+        self._scrubs.labels(*labels).inc()
+        self._residue.inc(numeric_field(event, "residue_bytes") or 0.0)
+        self._duration.labels(*labels).observe(numeric_field(event, "seconds") or 0.0, scrub_exemplar(event.scrub))
+
+    def on_killed(self, event: Event) -> None:
+        """Somebody was ended. An eraser's orphan that could not be is no act."""
+        if event.fields.get("ended", True) is not False:
+            self._leftovers.labels(_KILLED_BY_EVENT[event.name]).inc()
+
+    def on_unexplained_residue(self, event: Event) -> None:
+        self._unexplained.inc(numeric_field(event, "residue_bytes") or 0.0)
+
+    def record_scrub(self, record: ScrubRecord) -> None:
+        named = scrub_exemplar(record.id)
+        for step in record.steps:
+            seconds = non_negative_number(step.seconds) or 0.0
+            self._steps.labels(step.step.value, record.path.value, step.verdict.value).observe(seconds, named)
+            for finding in step.findings:
+                self._findings.labels(*map(str, self._codes.finding_labels(finding))).inc()
+            if step.step is Step.RESET:
+                self._reset(step)
+            if step.step is Step.MEMORY:
+                self._cleared.inc(non_negative_number(step.measured.get("cleared_bytes")) or 0.0)
+                self._verified.inc(non_negative_number(step.measured.get("verified_bytes")) or 0.0)
+
+    def _reset(self, step: StepResult) -> None:
+        words = str(step.measured.get("method"))
+        method = next((label for begin, label in _METHODS.items() if words.startswith(begin)), OTHER)
+        outcome = "ok"
+        if step.verdict is not Verdict.PASSED:
+            severe = sorted(step.findings, key=lambda finding: finding.severity is Severity.NOTE)
+            outcome = bounded_label(_RESETS, severe[0].code if severe else None)
+        self._resets.labels(method, outcome).inc()

@@ -1,0 +1,63 @@
+"""Calls on the service's sockets: how long they took, and which streams are open."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from typing import Final
+
+import grpc
+from prometheus_client import Histogram
+
+from scrubber.observability.metrics.labels import BUCKETS, OTHER, bounded_label, non_negative_number
+from scrubber.observability.metrics.page import MetricsPage, SnapshotMetric
+
+__all__ = ["MAX_CALL_SERIES", "MAX_STREAM_SERIES", "RpcMetrics"]
+
+MAX_CALL_SERIES: Final = 128
+"""Methods with a status each that are told apart: the service serves some twenty methods. Further ones are one."""
+MAX_STREAM_SERIES: Final = 16
+"""The same for streams."""
+
+_CODES = frozenset(each.name for each in grpc.StatusCode)
+
+
+class RpcMetrics:
+    """What :class:`scrubber.api.interceptor.ApiInterceptor` tells of.
+
+    Attributes:
+        streams: those that are open.
+    """
+
+    def __init__(self, page: MetricsPage) -> None:
+        self._duration = Histogram(
+            "scrubber_rpc_duration_seconds",
+            "How long calls on the service's sockets took; streams that only follow are not among them.",
+            ("service", "method", "code"),
+            buckets=BUCKETS,
+            registry=page.library_registry,
+        )
+        self.streams = SnapshotMetric(
+            "scrubber_rpc_streams", "Streams that follow the service and are open now.", ("service", "method")
+        )
+        self._open: Counts[tuple[str, str]] = Counts()
+        self._call_labels: set[tuple[str, str, str]] = set()
+
+    def on_call_finished(self, method: str, code: str, seconds: float) -> None:
+        """``method`` as gRPC writes it (``/scrubber.v1.Read/ListDevices``), ``code`` as gRPC calls it (``OK``)."""
+        labels = (*_split_method(method), bounded_label(_CODES, code))
+        if len(self._call_labels) < MAX_CALL_SERIES:
+            self._call_labels.add(labels)
+        labels = labels if labels in self._call_labels else (OTHER, OTHER, OTHER)
+        self._duration.labels(*labels).observe(non_negative_number(seconds) or 0.0)
+
+    def on_open_streams_changed(self, method: str, change: int) -> None:
+        """A stream was opened (1), or is over (-1)."""
+        labels = _split_method(method)
+        labels = labels if labels in self._open or len(self._open) < MAX_STREAM_SERIES else (OTHER, OTHER)
+        self._open[labels] += change
+        self.streams.series = {labels: float(max(0, many)) for labels, many in self._open.items()}
+
+
+def _split_method(method: str) -> tuple[str, str]:
+    service, _, name = method.strip("/").rpartition("/")
+    return service, name

@@ -1,0 +1,225 @@
+"""Heads that were kept, and exports that somebody had in his hands: what is said of each."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from scrubber.adapters.ledger.chain import chain_events
+from scrubber.adapters.ledger.saved_heads import SavedHead
+from scrubber.adapters.ledger.verification import ChainVerdict, TrailVerification, TrailVerifier
+from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, DamagedExport, read_pages, row_data, trail_data
+from scrubber.cli.render.output import document
+from scrubber.domain.errors import LedgerFailure
+from scrubber.ports.record import CHAIN_START, AuditHead, TrailPage
+from tests.ledger_samples import event
+
+ROWS = chain_events(CHAIN_START, [event(number=number) for number in range(20)])
+HEAD = ROWS[-1].head
+
+
+class TestSavedHead:
+    @pytest.mark.parametrize(
+        "written", [f"7:{'0123456789ab' * 5}cdef", f" 7:{'0123456789AB' * 5}CDEF\n", f"007:{'0123456789ab' * 5}cdef"]
+    )
+    def test_saved_head_is_parsed_with_surrounding_whitespace_and_any_case(self, written: str) -> None:
+        assert SavedHead.parse(written) == SavedHead(7, "0123456789ab" * 5 + "cdef")
+
+    def test_trail_head_round_trips_as_saved_head(self) -> None:
+        assert str(SavedHead.parse(f"{HEAD.sequence}:{HEAD.hash}")) == f"20:{HEAD.hash}"
+
+    @pytest.mark.parametrize(
+        ("written", "complaint"),
+        [
+            ("20", "is no SEQ:HASH"),
+            ("", "is no SEQ:HASH"),
+            (f"x:{'a' * 64}", "is no SEQ:HASH"),
+            (f"-1:{'a' * 64}", "is no SEQ:HASH"),
+            (f"0:{'a' * 64}", "is no SEQ:HASH"),
+            (f"{'9' * 19}:{'a' * 64}", "is no SEQ:HASH"),
+            (f"\N{ARABIC-INDIC DIGIT THREE}:{'a' * 64}", "is no SEQ:HASH"),
+            ("20:", "is not hexadecimal"),
+            (f"20:{'g' * 64}", "is not hexadecimal"),
+            (f"20:0x{'a' * 12}", "is not hexadecimal"),
+            ("20:0123456789ab", "has 12 digits; a SHA-256 has 64"),
+            (f"20:{'a' * 63}", "has 63 digits"),
+            (f"20:{'a' * 65}", "has 65 digits"),
+        ],
+    )
+    def test_malformed_saved_head_is_refused_with_the_reason(self, written: str, complaint: str) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            SavedHead.parse(written)
+
+
+def examined(*kept: str, pruned: int = 0) -> TrailVerification:
+    examination = TrailVerifier(SavedHead.parse(each) for each in kept)
+    start = ROWS[pruned - 1].head if pruned else CHAIN_START
+    examination.add_page(TrailPage(start, HEAD, ROWS[pruned:10]))
+    examination.add_page(TrailPage(start, HEAD, ROWS[10:]))
+    return examination.result()
+
+
+def place(sequence: int) -> str:
+    return f"{sequence}:{ROWS[sequence - 1].hash}"
+
+
+class TestTrailVerification:
+    @pytest.mark.parametrize(
+        ("kept", "pruned", "verdict", "standings"),
+        [
+            ((), 0, ChainVerdict.INTACT, []),
+            ((place(1), place(20), place(11)), 0, ChainVerdict.INTACT, ["found"] * 3),
+            ((place(4),), 4, ChainVerdict.INTACT, ["found"]),
+            ((place(3),), 4, ChainVerdict.CANNOT_TELL, ["cannot-tell"]),
+            ((place(3), place(9)), 4, ChainVerdict.CANNOT_TELL, ["cannot-tell", "found"]),
+            ((place(3), f"9:{'0' * 64}"), 4, ChainVerdict.BROKEN, ["cannot-tell", "replaced"]),
+            ((f"4:{'0' * 64}",), 4, ChainVerdict.BROKEN, ["replaced"]),
+            ((f"21:{'0' * 64}",), 0, ChainVerdict.BROKEN, ["cut-off"]),
+            ((f"1:{'0' * 64}", place(1)), 0, ChainVerdict.BROKEN, ["replaced", "found"]),
+            ((place(1), place(1)), 0, ChainVerdict.INTACT, ["found"]),
+        ],
+    )
+    def test_verdict_on_an_intact_trail_is_the_worst_status_of_its_saved_heads(
+        self, kept: Sequence[str], pruned: int, verdict: ChainVerdict, standings: list[str]
+    ) -> None:
+        found = examined(*kept, pruned=pruned)
+        assert found.verdict is verdict
+        assert [each.status.value for each in found.comparisons] == standings
+        assert (found.message == f"The audit trail is intact: {20 - pruned} rows.") == (verdict is ChainVerdict.INTACT)
+
+    def test_saved_head_of_a_missing_middle_row_is_reported_as_replaced(self) -> None:
+        examination = TrailVerifier([SavedHead.parse(place(7))])
+        examination.add_page(TrailPage(CHAIN_START, HEAD, (*ROWS[:6], *ROWS[7:])))
+        found = examination.result()
+        assert found.comparisons[0].status == "replaced"
+        assert found.message == "Audit row 7 is missing."
+
+    @pytest.mark.parametrize(("pruned", "seen", "end"), [(0, 6, 6), (4, 6, 6), (4, 4, 4), (0, 0, 0)])
+    def test_saved_head_beyond_the_last_row_is_cut_off_whatever_end_is_recorded(
+        self, pruned: int, seen: int, end: int
+    ) -> None:
+        examination = TrailVerifier([SavedHead.parse(place(7)), SavedHead.parse(place(20))])
+        examination.add_page(TrailPage(ROWS[pruned - 1].head if pruned else CHAIN_START, HEAD, ROWS[pruned:seen]))
+        found = examination.result()
+        assert found.verdict is ChainVerdict.BROKEN
+        assert [each.status for each in found.comparisons] == ["cut-off"] * 2
+        assert f"ends at row {end} here" in found.comparisons[0].message
+
+    def test_read_error_takes_precedence_over_other_trail_problems(self) -> None:
+        examination = TrailVerifier()
+        examination.add_page(TrailPage(CHAIN_START, HEAD, ROWS[:4]))
+        found = examination.result("Line 6 is odd.")
+        assert (found.verdict, found.message, found.rows) == (ChainVerdict.BROKEN, "Line 6 is odd.", 4)
+
+    def test_trail_without_any_page_is_reported_as_broken(self) -> None:
+        found = TrailVerifier([SavedHead.parse(place(1))]).result()
+        assert (found.verdict, found.rows) == (ChainVerdict.BROKEN, 0)
+
+
+Edit = Callable[[list[str]], Sequence[str]]
+
+
+def exported(start: AuditHead = CHAIN_START) -> list[str]:
+    documents = [document(trail_data(TrailPage(start, HEAD)), TRAIL_KIND)]
+    documents += [document(row_data(row), ROW_KIND) for row in ROWS[start.sequence :]]
+    return [json.dumps(each, separators=(",", ":")) + "\n" for each in documents]
+
+
+def judged(lines: Sequence[str]) -> TrailVerification:
+    examination, flaw = TrailVerifier(), ""
+    try:
+        for page in read_pages(io.StringIO("".join(lines)), "trail.jsonl"):
+            examination.add_page(page)
+    except DamagedExport as error:
+        flaw = str(error)
+    return examination.result(flaw)
+
+
+def changed(number: int, **values: Any) -> Edit:
+    def edit(lines: list[str]) -> Sequence[str]:
+        return [*lines[:number], json.dumps(json.loads(lines[number]) | values) + "\n", *lines[number + 1 :]]
+
+    return edit
+
+
+def replaced(number: int, old: str, new: str) -> Edit:
+    def edit(lines: list[str]) -> Sequence[str]:
+        assert old in lines[number]
+        return [*lines[:number], lines[number].replace(old, new), *lines[number + 1 :]]
+
+    return edit
+
+
+class TestExportVerification:
+    @pytest.mark.parametrize("start", [CHAIN_START, ROWS[11].head, HEAD])
+    def test_unmodified_export_is_intact(self, start: AuditHead) -> None:
+        found = judged(exported(start))
+        assert (found.verdict, found.rows, found.pruned) == (ChainVerdict.INTACT, 20 - start.sequence, start)
+
+    def test_reformatted_export_is_intact(self) -> None:
+        lines = [json.dumps(json.loads(line), sort_keys=True) + "\r\n" for line in exported()]
+        assert judged(lines).verdict is ChainVerdict.INTACT
+
+    @pytest.mark.parametrize(
+        ("edit", "complaint"),
+        [
+            (lambda lines: lines[:-1], "ends at row 19, but 20 rows were written"),
+            (lambda lines: lines[:1], "ends at row 0, but 20 rows were written"),
+            (lambda lines: [*lines[:9], lines[9][:40]], "Line 10 of trail.jsonl"),
+            (lambda lines: [*lines[:9], *lines[10:]], "row 9 is missing"),
+            (lambda lines: [*lines, lines[-1]], "row 20 stands where row 21 belongs"),
+            (lambda lines: [*lines, "{}\n"], "Line 22 of trail.jsonl"),
+            (lambda lines: [*lines[:5], lines[6], lines[5], *lines[7:]], "row 5 is missing"),
+            (changed(7, actor="uid:0"), "row 7 was changed"),
+            (changed(7, at=0.5), "row 7 was changed"),
+            (changed(7, fields="{}"), "row 7 was changed"),
+            (changed(7, device=None), "row 7 was changed"),
+            (changed(7, name="\ud800"), "row 7 was changed"),
+            (changed(7, prev_hash="0" * 64), "row 7 does not follow"),
+            (changed(0, head={"sequence": 20, "hash": "0" * 64}), "is not the recorded head"),
+            (changed(0, head={"sequence": 21, "hash": "0" * 64}), "but 21 rows were written"),
+            (changed(0, pruned={"sequence": 1, "hash": "0" * 64}), "where row 2 belongs"),
+            (changed(7, sequence="7"), "sequence is missing or of the wrong type"),
+            (changed(7, sequence=True), "sequence is missing or of the wrong type"),
+            (changed(7, fields={"number": 6}), "fields is missing or of the wrong type"),
+            (changed(7, at=1e400), "at is no time"),
+            (changed(7, at=10**400), "at is no time"),
+            (replaced(7, '"at":100.0', '"at":NaN'), "at is no time"),
+            (replaced(7, '"sequence":7', f'"sequence":{"7" * 5_000}'), "Line 8 of"),
+            (changed(7, more="x"), "more is not of a row"),
+            (changed(7, kind="AuditTrail"), "not of the kind AuditRow"),
+            (changed(7, apiVersion="cli.scrubber.dev/v2"), "not of the version"),
+            (replaced(7, '"name":', '"name":"x","name":'), "something is in it twice"),
+            (replaced(7, '"actor":"service",', ""), "actor is missing"),
+            (lambda lines: [*lines[:7], "[" * 100_000 + "\n", *lines[7:]], "too deep"),
+            (lambda lines: [*lines[:7], "\n", *lines[7:]], "Line 8 of"),
+            (lambda lines: [*lines[:7], "x" * 5_000_000, *lines[7:]], "Line 8 of"),
+            (lambda lines: [*lines[:7], "\x00\x1b[2J\n", *lines[7:]], "Line 8 of"),
+        ],
+    )
+    def test_modification_of_an_export_is_named(self, edit: Edit, complaint: str) -> None:
+        found = judged(edit(exported()))
+        assert found.verdict is ChainVerdict.BROKEN
+        assert complaint in found.message
+
+    @pytest.mark.parametrize(
+        "first",
+        [
+            "",
+            "hello\n",
+            "{}\n",
+            "[]\n",
+            "\N{REPLACEMENT CHARACTER}\x00",
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditTrail"}\n',
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditTrail","pruned":{"sequence":true,"hash":""},"head":{}}\n',
+            '{"apiVersion":"cli.scrubber.dev/v9","kind":"AuditTrail","pruned":{"sequence":0,"hash":""}}\n',
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"DeviceList","items":[]}\n',
+        ],
+    )
+    def test_file_that_is_no_export_is_reported_as_not_an_export(self, first: str) -> None:
+        with pytest.raises(
+            LedgerFailure, match=r"trail.jsonl is no export of an audit trail \(.*\); scrubber audit export"
+        ):
+            judged([first, *exported()[1:]])

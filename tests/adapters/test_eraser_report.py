@@ -1,0 +1,23 @@
+"""An eraser that says nothing any more is given up long before its deadline, which goes by the size of its device."""
+
+from __future__ import annotations
+
+import pytest
+
+from scrubber.adapters.children.eraser_report import wait_for_report
+from scrubber.adapters.children.process import Children
+from scrubber.domain.errors import DriverTimeout
+from scrubber.ports.device import EraseProgress
+
+
+async def test_eraser_without_progress_is_reported_as_hung_with_its_pid() -> None:
+    children = Children()
+    child = await children.start("tests.adapters.wayward_child")
+    heard: list[EraseProgress] = []
+    try:
+        await child.send({"do": "hang"})
+        with pytest.raises(DriverTimeout, match=rf"Process {child.pid} has not said for 0\.05 s how far it is"):
+            await wait_for_report(child, heard.append, silence_timeout=0.05)
+    finally:
+        await child.kill()
+    assert heard == []

@@ -1,0 +1,82 @@
+"""The story as a program: it is told as it goes on, and whoever breaks it off finds nothing left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.children import children_of
+from tests.dashboards.prometheus import POSSIBLE
+from tests.dashboards.stage import SOON
+from tests.pods import only_with
+
+ROOT = Path(__file__).parents[2]
+FIRST = r"\d+ s  strict +ScrubberResidueAfterCertificate: its cause is there"
+"""What is said once the acts have begun."""
+
+
+def places_of(program: int) -> set[Path]:
+    """The directories of the daemons that ``program`` has started."""
+    found = set[Path]()
+    for child in children_of(program):
+        with suppress(OSError):  # a tenant, or a command, that has just ended
+            words = Path(f"/proc/{child.pid}/cmdline").read_text()
+            found |= {Path(each) for each in re.findall(r"--(?:sim|state|kubelet)-dir\0([^\0]+)", words)}
+    return found
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    # A session of its own, whose processes can be counted. SIGINT is not ignored, as it may be in whoever runs the tests.
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.dashboards.story"),
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    assert program.stdout is not None
+    try:
+        told = ""
+        async with asyncio.timeout(2 * SOON):
+            while re.search(FIRST, told) is None:
+                line = (await program.stdout.readline()).decode()
+                assert line, told
+                told += line
+        (address,) = re.findall(r"prometheus (http://127\.0\.0\.1:\d+) answers", told)
+        with await asyncio.to_thread(urllib.request.urlopen, f"{address}/-/ready", timeout=SOON) as page:
+            assert page.status == 200
+        places = set[Path]()
+        async with asyncio.timeout(SOON):
+            while len(places) < 3 * 5:  # a daemon may be restarted just now
+                places |= places_of(program.pid)
+                await asyncio.sleep(0.05)
+        assert len(places) == 3 * 5
+        assert all(each.exists() for each in places)
+        program.send_signal(number)
+        async with asyncio.timeout(SOON):
+            told = (await program.stdout.read()).decode()
+            status = await program.wait()
+        assert status == 128 + number
+        assert "broken off" in told
+        assert [each for each in places if each.exists()] == []
+        assert list(tmp_path.iterdir()) == []
+        async with asyncio.timeout(SOON):
+            with suppress(ProcessLookupError):
+                while True:  # whoever was killed with a daemon is a zombie until somebody has reaped it
+                    os.killpg(program.pid, 0)
+                    await asyncio.sleep(0.05)
+    finally:
+        if program.returncode is None:
+            program.kill()
+            await program.wait()

@@ -1,0 +1,134 @@
+"""``scrubber doctor`` on pods that help themselves: the container toolkit, and CDI names in annotations."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.doctor.checks import check_node
+from scrubber.doctor.model import CheckContext, CheckLevel
+from tests.doctor.stage import CONTAINERD, ENVVAR, MOUNTS, TOOLKIT, found, healthy, write
+
+OPERATORS = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[CheckContext]:
+    with healthy(short_tmp) as node:
+        yield node
+
+
+# --- the container toolkit
+
+
+@pytest.mark.parametrize(
+    "text", ["", f"{ENVVAR} = true\n", f"{ENVVAR} = 'false'\n", f"#{ENVVAR} = false\n", f"[x]\n{ENVVAR} = false\n"]
+)
+def test_toolkit_that_lets_any_pod_request_gpus_is_an_error_that_names_the_option(
+    node: CheckContext, text: str
+) -> None:
+    write(node.root, TOOLKIT, text)
+    check = found(node, "toolkit-envvar")
+    assert check.level is CheckLevel.ERROR
+    assert "NVIDIA_VISIBLE_DEVICES=all" in check.message
+    assert f"{ENVVAR} = false in {node.root / TOOLKIT}" in check.remedy
+
+
+def test_toolkit_without_a_configuration_lets_any_pod_request_gpus(node: CheckContext) -> None:
+    (node.root / TOOLKIT).unlink()
+    write(node.root, "usr/bin/nvidia-container-runtime")
+    check = found(node, "toolkit-envvar")
+    assert check.level is CheckLevel.ERROR
+    assert ENVVAR in check.remedy
+
+
+def test_unreadable_toolkit_configuration_is_never_ok(node: CheckContext) -> None:
+    write(node.root, TOOLKIT, f"{ENVVAR} = false\n= nonsense")
+    assert found(node, "toolkit-envvar").level is CheckLevel.ERROR
+    (node.root / TOOLKIT).unlink()
+    (node.root / TOOLKIT).mkdir()
+    assert "Is a directory" in found(node, "toolkit-envvar").message
+
+
+def test_every_existing_toolkit_configuration_is_checked(node: CheckContext) -> None:
+    write(node.root, OPERATORS, f"{ENVVAR} = true\n")
+    levels = [(check.level, OPERATORS in check.message) for check in check_node(node) if check.name == "toolkit-envvar"]
+    assert levels == [(CheckLevel.OK, False), (CheckLevel.ERROR, True)]
+
+
+def test_toolkit_configuration_named_by_option_is_the_only_one_checked(node: CheckContext) -> None:
+    write(node.root, "etc/other.toml", f"{ENVVAR} = true\n")
+    assert found(replace(node, toolkit_configs=(Path("/etc/other.toml"),)), "toolkit-envvar").level is CheckLevel.ERROR
+    assert (
+        found(replace(node, toolkit_configs=(Path("/etc/missing.toml"),)), "toolkit-envvar").level is CheckLevel.ERROR
+    )
+
+
+@pytest.mark.parametrize("text", [f"{ENVVAR} = false\n", f"{ENVVAR} = false\n{MOUNTS} = false\n"])
+def test_toolkit_that_accepts_no_request_form_requires_cdi(node: CheckContext, text: str) -> None:
+    write(node.root, TOOLKIT, text)
+    assert found(node, "toolkit-envvar").level is CheckLevel.OK
+    check = found(node, "toolkit-volume-mounts")
+    assert check.level is CheckLevel.WARNING
+    assert f"{MOUNTS} = true" in check.remedy
+
+
+# --- CDI names in pods' annotations
+
+
+@pytest.mark.parametrize("pattern", ["cdi.k8s.io/*", "cdi.k8s.io/gpus", "*", "*/*", "cdi.*/x"])
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        (CONTAINERD, "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\npod_annotations"),
+        (CONTAINERD, "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]\npod_annotations"),
+        ("etc/containerd/conf.d/99-nvidia.toml", "[plugins.x]\npod_annotations"),
+        ("var/lib/rancher/k3s/agent/etc/containerd/config.toml", "[plugins.x]\npod_annotations"),
+        ("etc/crio/crio.conf.d/10-gpus.conf", "[crio.runtime.runtimes.nvidia]\nallowed_annotations"),
+    ],
+)
+def test_runtime_that_passes_cdi_annotations_of_pods_is_named(
+    node: CheckContext, name: str, section: str, pattern: str
+) -> None:
+    write(node.root, CONTAINERD, "imports = ['/etc/containerd/conf.d/*.toml']\n")
+    write(node.root, name, f"{section} = ['io.example/*', '{pattern}']\n")
+    check = found(node, "cdi-annotations")
+    assert check.level is CheckLevel.WARNING
+    assert str(node.root / name) in check.message
+    assert f'"{pattern}"' in check.message
+    assert f"out of {section.splitlines()[-1]}" in check.remedy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[plugins.x.runtimes.nvidia]\npod_annotations = ['io.katacontainers.*', 'sandbox/*']\n",
+        # What plugins write for their containers: the kubelet copies it, and nobody else writes it.
+        "[plugins.x.runtimes.nvidia]\ncontainer_annotations = ['cdi.k8s.io/*']\n",
+    ],
+)
+def test_runtime_that_passes_no_cdi_annotations_is_ok(node: CheckContext, text: str) -> None:
+    write(node.root, CONTAINERD, text)
+    assert found(node, "cdi-annotations").level is CheckLevel.OK
+
+
+def test_unreadable_runtime_configuration_is_never_ok(node: CheckContext) -> None:
+    write(node.root, CONTAINERD, "= nonsense")
+    check = found(node, "cdi-annotations")
+    assert (check.level, "is unknown" in check.message) == (CheckLevel.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["imports = ['/none/**', 'a**b', '', '/x/\\u0000*', 7]\n", "imports = 7\n", "a = " + "[" * 5000]
+)
+def test_invalid_imports_of_a_runtime_configuration_are_not_followed(node: CheckContext, text: str) -> None:
+    write(node.root, CONTAINERD, text)
+    assert found(node, "cdi-annotations").remedy == ("" if "imports" in text else f"Mend {node.root / CONTAINERD}.")
+
+
+def test_import_pattern_does_not_search_the_whole_file_system(node: CheckContext) -> None:
+    write(node.root, "etc/far/below/x.toml", "[x]\npod_annotations = ['*']\n")
+    write(node.root, CONTAINERD, "imports = ['/etc/**/x.toml']\n")
+    assert found(node, "cdi-annotations").level is CheckLevel.OK

@@ -1,0 +1,28 @@
+"""The demo, as a stranger runs it: one command, a fresh process, every scene, exit code 0."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCENES = (
+    "1. Without the service: a device plugin as they are",
+    "2. The same pods, with the service",
+    "3. A child outlives its pod and holds the device",
+    "4. A forced delete: the pod is gone, its process lives on",
+    "5. The same container restarts",
+    "6. XID 95 on one device",
+    "7. kill -9 of the service in mid-scrub",
+)
+
+
+def test_demo_plays_every_scene_and_exits_with_0() -> None:
+    command = [sys.executable, "-m", "scrubber.cli.main", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    told = [lines.index(scene) for scene in SCENES]
+    assert told == sorted(told)
+    assert "What was done" in done.stdout
+    assert lines[-1].startswith("Every expectation held")
+    assert done.stderr == ""

@@ -1,0 +1,140 @@
+"""``scrubber demo --stay``: after the story both daemons can be scraped, and Ctrl-C at the terminal leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import signal
+import sys
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import terminal
+
+# The command as it is, with a story that is told at once: the whole one is another test's. Were SIGHUP ignored by whoever
+# runs the tests, as nohup does, it would stay so.
+A_SHORT_STORY = """
+import asyncio, os, signal, sys
+from contextlib import suppress
+from scrubber.emulator import scenario
+from scrubber.cli.main import main
+
+async def run(self):
+    await self._playground.start_daemons(60)
+    await self._playground.wait_until_clean(60)
+
+scenario.DemoScenario.run = run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+main(sys.argv[1:])
+"""
+A_LONG_STORY = A_SHORT_STORY.replace(
+    "    await self._playground.wait_until_clean(60)\n",
+    "    await self._playground.wait_until_clean(60)\n"
+    "    self._console.print(f'so far, with {self._playground.sim_dir} and {self._playground.directory}')\n"
+    "    await asyncio.Event().wait()\n",
+)
+A_STORY_WHOSE_TERMINAL_GOES = A_LONG_STORY.replace(
+    "    await asyncio.Event().wait()\n",
+    "    with suppress(OSError):\n"
+    "        await asyncio.to_thread(os.read, 0, 1)  # returns when the terminal has gone\n"
+    "    self._console.print('and on it goes')\n"
+    "    await asyncio.Event().wait()\n",
+)
+ADDRESS = r"metrics\s+http://(127\.0\.0\.1):(\d+)/metrics"
+PATIENCE = 100.0
+
+
+def scraped(port: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+        return str(page.read().decode())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None:
+    flag = ("--keep", "--dir", str(short_tmp / "node")) if kept else ()
+    program = (sys.executable, "-c", A_SHORT_STORY)
+    async with terminal("demo", "--stay", *flag, columns=400, program=program) as there:
+        found = await there.shows(re.compile(r"ask the service +scrubber devices --socket (\S+)/run\n"), PATIENCE)
+        await there.shows("break something", PATIENCE)
+        node = Path(found[1])
+        assert "Every expectation held" in there.screen.text
+        ports = [port for _, port in re.findall(ADDRESS, there.screen.text)]
+        service, plugin = (scraped(port) for port in ports)
+        assert "scrubber_signing_key_info" in service
+        assert "scrubber_plugin_" in plugin
+        assert "scrubber_plugin_" not in service
+        doors = {door for door in listening() if door[0] in map(int, ports)}
+        assert len(doors) == 2
+        there.type("\x03")
+        ended = await there.ended(PATIENCE)
+    assert ended.code == 0
+    assert doors.isdisjoint(listening())  # the numbers of their ports may be somebody else's by now
+    assert node.exists() is kept
+    assert (f"Logs and ledger: {node}" in ended.text) is kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("stays", [True, False])
+async def test_demo_leaves_nothing_behind_after_any_number_of_signals(number: signal.Signals, stays: bool) -> None:
+    program = (sys.executable, "-c", A_SHORT_STORY if stays else A_LONG_STORY)
+    said = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+) and (\S+)\n")
+    async with terminal("demo", "--stay", columns=400, program=program) as there:
+        found = await there.shows(said, PATIENCE)
+        made = Path(f"{found[1]}")
+        ended = asyncio.ensure_future(there.ended(PATIENCE))
+        while not ended.done():  # all through its clearing up
+            tell(there.process, number)
+            await asyncio.sleep(0.005)
+    # One that comes when everything is done ends the interpreter as it ends.
+    assert (await ended).code in (0 if stays else 128 + number, -number)
+    assert not made.exists()
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(made).encode() in command_of(pid)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_closed_terminal_ends_the_demo_and_leaves_nothing_behind(told: bool) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", A_STORY_WHOSE_TERMINAL_GOES, "demo"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,  # it has no terminal of its own: the kernel sends it no SIGHUP
+        )
+        os.close(theirs)
+        seen = b""
+        while (found := re.search(rb"so far, with (\S+) and (\S+)\r\n", seen)) is None:
+            seen += await asyncio.to_thread(screen.read, 4096)
+    if told:
+        tell(process, signal.SIGHUP)
+    async with asyncio.timeout(PATIENCE):
+        assert await process.wait() == 128 + signal.SIGHUP
+    made = [Path(each.decode()) for each in found.groups()]
+    assert not [each for each in made if each.exists()]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if bytes(made[0]) in command_of(pid)]
+
+
+def listening() -> set[tuple[int, str]]:
+    """The port and the inode of every TCP socket of 127.0.0.1 that takes connections (proc_net_tcp)."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = [fields for fields in lines if fields[3] == "0A" and fields[1].startswith("0100007F:")]
+    return {(int(fields[1].rpartition(":")[2], 16), fields[9]) for fields in ours}
+
+
+def tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Not its ``send_signal``: that looks whether the process has ended, and its exit status would be lost to asyncio."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+
+
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""

@@ -1,0 +1,40 @@
+"""A console says so once when nobody hears it any more, and is silent from then on."""
+
+from __future__ import annotations
+
+import os
+import pty
+from collections.abc import Callable
+
+import pytest
+
+from scrubber.emulator.console import DemoConsole, OutputClosed
+
+
+def a_closed_terminal() -> int:
+    ours, theirs = pty.openpty()
+    os.close(ours)
+    return theirs
+
+
+def a_pipe_that_nobody_reads() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize("made", [a_closed_terminal, a_pipe_that_nobody_reads])
+def test_console_raises_output_closed_once_and_writes_nothing_more(made: Callable[[], int]) -> None:
+    with os.fdopen(made(), "w") as stream:  # closing it writes what is left, as the interpreter's end does
+        console = DemoConsole(file=stream)
+        with pytest.raises(OutputClosed):
+            console.print("nobody hears this")
+        console.print("nor this")
+
+
+def test_full_disk_is_not_reported_as_closed_output() -> None:
+    with open("/dev/full", "w", buffering=1) as stream:
+        with pytest.raises(OSError, match="No space left"):
+            DemoConsole(file=stream).print("there is no room for this")
+        with open(os.devnull, "wb") as nowhere:  # closing the stream tries again
+            os.dup2(nowhere.fileno(), stream.fileno())
