@@ -1,10 +1,10 @@
-"""The tour in the README, replayed: a reader who types it sees what stands there, so that the page cannot drift.
+"""Replay ``docs/tour.md`` and compare the output of each command with the page.
 
-The commands run in their order, each on a terminal of 100 columns, on a simulated node and a service of their own. What is
-another one each time (ids, hashes, moments, durations, places) is taken out of both sides before they are compared. A command
-that only looks is asked again until it says what the page says: the way back of a device takes its time.
+The commands run in order, each on a terminal of 100 columns, on their own simulated node and service. Values that change with
+every run (ids, hashes, times, durations, paths) are removed from both sides before the comparison. A command that only reads
+is repeated until it prints what the page shows, because the recovery of a device takes time.
 
-``GOLDEN=write`` writes what the commands say into the page. Lines of a shortened answer have to be there still.
+``GOLDEN=write`` writes the output of the commands into the page. Every line of a shortened output must still occur in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.cli.terminal import at_terminal
 from tests.integration.acting import SOON
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "README.md"
+PAGE = ROOT / "docs" / "tour.md"
 COLUMNS = 100
 PLACE = "/dev/shm/tour"
 LEFT_OUT = "…"
@@ -43,10 +43,10 @@ WARNINGS_ONLY = 5
 POLICY = """\
 name: default
 limits:
-  question: 10s
+  driverCall: 10s
 recovery:
-  backoff-initial: 300ms
-  probation-interval: 2s
+  initialBackoff: 300ms
+  probationInterval: 2s
 """
 
 # In this order: what is a part of another thing comes after it.
@@ -112,9 +112,7 @@ def plain(text: str) -> str:
 
 
 def blocks(page: str) -> Iterator[re.Match[str]]:
-    tour = re.search(r"^## A tour$.*?^## ", page, re.MULTILINE | re.DOTALL)
-    assert tour is not None
-    return re.finditer(r"(?<=^```console\n).*?(?=^```$)", tour[0], re.MULTILINE | re.DOTALL)
+    return re.finditer(r"(?<=^```console\n).*?(?=^```$)", page, re.MULTILINE | re.DOTALL)
 
 
 def steps(block: str) -> list[Step]:
@@ -178,7 +176,7 @@ async def answered(shell: Shell, step: Step) -> tuple[str, ...]:
             return lines
 
 
-async def test_the_tour_in_the_readme_says_what_the_commands_say(shell: Shell) -> None:
+async def test_commands_of_the_tour_print_what_the_page_shows(shell: Shell) -> None:
     page = PAGE.read_text()
     begun: list[Process] = []
     try:
@@ -205,7 +203,7 @@ async def test_the_tour_in_the_readme_says_what_the_commands_say(shell: Shell) -
         PAGE.write_text(page)
 
 
-def test_the_tour_fits_a_terminal_of_100_columns() -> None:
+def test_output_in_the_tour_fits_a_terminal_of_100_columns() -> None:
     lines = [line for block in blocks(PAGE.read_text()) for line in block[0].splitlines()]
     assert len(lines) > 50
     assert [line for line in lines if len(line) > COLUMNS] == []
