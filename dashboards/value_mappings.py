@@ -198,12 +198,12 @@ def boolean_mapping(yes: str, no: str, *, bad: str = Colour.QUARANTINED) -> mode
 
 
 def hygiene_mapping() -> model.ValueMapping:
-    """How the label ``hygiene_mapping`` is coloured in a table."""
+    """How the label ``hygiene`` is coloured in a table."""
     return text_mapping(_HYGIENE_COLOURS)
 
 
 def health_mapping() -> model.ValueMapping:
-    """How cells with the label ``health_mapping`` are filled in a table: what is well is not."""
+    """How cells with the label ``health`` are filled in a table: what is well is not."""
     return text_mapping({"healthy": "transparent", "suspect": Colour.SUSPECT, **_OUT_COLOURS})
 
 

@@ -279,7 +279,7 @@ class ReadClient(_Client):
 
         Raises:
             InvalidRequest: no such device.
-            Stuck, DeviceLost, Unreadable: the device cannot be asked.
+            DriverTimeout, DeviceLost, Unreadable: the device cannot be asked.
         """
         request = pb.GetResetPlanRequest(device=device)
         call: Awaitable[pb.ResetPlan] = self._stub.GetResetPlan(request, timeout=_SLOW_CALL_TIMEOUT)

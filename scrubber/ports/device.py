@@ -53,7 +53,7 @@ class Telemetry(Protocol):
         """One batch of answers about ``device``, within the adapter's question deadline.
 
         Raises:
-            Stuck: no answer in time; the child that was asked is killed and replaced, and no other device waits.
+            DriverTimeout: no answer in time; the child that was asked is killed and replaced, and no other device waits.
             DeviceLost: the device fell off the bus.
             Unreadable: the answer makes no sense.
             Unavailable: nobody can be asked now (no child can be started); says nothing about the device.
@@ -113,7 +113,7 @@ class Settings(Protocol):
         """Write ``expected`` and read it back; answers the values read. Names that do not apply are left out.
 
         Raises:
-            Stuck, DeviceLost, Unreadable: as :meth:`Telemetry.snapshot`.
+            DriverTimeout, DeviceLost, Unreadable: as :meth:`Telemetry.snapshot`.
         """
 
 
@@ -207,7 +207,7 @@ class Eraser(Protocol):
 
         Raises:
             DeviceBusy: the child could not fence the device, somebody has it.
-            Stuck: the deadline is over; the child was killed or, if it does not die, abandoned.
+            DriverTimeout: the deadline is over; the child was killed or, if it does not die, abandoned.
             Unreadable: the child died or reported something that makes no sense.
             Unavailable: no child can be had, or it was ended with what it came from; it is not the device's fault.
         """
@@ -231,7 +231,7 @@ class Diagnostics(Protocol):
 
         Raises:
             DeviceBusy: somebody has the device.
-            Stuck: the deadline is over; the child was killed or, if it does not die, abandoned.
+            DriverTimeout: the deadline is over; the child was killed or, if it does not die, abandoned.
             Unreadable: the child died or reported something that makes no sense.
             Unavailable: no child can be started; the device was not touched.
         """
@@ -242,7 +242,7 @@ class Resetter(Protocol):
         """What a reset of ``device`` would do and what blocks it; changes nothing.
 
         Raises:
-            Stuck, DeviceLost, Unreadable, Unavailable: as :meth:`Telemetry.snapshot`.
+            DriverTimeout, DeviceLost, Unreadable, Unavailable: as :meth:`Telemetry.snapshot`.
         """
 
     async def reset(self, device: Device, deadline: float) -> None:
@@ -255,7 +255,7 @@ class Resetter(Protocol):
             DeviceBusy: somebody has the device after all, or a blocker of its plan stands; nothing was done to it, and it is
                 not at fault.
             Unreadable: the reset failed; the message says how.
-            Stuck: it did not end in time.
+            DriverTimeout: it did not end in time.
         """
 
 

@@ -331,11 +331,13 @@ def test_log_events_checks_and_settings_named_in_a_runbook_exist() -> None:
     logged = set(re.findall(r"^\| `([a-z.-]+)` \|", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE))
     checks = "\n".join(path.read_text() for path in (ROOT / "scrubber" / "doctor").glob("*.py"))
     settings = set(dotted(yaml.safe_load((ROOT / "policies" / "default.yaml").read_text())))
-    files = {"ledger.reserve", "trail.jsonl"}
+    others = {"ledger.reserve", "trail.jsonl", "spec.nodeName"}
     seen: set[str] = set()
     for name, page in {**PAGES, "README": INDEX}.items():
-        words = set(re.findall(r"(?<![\w./-])([a-z]+\.[a-z][a-z-]+)(?![\w/.(-])", re.sub(r"\]\([^)]*\)", "", page)))
-        for word in words - files:
+        words = set(
+            re.findall(r"(?<![\w./-])([a-z][a-zA-Z]*\.[a-z][a-zA-Z-]+)(?![\w/.(-])", re.sub(r"\]\([^)]*\)", "", page))
+        )
+        for word in words - others:
             assert word in settings | logged or word.endswith(".md"), (name, word)
         said = re.findall(r"scrubber doctor +# (?:checks? )?([a-z, -]+)(?=:|$)", page, re.MULTILINE)
         said += re.findall(r"checks? `([a-z-]+)`", page)

@@ -84,7 +84,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_cluster_client", r'"node-1", deadline=0\.05\)', "The API server never answers."),
     ("test_kubelet_adapter", r"deadline=0\.2\)", "The kubelet never answers."),
     ("test_doctor", r"seconds=0\.3", "Nobody accepts the connection."),
-    ("test_callers", r"silence=0\.05\) as front", "The connection never says anything."),
+    ("test_callers", r"idle_timeout=0\.05\) as front", "The connection never says anything."),
     ("test_metrics_tls", r"deadline=0\.2\)", "The request never comes to its end."),
     ("test_metrics_tls", r"companions=1, patience=0\.1", "No companion may come: it is waited for in vain."),
     (
