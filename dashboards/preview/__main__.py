@@ -83,8 +83,8 @@ def _draw(chosen: argparse.Namespace) -> int:
             if len(picture) > MAX_IMAGE_BYTES:
                 sys.stderr.write(f"  larger than {MAX_IMAGE_BYTES // 1000} kB\n")
                 ended = 1
-        for complaint in dict.fromkeys(browser.page_errors):
-            sys.stderr.write(f"  the page said: {complaint[:500]}\n")
+        for error in dict.fromkeys(browser.page_errors):
+            sys.stderr.write(f"  the page said: {error[:500]}\n")
     return ended
 
 

@@ -114,8 +114,8 @@ class EventDiff:
                 subject.reported = _IN_SERVICE_REASON  # that all is well is no news
         devices, pods = {(each.id,) for each in view.devices}, {_pod(each) for each in view.notices}
         for key, subject in list(self._subjects.items()):
-            vanished_untold = len(key) == 1 and key not in devices and not subject.reported
-            if vanished_untold or (len(key) > 1 and key not in pods):
+            vanished_unreported = len(key) == 1 and key not in devices and not subject.reported
+            if vanished_unreported or (len(key) > 1 and key not in pods):
                 del self._subjects[key]
         for key in pods:
             self._subjects.setdefault(key, _Subject())

@@ -155,8 +155,8 @@ class KubeletPaths:
             InvalidConfiguration: a resource name that the kubelet would refuse; a directory that is a file or whose
                 sockets' paths would be too long; a file where the kubelet's socket should be.
         """
-        if complaint := resource_name_error(self.resource):
-            raise InvalidConfiguration(complaint)
+        if error := resource_name_error(self.resource):
+            raise InvalidConfiguration(error)
         for directory in (self.root, self.device_plugins, self.plugins_registry):
             if directory.exists() and not directory.is_dir():
                 raise InvalidConfiguration(f"{directory} is a file: the kubelet's directory is asked for.")

@@ -82,10 +82,8 @@ class ResourceLayout:
     def assign_resources(self, devices: Iterable[AdvertisedDevice]) -> tuple[ResourceLayout, AdvertisedLists]:
         """Deal ``devices`` out, and remember where each has gone."""
         devices = tuple(devices)
-        complaint = self._single_strategy_error(devices) if self.mig is MigStrategy.SINGLE else ""
-        judged = tuple(
-            device.as_withheld(complaint) if complaint and device.is_nvidia else device for device in devices
-        )
+        error = self._single_strategy_error(devices) if self.mig is MigStrategy.SINGLE else ""
+        judged = tuple(device.as_withheld(error) if error and device.is_nvidia else device for device in devices)
         listed = dict(self.listed_resources)
         lists: dict[str, list[AdvertisedDevice]] = {}
         notes: Counter[str] = Counter()
@@ -95,7 +93,7 @@ class ResourceLayout:
                 notes[self._unlisted_reason(device)] += 1
             # A device that only a service that is not ready has named may not be all of its kind.
             waits = device.is_nvidia and (
-                complaint or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.NONE)
+                error or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.NONE)
             )
             if home and not waits:
                 listed[device.id] = listed.get(device.id, frozenset()) | {home}
@@ -108,7 +106,7 @@ class ResourceLayout:
         arrangement = AdvertisedLists(
             {resource: tuple(part) for resource, part in sorted(lists.items())},
             judged,
-            complaint,
+            error,
             (
                 *(f"{note} ({count} of them)" for note, count in sorted(notes.items())),
                 *(f"The configuration file shares {resource}, and this node has none" for resource in sorted(unmet)),

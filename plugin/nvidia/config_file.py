@@ -129,8 +129,8 @@ def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | N
         shares[name] = _replicas(file, where, known)
         sharing = TimeSlicing({name: shares[name]}, renamed)
         _refuse_ignored_keys(file, where, known, name, sharing.advertised_name(name))
-        if complaint := resource_name_error(sharing.advertised_name(name)):
-            raise file.configuration_error(where, f"cannot be advertised: {complaint.rstrip('.')}")
+        if error := resource_name_error(sharing.advertised_name(name)):
+            raise file.configuration_error(where, f"cannot be advertised: {error.rstrip('.')}")
     return TimeSlicing(shares, renamed, one_each, preference or SharePreference.DISTRIBUTED)
 
 

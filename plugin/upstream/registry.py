@@ -182,8 +182,8 @@ class UpstreamRegistry:
     def _endpoint(self, request: kubelet.RegisterRequest) -> Path:
         if request.version != API_VERSION:
             raise InvalidRequest(f"Version {request.version!r} is not supported: register as {API_VERSION}.")
-        if complaint := resource_name_error(request.resource_name):
-            raise InvalidRequest(complaint)
+        if name_error := resource_name_error(request.resource_name):
+            raise InvalidRequest(name_error)
         if request.resource_name not in self.devices.upstreams and len(self.devices.upstreams) >= MAX_RESOURCES:
             raise InvalidRequest(f"{MAX_RESOURCES} resources are registered here already, and no more are taken.")
         name = request.endpoint

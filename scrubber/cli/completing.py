@@ -241,10 +241,10 @@ def _fetch_devices(given: Mapping[str, str]) -> Sequence[pb.Device]:
 
     socket = Path(given.get("socket") or os.environ.get("SCRUBBER_SOCKET") or "/run/scrubber")
 
-    patience = float(os.environ.get("_SCRUBBER_PATIENCE", _SERVICE_TIMEOUT))
+    timeout = float(os.environ.get("_SCRUBBER_PATIENCE", _SERVICE_TIMEOUT))
 
     async def ask() -> Sequence[Any]:
-        async with asyncio.timeout(patience), ReadClient(socket) as client:
+        async with asyncio.timeout(timeout), ReadClient(socket) as client:
             return (await client.devices()).devices
 
     try:

@@ -44,7 +44,7 @@ def libraries(node: CheckContext) -> Iterator[CheckResult]:
         message = f"{_DISTRIBUTION} is not installed as a package, so which libraries it needs was not seen."
         yield CheckResult("libraries", CheckLevel.WARNING, message, f"{_INSTALL} '.[cuda12]'")
         return
-    wrong = [complaint for each in requirements if (complaint := _requirement_error(each))]
+    wrong = [error for each in requirements if (error := _requirement_error(each))]
     if wrong:
         yield CheckResult("libraries", CheckLevel.ERROR, f"{'; '.join(wrong)}.", f"{_INSTALL} '.[cuda12]' (or cuda13)")
         return

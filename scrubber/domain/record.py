@@ -328,10 +328,10 @@ class DeviceRecord:
     def with_warnings(self, codes: Collection[str], now: float, table: SignalTable) -> DeviceRecord:
         """The warnings that stand are ``codes``: those that are new stand from ``now`` on."""
         known = {each.code: each for each in self.warnings}
-        standing = tuple(known.get(code, ActiveWarning(code, now)) for code in sorted(codes))
-        ordered = sorted(standing, key=lambda each: (each.code not in table.soft, each.since, each.code))
-        standing = tuple(ordered[:_MAX_WARNINGS])
-        return self if standing == self.warnings else self._next(warnings=standing)
+        warnings = tuple(known.get(code, ActiveWarning(code, now)) for code in sorted(codes))
+        ordered = sorted(warnings, key=lambda each: (each.code not in table.soft, each.since, each.code))
+        warnings = tuple(ordered[:_MAX_WARNINGS])
+        return self if warnings == self.warnings else self._next(warnings=warnings)
 
     def after_tenant_change(self, now: float, table: SignalTable) -> DeviceRecord:
         """Another tenant has it from ``now``: what passes by itself, heat say, was not his before."""

@@ -299,9 +299,9 @@ class DevicePreparation:
 
     async def _note_unauthorized(self, controller: DeviceController, findings: Sequence[Finding]) -> None:
         """Record that somebody uses a shared device without a grant, if the checks met one."""
-        stranger = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
-        if stranger is not None and not controller.state.record.contaminated:
-            fields = {"use": UseKind.UNAUTHORIZED.value, "sentence": stranger.message}
+        unknown_holder = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
+        if unknown_holder is not None and not controller.state.record.contaminated:
+            fields = {"use": UseKind.UNAUTHORIZED.value, "sentence": unknown_holder.message}
             now = self._dependencies.clock.wall()
             await controller.occupancy.void_for_unauthorized_use(
                 Event("use.ungranted", now, controller.id, fields=fields)

@@ -156,9 +156,9 @@ def serve_metrics_on(
     """
     keys = None if tls is None else _ReloadingTlsContext(tls)
     timings = timings or MetricsServerTimes()
-    teller = _RateLimitedReporter(report, timings.report_interval)
-    kept = _CachingApp(_report_errors(app, teller), timings.cache_seconds)
-    server = _Server(listener.socket, kept, keys, teller, timings.connection_timeout)
+    reporter = _RateLimitedReporter(report, timings.report_interval)
+    kept = _CachingApp(_report_errors(app, reporter), timings.cache_seconds)
+    server = _Server(listener.socket, kept, keys, reporter, timings.connection_timeout)
     return MetricsServer(server, listener.address)
 
 

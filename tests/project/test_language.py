@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("scrubber", "plugin", "dashboards")
 
 REPLACED = {
-    *("custody", "vitals", "possession", "handing", "joining", "holdup", "fuse", "felt", "lookout", "unwatched"),
+    *("custody", "vitals", "possession", "handing", "joining", "holdup", "fuse", "felt", "lookout"),
     *("stranger", "strangers", "intruded", "tainted", "tend", "tends", "tending", "narrate", "patience", "standstill"),
     *("frontdoor", "complaint", "complaints", "sighting", "bulletin", "telling", "teller", "unheard", "untold"),
     *("occasion", "sentence", "sentences", "mended", "mends", "standing", "anew", "whoever", "nobody", "somebody"),

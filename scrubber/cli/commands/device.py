@@ -183,8 +183,8 @@ def _pending_reset_text(found: pb.Device) -> str:
 
 def _tenancy_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
     """Who has it; and who had it, where nobody has and no scrub has shown yet that they are over."""
-    nobody = "nobody by a grant" if found.strangers else "nobody"
-    yield TableSection("Who has it", _GRANT_COLUMNS, _grant_rows(current_tenancies(found), now), empty_message=nobody)
+    none = "nobody by a grant" if found.strangers else "nobody"
+    yield TableSection("Who has it", _GRANT_COLUMNS, _grant_rows(current_tenancies(found), now), empty_message=none)
     if previous_tenancies(found):
         yield TableSection("Had it last", _GRANT_COLUMNS, _grant_rows(previous_tenancies(found), now))
 

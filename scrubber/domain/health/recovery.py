@@ -100,8 +100,8 @@ def after_findings(
     everything = tuple(findings)
     record = _with_counters(record, everything)
     warned = {finding.code for finding in everything if finding.severity is Severity.WARNING}
-    standing = set() if ended is None else {each.code for each in record.warnings} - set(ended)
-    record = record.with_warnings(warned | standing, now, policy.signals)
+    continuing = set() if ended is None else {each.code for each in record.warnings} - set(ended)
+    record = record.with_warnings(warned | continuing, now, policy.signals)
     if record.health is Health.RECOVERING:
         return record
     if record.health is Health.CONDEMNED:

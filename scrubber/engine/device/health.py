@@ -147,10 +147,10 @@ class DeviceHealth:
         """Return what ``findings`` make of ``record``. The caller holds the lock: it remembers which warnings were seen."""
         policy, moment = self._state.policy, self._dependencies.clock.monotonic()
         self._warned_at.update({finding.code: moment for finding in findings if finding.severity is Severity.WARNING})
-        standing = {each.code for each in record.warnings}
+        active = {each.code for each in record.warnings}
         # One that an earlier service saw counts as seen when this one began.
-        self._warned_at = {code: self._warned_at.get(code, moment) for code in self._warned_at.keys() | standing}
-        ended = {code for code in standing if moment - self._warned_at[code] >= policy.health.quiet_period}
+        self._warned_at = {code: self._warned_at.get(code, moment) for code in self._warned_at.keys() | active}
+        ended = {code for code in active if moment - self._warned_at[code] >= policy.health.quiet_period}
         soft = any(
             each.severity is Severity.WARNING and each.code in policy.health.quarantine_after for each in findings
         )

@@ -193,11 +193,11 @@ class Occupancy:
             record_before: the record as it was before the look. A certificate that was issued since then stays.
         """
         async with self._state.lock:
-            standing = (
+            unchanged = (
                 self._state.record.hygiene is Hygiene.CLEAN
                 and self._state.record.certificate == record_before.certificate
             )
-            if not standing or self._state.job is not None:
+            if not unchanged or self._state.job is not None:
                 return False
             event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
             self._state.disturbances.count(self._state.allocations)

@@ -136,17 +136,17 @@ class Scrubs:
             record = self._state.record
             proved = record.certificate if record.hygiene is Hygiene.CLEAN else None
             # An operator's release does not waive a reset that is owed.
-            mends = recover or (record.health is Health.PROBATION and record.must_reset)
+            restores = recover or (record.health is Health.PROBATION and record.must_reset)
             plan = policy.plan(
                 PathKind.SLOW,
                 trigger,
-                recovering=mends,
-                must_reset=mends and record.must_reset,
+                recovering=restores,
+                must_reset=restores and record.must_reset,
                 operator_ordered=bool(reset_reason),
             )
-            if mends and not reset_reason:
+            if restores and not reset_reason:
                 plan = self._reset_gate.without_impossible_reset(plan)
-            resets = mends and Step.RESET in plan.steps
+            resets = restores and Step.RESET in plan.steps
             if recover:
                 if not reset_reason:
                     await self._reset_gate.require_attempts_left(now)

@@ -230,9 +230,9 @@ class ScrubMetrics:
             "scrubber_resets", "Resets that were part of a scrub.", ("method", "outcome"), registry=counted
         )
         for path in PathKind:
-            for occasion in ScrubTrigger:
+            for trigger in ScrubTrigger:
                 for outcome in Outcome:
-                    self._scrubs.labels(path.value, occasion.value, outcome.value)
+                    self._scrubs.labels(path.value, trigger.value, outcome.value)
         for finding in sorted(codes.findings):
             self._findings.labels(*map(str, finding))
         for act in _KILLED_BY_EVENT.values():
