@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 PAGE, _, WORK_LIST = (ROOT / "docs" / "threat-model.md").read_text().partition("## Open rows, by risk")
 ROWS = dict(re.findall(r"^\| ([ATSWBD]\d+[a-z]?) \| (.*) \|$", PAGE, re.MULTILINE))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+RENAMES = ROOT / "docs" / "contributing" / "language.md"
+"""Lists names that the code does not have any more, or not yet."""
 
 
 def written_tests() -> set[str]:
@@ -55,7 +57,7 @@ def test_links_and_paths_in_the_pages_exist(page: Path) -> None:
 
 def test_events_and_metrics_named_in_the_pages_exist() -> None:
     code = "".join(path.read_text() for part in ("scrubber", "plugin") for path in (ROOT / part).rglob("*.py"))
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text() for page in PAGES if page != RENAMES)
     events = set(re.findall(r"`((?:use|device|certificate|stranger|leftover|health|handover)\.[a-z-]+)`", text))
     metrics = {name.removesuffix("_total") for name in re.findall(r"`(scrubber_[a-z0-9_]+)", text)}
     assert len(events) > 3
