@@ -488,11 +488,14 @@ RELAY = r"""
 #include <unistd.h>
 
 int main(int count, char **words) { /* the file that each of them has open */
-    signal(SIGCHLD, SIG_IGN);
-    alarm(110);
+    signal(SIGCHLD, SIG_IGN); /* the kernel reaps them itself, at any rate of forks */
+    setpgid(0, 0);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (fork() > 0)
+        for (;;)
+            pause();
     if (open(words[1], O_RDWR) < 0)
         return 1;
-    setpgid(0, 0);
     char ready[] = "{\"ready\": true}\n";
     if (write(1, ready, strlen(ready)) < 0)
         return 1;
@@ -506,17 +509,16 @@ int main(int count, char **words) { /* the file that each of them has open */
 
 @pytest.fixture
 def relay(tmp_path: Path, memory: Path) -> Iterator[int]:
-    """Process group of a process that forks and ends without end, and hands its descriptor on."""
+    """Process group of a process that forks and ends without end, and hands its descriptor on. An idle one adopts them."""
     if shutil.which("gcc") is None:
         raise RuntimeError("A relay of processes is compiled by the tests: install gcc.")
     (tmp_path / "forks.c").write_text(RELAY)
     program = tmp_path / "forks"
     subprocess.run(["gcc", "-O1", "-w", "-o", str(program), str(tmp_path / "forks.c")], check=True, capture_output=True)
-    first = Tenant([str(program), str(memory)]).until_ready()
-    first.process.wait()
-    yield first.pid
-    os.killpg(first.pid, signal.SIGKILL)  # a fork that is under way is made again once the signal was taken: never
-    first.end()
+    adopter = Tenant([str(program), str(memory)]).until_ready()
+    yield adopter.pid
+    os.killpg(adopter.pid, signal.SIGKILL)  # a fork that is under way is made again once the signal was taken: never
+    adopter.end()
 
 
 def test_chain_of_short_lived_processes_is_found_or_reported_as_a_churning_group(relay: int, memory: Path) -> None:
@@ -577,8 +579,36 @@ def test_occasionally_forking_neighbour_delays_no_walk_and_is_no_churning_group(
     assert found.churning_groups == ()
 
 
+@pytest.mark.parametrize(("pod_uid", "churning"), [(UID, [UID]), (None, [])])
+def test_short_lived_children_of_an_inspected_process_are_exempt_only_outside_pods(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch, pod_uid: str | None, churning: list[str]
+) -> None:
+    """A link of a relay whose parent has ended is adopted, as by PID 1 of its container, and looks like its child."""
+    adopter, listdir, gone = run(OPEN).pid, os.listdir, count(4_000_000)  # beyond any PID that Linux gives
+    listed: list[int] = []
+
+    def with_a_short_lived_one(path: str) -> list[str]:
+        names = listdir(path)
+        if path == "/proc":
+            listed.append(next(gone))
+            names.append(str(listed[-1]))
+        return names
+
+    def parent(pid: int) -> int | None:
+        return adopter if pid in listed else parent_pid(pid)
+
+    parent_pid = scheduler._parent_pid
+    monkeypatch.setattr(os, "listdir", with_a_short_lived_one)
+    monkeypatch.setattr(scheduler, "_parent_pid", parent)
+    found = walk(
+        target(memory), budget_group=lambda pid: BudgetGroup(UID, pod_uid) if pid in listed else budget_group_of(pid)
+    )
+    assert [each.group for each in found.churning_groups] == churning
+
+
+@pytest.mark.parametrize("pod_uid", [None, UID])
 def test_children_of_a_process_that_ends_between_two_scans_are_scanned(
-    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch, pod_uid: str | None
 ) -> None:
     """It is slow to look through, hands everything on to a child once all lists were read, and ends."""
     program = (
@@ -609,8 +639,10 @@ def test_children_of_a_process_that_ends_between_two_scans_are_scanned(
     monkeypatch.setattr(scheduler, "_FIRST_SLICE", 3)
     monkeypatch.setattr(scheduler._Scheduler, "_rescan", once_it_has_moved_on)
     try:
-        found = walk(target(memory), budget=Budget(100_000, 100_000), clock=ticks())
+        pods = in_pods({} if pod_uid is None else dict.fromkeys((tenant.pid, *children), pod_uid))
+        found = walk(target(memory), budget=Budget(100_000, 100_000, 100_000), clock=ticks(), budget_group=pods)
         assert [each.pid for each in found.holders] == children
+        assert found.churning_groups == ()
     finally:
         for child in children:
             os.kill(child, 9)

@@ -13,11 +13,11 @@ that a descriptor which is moved from a place that was not looked at to one that
 such a group, is not seen. The answer says how many processes that concerns.
 
 Processes that come and go: a list of ``/proc`` is true for the moment in which it is read. A process that ends before it is
-looked at may have left its descriptors to a child, which is in the next list. So lists are read until they have no new
-process that ended before it was looked at. Where each of many lists has such a one, and the same group produced one of
-them each time, that is a relay: it may carry the target along, and the answer names the group. A process whose parent lives
-and was looked through is no part of a relay: what it had at its beginning it had from that parent. A list that missed only
-such ones shows that there was no relay then; what else they were is listed as not covered.
+inspected may have left its descriptors to a child, which is in the next list. So lists are read until they have no new
+process that ended before it was inspected. Where each of many lists has such a one, and the same group produced one of
+them each time, that is a relay: it may carry the target along, and the answer names the group. A process of the node whose
+parent is alive and was inspected is no part of a relay: what it had at its beginning it had from that parent. Of a pod's
+process that is never assumed, because the kernel names who adopted an orphan as its parent.
 """
 
 from __future__ import annotations
@@ -379,11 +379,17 @@ class _Scheduler:
             self._groups[pid] = found
             self._parents[pid] = _parent_pid(pid)
 
-    def _is_harmless(self, parent: int | None) -> bool:
-        """Whether a process has its descriptors from a parent that lives, and was looked through: then it held nothing."""
-        return parent in self._excluded or (
-            parent is not None and parent in self._completed and _start_time(parent) == self._completed[parent]
-        )
+    def _inherited_nothing(self, parent: int | None, group: BudgetGroup | None) -> bool:
+        """Whether a process of ``group`` has its descriptors from a living ``parent`` that was inspected and held nothing.
+
+        Never so in a pod. The kernel names the process that adopted an orphan as its parent, and a tenant chooses who
+        that is (PID 1 of its container, or a subreaper): each link of a relay would look like a child of an idle process.
+        """
+        if parent in self._excluded:
+            return True
+        if parent is None or group is None or group.pod_uid is not None:
+            return False
+        return parent in self._completed and _start_time(parent) == self._completed[parent]
 
     def _pod_of(self, pid: int) -> str | None:
         found = self._groups.get(pid)
@@ -419,8 +425,7 @@ class _Scheduler:
                 self._incomplete.pop(pid, None)
             because = {self._groups.get(pid) for pid in gone}
             always = because if always is None else always & because
-            if all(self._is_low_priority(pid) for pid in gone):
-                self._add_churning(map(self._churning_group, because))
+            if not gone:
                 return
         self._missed, self._lists_ended = self._missed + len(gone), True
         self._add_churning(map(self._churning_group, always or ()))
@@ -453,7 +458,9 @@ class _Scheduler:
             self._missed += len(self._exited_pids)
             missed.append(
                 self._groups_of_missed(
-                    pid for pid in self._exited_pids if not self._is_harmless(self._parents.get(pid))
+                    pid
+                    for pid in self._exited_pids
+                    if not self._inherited_nothing(self._parents.get(pid), self._groups.get(pid))
                 )
             )
         self._lists_ended = True
@@ -528,8 +535,11 @@ class _Scheduler:
             caught: dict[int, BudgetGroup | None] = {}
             for _ in range(_SAMPLES):
                 newest = _newest_pid()
-                if newest not in self._known_pids and not self._is_harmless(_parent_pid(newest)):
-                    caught[newest] = self._group(newest)
+                if newest in self._known_pids:
+                    continue
+                parent, group = _parent_pid(newest), self._group(newest)
+                if not self._inherited_nothing(parent, group):
+                    caught[newest] = group
             groups += Counter({group for pid, group in caught.items() if group and not _is_alive(pid)})
         return groups
 
