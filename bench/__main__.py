@@ -1,6 +1,6 @@
 """``python -m bench``: run everything, write ``bench/results/latest.json`` and ``bench/RESULTS.md``, print the table.
 
-Exit status 0 when everything could be measured, whatever the figures: a missed target is a result.
+The exit status is 0 when everything could be measured, regardless of the figures: a missed target is a result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STORM_DEVICES = 8
 
 @dataclass(frozen=True, slots=True)
 class BenchSize:
-    """How much is measured. Figures are samples, unless they say otherwise."""
+    """Extent of the benchmark. Values are numbers of samples unless stated otherwise."""
 
     quick: bool
     hand_overs: int
@@ -50,9 +50,9 @@ class BenchSize:
     scrapes: int
     restarts: int
     recoveries: int
-    """Of each way back."""
+    """For each recovery method."""
     storm_seconds: float
-    """Seconds of restarts without and with it."""
+    """Seconds of restarts without and with the storm."""
 
 
 FULL = BenchSize(
@@ -95,7 +95,7 @@ QUICK = BenchSize(
 
 @dataclass(slots=True)
 class BenchRun:
-    """What was measured so far; says what it does."""
+    """The measurements so far, with progress output."""
 
     extent: BenchSize
     began: float = field(default_factory=time.monotonic)

@@ -1,7 +1,7 @@
-"""Allocate, which holds up every pod admission on the node, while every device is being scrubbed.
+"""``Allocate``, which delays every pod admission on the node, while every device is being scrubbed.
 
-The load is real: a scrub of each device is started again as soon as the last one ends, so the erasers read and write
-without a pause. The echo is measured under the same load.
+The load is real: a scrub of each device restarts as soon as the last one ends, so the erasers read and write without a
+pause. The echo is measured under the same load.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNDER_WAY = ("scrubbing",)
 
 
 async def allocate_at_rest(node: BenchNode, echo: Echo, *, samples: int) -> Timing:
-    """``Allocate`` on a node where nothing else happens."""
+    """Measure ``Allocate`` on an idle node."""
     return await measure_interleaved(
         "allocate.at-rest",
         f"Allocate, {len(node.devices)} clean devices",
@@ -34,7 +34,7 @@ async def allocate_at_rest(node: BenchNode, echo: Echo, *, samples: int) -> Timi
 
 
 async def allocate_under_load(node: BenchNode, echo: Echo, *, memory: str, samples: int) -> tuple[Timing, Amount]:
-    """``Allocate`` while all devices are scrubbed; and in what share of the samples all of them were indeed."""
+    """Measure ``Allocate`` while all devices are scrubbed; also return the share of samples for which that was true."""
     scrubbing = 0
     states: dict[str, str] = {}
 
@@ -61,7 +61,7 @@ async def allocate_under_load(node: BenchNode, echo: Echo, *, memory: str, sampl
 
 @asynccontextmanager
 async def _scrubs_without_end(node: BenchNode, states: dict[str, str]) -> AsyncIterator[None]:
-    """Inside, every device is being scrubbed; ``states`` follows what the service says."""
+    """Keep every device being scrubbed inside the context; ``states`` follows the service's reports."""
     all_under_way = asyncio.Event()
 
     async def follow() -> None:

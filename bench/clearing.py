@@ -1,5 +1,7 @@
-"""How fast the slow path is: audit, clear and verify of one device's memory, by the eraser's own clock. Informative:
-a simulated GPU's memory is a file on tmpfs."""
+"""Speed of the slow path: audit, clear and verify of one device's memory, by the eraser's own clock.
+
+Informative only: a simulated GPU's memory is a file on tmpfs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _PHASES = ("audit", "clear", "verify")
 
 
 async def slow_path(node: BenchNode, *, memory: str, scrubs: int) -> tuple[Timing, list[Amount]]:
-    """The whole slow path on demand, and the rate of each of its passes (median of ``scrubs``)."""
+    """Measure the whole slow path on demand, and the rate of each of its passes (median of ``scrubs``)."""
     whole: list[float] = []
     rates: dict[str, list[float]] = {phase: [] for phase in _PHASES}
     async with AdminClient(node.stage.socket_dir) as admin:
@@ -26,7 +28,7 @@ async def slow_path(node: BenchNode, *, memory: str, scrubs: int) -> tuple[Timin
             async for update in admin.scrub(node.devices[number % len(node.devices)], "slow"):
                 if update.HasField("result"):
                     for step in update.result.scrub.steps:
-                        measured |= json.loads(step.measured_json) if step.step == "memory" else {}
+                        measured |= json.loads(step.measurements_json) if step.step == "memory" else {}
             whole.append(time.perf_counter() - began)
             for phase in _PHASES:
                 rates[phase].append(measured["total_bytes"] / measured[f"{phase}_seconds"] / 1e9)

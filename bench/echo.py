@@ -1,7 +1,7 @@
-"""The reference: a bare gRPC echo on a Unix socket, server and client in two processes, as plugin and kubelet are.
+"""The reference: a bare gRPC echo on a Unix socket, server and client in two processes, like plugin and kubelet.
 
-Promise: it does nothing but what grpc.aio does for any call: bytes in, the same bytes out, no message is parsed. Run as
-``python -m bench.echo SOCKET`` it serves until its standard input ends, so that it never outlives who started it.
+Invariant: it does only what grpc.aio does for any call: bytes in, the same bytes out, without parsing. Run as ``python
+-m bench.echo SOCKET``, it serves until its standard input ends, so that it never outlives its parent process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Echo:
         self._call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
 
     async def __call__(self, message: bytes) -> float:
-        """Seconds from the call to the answer."""
+        """Return the seconds from the call to the response."""
         began = time.perf_counter()
         answer = await self._call(message)
         seconds = time.perf_counter() - began
@@ -41,7 +41,7 @@ class Echo:
     @classmethod
     @asynccontextmanager
     async def start(cls, socket: Path) -> AsyncIterator[Echo]:
-        """An echo server of its own process at ``socket``, answering."""
+        """Run an echo server at ``socket`` in a separate process, and yield once it responds."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.echo", str(socket), stdin=asyncio.subprocess.PIPE
         )
@@ -66,9 +66,9 @@ async def measure_interleaved(
     samples: int,
     warm_up: int = 20,
 ) -> Timing:
-    """Measure ``measure`` (called with the sample's number; answers seconds) and the echo, in turn.
+    """Measure ``measure`` (called with the sample's number; returns seconds) and the echo alternately.
 
-    The first ``warm_up`` rounds do not count: connections are made, and code is loaded, then.
+    The first ``warm_up`` rounds do not count, because they open connections and load code.
     """
     measured: list[float] = []
     reference: list[float] = []

@@ -1,7 +1,7 @@
-"""Fault → ListAndWatch: from the moment that a device's driver has something to say to the kubelet's news of it.
+"""Fault → ListAndWatch: from an error report of a device's driver to the kubelet's notification.
 
 Faults are XID 95 on one device after the other, written to the control file of the simulated driver. Every device
-comes back by itself (reset, scrub, probation) before its next fault; the recoveries of others may be under way.
+recovers automatically (reset, scrub, probation) before its next fault; other devices may be recovering meanwhile.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ recovery:
 breaker:
   maxResets: 10000
 """
-"""A policy under which a device is back within seconds, however often. It is about the time after the fault, which is not
-measured.
+"""A policy under which a device recovers within seconds, any number of times.
+
+It affects only the time after the fault, which is not measured.
 """
 _XID = 95
 
 
 def quick_recovery(directory: Path) -> Path:
-    """The policy as a file in ``directory``."""
+    """Write the policy to a file in ``directory``; return its path."""
     path = directory / "quick-recovery.yaml"
     path.write_text(QUICK_RECOVERY)
     return path
 
 
 async def fault_to_list(node: BenchNode, *, faults: int) -> Timing:
-    """Seconds from the write of the control file to the ListAndWatch message in which the device is Unhealthy."""
+    """Measure from the write of the control file to the message with the device as Unhealthy, in seconds."""
     measured: list[float] = []
     async with HealthStream.open(node) as listing:
         while len(measured) < faults:

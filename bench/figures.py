@@ -1,6 +1,6 @@
-"""What a benchmark measures, as values: timings with their reference, amounts, and targets.
+"""Results of benchmarks as values: timings with their reference, amounts, and targets.
 
-Promise: pure; nothing here runs or reads anything. All times inside are seconds.
+Invariant: pure; nothing here runs or reads anything. All times inside are seconds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ __all__ = ["Amount", "Quantiles", "TargetResult", "Timing", "growth_exponent", "
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that at least ``share`` of all samples do not exceed (nearest rank): a measured value,
-    never one in between.
+    """Return the smallest sample that at least ``share`` of all samples do not exceed (nearest rank).
+
+    The result is a measured value, never an interpolated one.
 
     Raises:
         ValueError: no samples, or ``share`` is not in (0, 1].
@@ -25,13 +26,13 @@ def quantile(samples: Sequence[float], share: float) -> float:
     if not 0 < share <= 1:
         raise ValueError(f"a share is above 0 and up to 1, not {share}")
     ordered = sorted(samples)
-    # The nudge keeps 0.99 * 100 at rank 99, whatever its last bit is.
+    # The small offset keeps 0.99 * 100 at rank 99 despite rounding errors.
     return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Durations in seconds, summed up. With fewer than 100 samples ``p99`` is the worst one."""
+    """Summary of durations in seconds. With fewer than 100 samples ``p99`` is the worst one."""
 
     samples: int
     p50: float
@@ -46,11 +47,11 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long something took, and how long the reference took that was measured in turn with it.
+    """A duration, and that of the reference measured alternately with it.
 
     Attributes:
         name: stable and hierarchical, such as ``hand-over.same-container.pods-16``.
-        reference_name: what the reference is; empty when there is none.
+        reference_name: description of the reference; empty when there is none.
     """
 
     name: str
@@ -80,10 +81,10 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """A promise and what came of it.
+    """A target and its result.
 
     Attributes:
-        limit: the most that ``measured`` may be, in ``unit``.
+        limit: maximum of ``measured``, in ``unit``.
         cause: why it was missed; empty while it is met.
     """
 
@@ -100,10 +101,10 @@ class TargetResult:
 
 
 def growth_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """How a duration grows with a size: the steepest slope between neighbours on logarithmic axes.
+    """Return how a duration grows with a size: the steepest slope between neighbours on logarithmic axes.
 
-    0 is not at all, 1 is linear, 2 is quadratic. A duration with a fixed part looks flatter than its growing part is,
-    so a step where that part shows counts, and not the average over all of them.
+    0 is constant, 1 linear, 2 quadratic. A duration with a fixed part looks flatter than its growing part, so the step
+    where that part dominates counts, not the average over all steps.
 
     Raises:
         ValueError: fewer than two sizes, or sizes that do not grow.

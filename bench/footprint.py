@@ -1,7 +1,7 @@
-"""What the daemons cost while nothing happens: processor time, and memory by proportional set size (PSS).
+"""Cost of the daemons at rest: CPU time, and memory by proportional set size (PSS).
 
-PSS counts each shared page by the share of it that a process has, so the sums of all processes are right. Children are
-counted with the daemon that started them, and told apart.
+PSS counts each shared page proportionally, so the sum over all processes is correct. Child processes count for the
+daemon that started them, and are listed separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A daemon and the processes below it."""
+    """A daemon and its descendants."""
 
     name: str
     daemon: int
@@ -43,7 +43,7 @@ class _Family:
 
 
 async def at_rest(node: BenchNode, *, seconds: float, name: str, title: str) -> list[Amount]:
-    """Processor time over ``seconds`` and PSS at their end, by process and altogether."""
+    """Measure CPU time over ``seconds`` and PSS at the end, by process and in total."""
     families = _families(node)
     began = time.monotonic()
     before = [family.cpu_seconds() for family in families]
@@ -70,10 +70,10 @@ async def at_rest(node: BenchNode, *, seconds: float, name: str, title: str) -> 
 async def per_call(
     node: BenchNode, call: Callable[[int], Awaitable[object]], *, calls: int, every: float, name: str, title: str
 ) -> list[Amount]:
-    """Processor time that one ``call`` (given its number), and the ``every`` seconds before it, cost each daemon with its
-    children.
+    """Measure the CPU time of each daemon and its children for one ``call`` and the ``every`` seconds before it.
 
-    Other work on the machine lengthens a call and leaves this nearly as it is: the figure to watch on a busy one.
+    ``call`` gets its number. Other load on the machine lengthens a call but hardly changes its CPU time, which is
+    therefore the figure to use on a busy machine.
     """
     families = _families(node)
     before = [family.cpu_seconds() for family in families]
@@ -93,13 +93,13 @@ async def per_call(
 
 
 def cpu_of_service(node: BenchNode) -> float:
-    """Seconds of processor time that the service and its children have used so far."""
+    """Return the CPU time in seconds that the service and its children have used so far."""
     service, _ = _families(node)
     return sum(service.cpu_seconds().values())
 
 
 def written_by_service(node: BenchNode) -> int:
-    """Bytes that the service itself has passed to ``write`` so far: ledger and log lines (proc(5), ``wchar``)."""
+    """Return the bytes that the service itself has passed to ``write`` so far: ledger and log (proc(5), ``wchar``)."""
     lines = Path(f"/proc/{node.stage.service.pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
@@ -109,13 +109,13 @@ def _families(node: BenchNode) -> tuple[_Family, _Family]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of a process, all its threads and its dead children, in user and kernel mode (proc(5): fields 14 to 17)."""
+    """Return the CPU time of a process with all threads and dead children, user and system (proc(5): fields 14-17)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:15]) / _TICKS
 
 
 def _pss(pids: Iterable[int]) -> float:
-    """MB (10^6 bytes)."""
+    """Return the PSS in MB (10^6 bytes)."""
     kib = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

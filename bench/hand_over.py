@@ -1,8 +1,8 @@
-"""The fast path as the kubelet sees it: PreStartContainer → plugin → service → ledger commit → answer.
+"""The fast path as the kubelet sees it: PreStartContainer → plugin → service → ledger commit → response.
 
-``same container`` is the restart of a running pod's container, over and over: List, judgement, checks, commit. On a
-``certificate`` is the first start of a new pod on a device that was proved clean; each uses the certificate up, so the
-devices are scrubbed between two rounds, and the samples are fewer.
+``same container`` is the repeated restart of a running pod's container: List, decision, checks, commit. On a
+``certificate`` is the first start of a new pod on a certified device; each uses the certificate up, so the devices are
+scrubbed between two rounds, and there are fewer samples.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["on_certificate", "reading_breakdown", "restart_interval", "same_cont
 
 
 _SPACING = 0.02
-"""Seconds between two restarts, at least."""
+"""Minimum time between two restarts, in seconds."""
 _WATCH_INTERVAL = 1.5
-"""Seconds between two restarts of the same pod: no exception rests on a run that the watch has not seen."""
+"""Seconds between two restarts of the same pod: an exception requires that the watch has seen the pod run."""
 _BUDGET = 15.0
-"""Seconds that the restarts of one row may take by default; there are fewer samples where a pod is restarted alone."""
+"""Default limit of the restarts of one row, in seconds; there are fewer samples where a single pod is restarted."""
 
 
 async def same_container(
@@ -38,9 +38,10 @@ async def same_container(
     samples: int,
     budget: float = _BUDGET,
 ) -> Timing:
-    """``PreStartContainer`` for the containers of ``pods`` by turns, no more often than the kubelet may be asked.
+    """Measure ``PreStartContainer`` for the containers of ``pods`` in turn, within the kubelet's rate limit.
 
-    Back to back they would be more than the service asks the kubelet in a second, and that wait would be measured.
+    Back to back, they would exceed the service's limit of requests to the kubelet per second, and that wait would be
+    measured.
     """
     next_at, spacing = 0.0, restart_interval(pods)
 
@@ -63,12 +64,12 @@ async def same_container(
 
 
 def restart_interval(pods: Sequence[EmulatedPod]) -> float:
-    """Seconds between two restarts when ``pods`` take turns."""
+    """Return the seconds between two restarts when ``pods`` take turns."""
     return max(_SPACING, _WATCH_INTERVAL / len(pods))
 
 
 async def reading_breakdown(node: BenchNode, echo: Echo, *, name: str, title: str, samples: int) -> list[Timing]:
-    """What of it is the kubelet's List, and what is the whole reading."""
+    """Measure the kubelet's List, and the whole reading of the kubelet's state."""
     lists: list[float] = []
     readings: list[float] = []
     beside: list[float] = []
@@ -95,13 +96,13 @@ async def reading_breakdown(node: BenchNode, echo: Echo, *, name: str, title: st
 
 
 async def on_certificate(node: BenchNode, echo: Echo, *, name: str, title: str, pods: int, rounds: int) -> Timing:
-    """The first start of ``pods`` new pods, ``rounds`` times; taken from the kubelet's own record of its calls."""
+    """Measure the first start of ``pods`` new pods, ``rounds`` times, from the kubelet's own record of its calls."""
     measured: list[float] = []
     reference: list[float] = []
     message = hand_over_message(node.devices[0])
     events = node.stage.kubelet.events
     for number in range(-1, rounds):
-        # The first round makes connections, and does not count.
+        # The first round opens connections, and does not count.
         wanted = pods if number >= 0 else 2
         begun = len(events)
         running: list[EmulatedPod] = []

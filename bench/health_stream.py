@@ -1,4 +1,4 @@
-"""What the kubelet is told: a stream of the plugin's ``ListAndWatch``, with the moment at which each device changed."""
+"""The kubelet's view of health: a stream of ``ListAndWatch``, with the time of each device's last change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TIMEOUT = 120.0
 
 
 class HealthStream:
-    """What the last message said.
+    """The last message of the stream.
 
     Attributes:
         health: device → health.
-        since: device → when its health was first told as it is now (``time.perf_counter``).
+        since: device → when its present health was first reported (``time.perf_counter``).
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class HealthStream:
             await asyncio.gather(task, return_exceptions=True)
 
     async def wait_until(self, holds: Callable[[Mapping[str, str]], bool]) -> None:
-        """Raises ``TimeoutError`` when it does not hold in time."""
+        """Raises ``TimeoutError`` when the condition does not hold in time."""
         async with asyncio.timeout(_TIMEOUT):
             while not holds(self.health):
                 self._changed.clear()
                 await self._changed.wait()
 
     async def wait_for_health(self, device: str, health: str) -> float:
-        """When ``device`` was told to be of ``health``, once it is."""
+        """Wait until ``device`` has ``health``; return when that was reported."""
         await self.wait_until(lambda known: known[device] == health)
         return self.since[device]
 

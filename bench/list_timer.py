@@ -1,9 +1,9 @@
-"""What the service's own reading of the kubelet costs, told apart from the rest of a hand-over.
+"""Cost of the service's reading of the kubelet, separate from the rest of a hand-over.
 
-Run as ``python -m bench.list_timer KUBELET_DIR POD_RESOURCES_SOCKET POD_LOGS_DIR`` it stands in for the service: the first
-line on standard input names the devices, each one after it asks for a reading, which is done with the service's own
-adapter, in a process of its own as the service is. It answers with two numbers, the seconds of ``List`` alone and those of a whole reading (``List``, checkpoint, log
-directories, corroboration).
+Run as ``python -m bench.list_timer KUBELET_DIR POD_RESOURCES_SOCKET POD_LOGS_DIR``, it takes the place of the service:
+the first line on standard input contains the devices, and each further line requests a reading. It uses the service's
+own adapter in a separate process, like the service. The response is two numbers: the seconds of ``List`` alone and of a
+whole reading (``List``, checkpoint, log directories, corroboration).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ListTimer"]
 
 
 class ListTimer:
-    """Asks the stand-in."""
+    """Requests readings from that process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -34,7 +34,7 @@ class ListTimer:
         self._requests, self._answers = process.stdin, process.stdout
 
     async def __call__(self) -> tuple[float, float]:
-        """Seconds of ``List`` alone, and of a whole reading after it."""
+        """Return the seconds of ``List`` alone, and of a whole reading after it."""
         self._requests.write(b"\n")
         answer = (await self._answers.readline()).split()
         if len(answer) != 2:
@@ -44,7 +44,7 @@ class ListTimer:
     @classmethod
     @asynccontextmanager
     async def start(cls, kubelet: Kubelet, devices: Iterable[str]) -> AsyncIterator[ListTimer]:
-        """A stand-in that reads ``kubelet`` and knows ``devices``."""
+        """Start a process that reads ``kubelet`` and knows ``devices``."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "bench.list_timer", str(kubelet.root), str(kubelet.pod_resources_socket), str(kubelet.pod_logs)),
@@ -63,7 +63,7 @@ class ListTimer:
 async def _answer(kubelet_dir: Path, socket: Path, logs: Path) -> None:
     clock = SystemClock()
     ours = frozenset((await asyncio.to_thread(sys.stdin.readline)).split())
-    # What one question costs is measured here, one after the other: nobody is to wait for his turn.
+    # Unlimited: the cost of a single request is measured, without waiting for the rate limiter.
     unlimited = RateLimiter(rate=1e6, burst=1e6)
     listing = PodResourcesClient(socket, clock=clock, deadline=5.0, rate_limiter=unlimited)
     reading = KubeletAssignments(

@@ -1,4 +1,4 @@
-"""On what the figures came about: enough to judge them by, nothing that names the machine or its owner."""
+"""Description of the benchmark machine: enough to judge the figures, without identifying it or its owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Machine", "describe_machine"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``cores`` are those that this process may use; ``load`` is the one-minute average before the first measurement."""
+    """``cores`` are those available to this process; ``load`` is the one-minute average before the benchmark."""
 
     cpu: str
     cores: int
@@ -26,7 +26,7 @@ class Machine:
 
 
 def describe_machine() -> Machine:
-    """The machine that this process runs on."""
+    """Return the description of the machine that this process runs on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(
         cpu=_cpu(),

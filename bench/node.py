@@ -1,8 +1,8 @@
-"""The node that is measured: the demo's stage, and the kubelet's end of the plugin's socket.
+"""The node under test: the demo's playground, and the kubelet's end of the plugin's socket.
 
-Promise: the benchmark's process is the kubelet, as in life. It serves registration and PodResources, follows
-``ListAndWatch``, admits pods whose containers are real processes, and calls the plugin. The plugin is registered by the
-protocol; the calls that are timed go over one more connection to its socket, past the emulator's bookkeeping.
+Invariant: the benchmark process is the kubelet, as in production. It serves registration and PodResources, follows
+``ListAndWatch``, admits pods whose containers are real processes, and calls the plugin. The plugin registers by the
+protocol; the timed calls use another connection to its socket, without the emulator's bookkeeping.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from scrubber.emulator.timings import KubeletTimings
 __all__ = ["IDLE_CONTAINER", "MEMORY", "BenchNode", "hand_over_message", "other_processes"]
 
 MEMORY = "1MiB"
-"""Of each device where its size is not what is measured."""
+"""Memory of each device where its size is irrelevant."""
 IDLE_CONTAINER = ("sleep", "infinity")
 _TIMEOUT = 120.0
 
 
 class BenchNode:
-    """A stage whose daemons are up and whose devices are all clean.
+    """A playground whose daemons are running and whose devices are all clean.
 
     Attributes:
         devices: ids, in the order of the devices' indices.
         plugin: the plugin's five calls.
-        metrics_port: the port at which the service is scraped.
+        metrics_port: the port of the service's metrics.
     """
 
     def __init__(self, stage: Playground, devices: Sequence[str], plugin: rpc.DevicePluginStub, metrics: int) -> None:
@@ -55,10 +55,10 @@ class BenchNode:
     async def start(
         cls, devices: int, *, memory: str = MEMORY, policy: str = "default", watch_interval: float = 1.0
     ) -> AsyncIterator[BenchNode]:
-        """A node of ``devices`` devices, each scrubbed once.
+        """Run a node of ``devices`` devices, each scrubbed once.
 
         Args:
-            watch_interval: of the service, in seconds; its shipped default.
+            watch_interval: of the service, in seconds; by default its own default.
         """
         stage = Playground(
             devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=_unlimited_kubelet()
@@ -73,7 +73,7 @@ class BenchNode:
                 yield cls(stage, ids, rpc.DevicePluginStub(channel), metrics)
 
     async def start_pods(self, count: int) -> list[EmulatedPod]:
-        """``count`` pods with one device each, running; nobody in them opens the device."""
+        """Start ``count`` pods with one device each, and wait until they run; no process in them opens the device."""
         pods = []
         for _ in range(count):
             self._pods += 1
@@ -88,11 +88,11 @@ class BenchNode:
         await self.stage.wait_for_devices(lambda devices: all(each.state == "clean" for each in devices), _TIMEOUT)
 
     async def pre_start(self, pod: EmulatedPod) -> float:
-        """Seconds of ``PreStartContainer``, as before a restart of the pod's container."""
+        """Return the seconds of ``PreStartContainer``, as before a restart of the pod's container."""
         return await self._timed_pre_start(pod.device_ids)
 
     async def allocate(self, device: str) -> float:
-        """Seconds of ``Allocate`` for one device."""
+        """Return the seconds of ``Allocate`` for one device."""
         request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=[device])])
         began = time.perf_counter()
         await self.plugin.Allocate(request)
@@ -106,13 +106,13 @@ class BenchNode:
 
 
 def hand_over_message(device: str) -> bytes:
-    """What the kubelet sends before a container of one device starts: the echo carries the same bytes."""
+    """Return the kubelet's message before a container of one device starts: the echo carries the same bytes."""
     return api.PreStartContainerRequest(devices_ids=[device]).SerializeToString()
 
 
 @contextlib.asynccontextmanager
 async def other_processes(count: int) -> AsyncIterator[None]:
-    """``count`` processes that have nothing to do with us and sleep."""
+    """Run ``count`` unrelated processes that sleep."""
     script = f"for n in $(seq {count}); do sleep infinity & done; echo started; wait"
     shell = await asyncio.create_subprocess_exec(
         "/bin/sh", "-c", script, stdout=asyncio.subprocess.PIPE, start_new_session=True
@@ -127,7 +127,7 @@ async def other_processes(count: int) -> AsyncIterator[None]:
 
 
 def _unlimited_kubelet() -> KubeletTimings:
-    """A kubelet that answers as many questions as it is asked: the samples come faster than hand-overs do in life."""
+    """Return timings of a kubelet without rate limits: samples arrive faster than hand-overs in production."""
     return replace(
         fast_kubelet_timings(),
         pod_resources_per_second=100_000,

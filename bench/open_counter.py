@@ -1,7 +1,7 @@
-"""How often a file is opened, by whomever, as the kernel counts it (inotify(7)): no process has to be changed for it.
+"""Counts how often any process opens a file, with inotify(7), without changing a process.
 
-The simulated driver reads a device's ``device.json`` once for each question about it, and nobody else reads it while the
-node keeps its shape. So its opens are the questions, and nearly all questions are looks at the device's health.
+The simulated driver reads a device's ``device.json`` once for each query about it, and no other process reads it while
+the node keeps its shape. So its opens are the queries, and nearly all queries are health checks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _READ_SIZE = 1 << 16
 
 
 class OpenCounter:
-    """``count`` goes up with every open of the file. Two in a row with nothing between count as one, so closes are told
-    as well: there is always one between.
+    """Number of opens of a file in ``count``.
+
+    The kernel merges two consecutive identical events, so closes are watched as well: there is always one in between.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
-"""Out of service and back, by the way back: the default policy's pauses are part of the figures, and named beside them.
+"""Time to leave service and to return to it, for each recovery method.
 
-Each sample is a device of its own that nobody uses, because a second quarantine on the same day waits longer. Devices go
-wrong one after the other and come back side by side, as they would. Measured by what the kubelet is told: from the fault to
-``Unhealthy``, and from the end of its cause to ``Healthy``. The cause of
+The default policy's pauses are part of the figures, and listed beside them. Each sample is a separate idle device,
+because a second quarantine on the same day waits longer. Devices fail one after the other and recover in parallel.
+Measured in the kubelet's view: from the fault to ``Unhealthy``, and from the end of its cause to ``Healthy``. The cause
+of
 
-- *wait* is a driver that does not answer about the device. It is over when the driver answers again.
-- *scrub* is memory that is cleared too slowly, met by a scrub on demand; so its way out has the whole time in it that
-  clearing gets (``clearTimeoutBase``). It is over when clearing is fast again.
-- *reset* is XID 95. Its cause ends with the reset, which is part of the way back: counted from the fault.
+- *wait* is a driver that does not respond about the device. It ends when the driver responds again.
+- *scrub* is memory that is cleared too slowly, detected by a scrub on demand; so the time to leave service contains the
+  whole timeout of clearing (``clearTimeoutBase``). It ends when clearing is fast again.
+- *reset* is XID 95. Its cause ends with the reset, which is part of the recovery: measured from the fault.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from scrubber.domain.policy import Policy
 __all__ = ["recoveries", "recovery_pauses"]
 
 _FAULT_INTERVAL = 3.0
-"""Seconds between the faults of two devices: a device that hangs holds up the questions about another one for a second, and
-memory that is cleared slowly keeps one of two slots for five.
+"""Seconds between the faults of two devices.
+
+A device that hangs delays queries about another one for a second, and memory that is cleared slowly occupies one of two
+slots for five.
 """
 _FAULT_DURATION = 2.0
-"""Seconds that a cause goes on once its device is out: longer than the first pause of the way back."""
+"""Seconds that a cause lasts once its device is out of service: longer than the first pause of the recovery."""
 _FOR_EVER = 3600.0
 
 _Break = Callable[[str], Awaitable[None]]
@@ -39,9 +42,9 @@ _Restore = Callable[[str], None]
 
 
 async def recoveries(node: BenchNode, *, samples: int) -> list[Timing]:
-    """The ways out and back of ``samples`` devices for each cause; the node has at least three times as many.
+    """Measure ``samples`` devices for each cause; the node has at least three times as many.
 
-    Its policy must allow as many resets: the default one's breaker stops at eight.
+    Its policy must allow as many resets: the default one's breaker opens at eight.
     """
     sim = node.stage.sim_dir
 
@@ -54,7 +57,7 @@ async def recoveries(node: BenchNode, *, samples: int) -> list[Timing]:
     async def scrub_slowly(device: str) -> None:
         control.add_faults(sim, device, slow_clear=_FOR_EVER)
         async with AdminClient(node.stage.socket_dir) as admin, aclosing(admin.scrub(device, "slow")) as updates:
-            await anext(updates)  # it has begun, and needs nobody who waits for it
+            await anext(updates)  # it has begun, and continues without a listener
 
     def clear_fast(device: str) -> None:
         control.clear_faults(sim, device, ["slow-clear"])
@@ -76,7 +79,7 @@ async def recoveries(node: BenchNode, *, samples: int) -> list[Timing]:
 
 
 def recovery_pauses() -> list[Amount]:
-    """What of every way back is waiting, by the default policy."""
+    """Return the pauses of every recovery under the default policy."""
     rule = Policy().recovery
     return [
         Amount("recovery.pause.first", "default policy: pause before the first attempt", rule.backoff(0), "s"),

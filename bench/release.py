@@ -1,8 +1,8 @@
-"""Release → clean, and what the service asks of the kubelet for it.
+"""Release → clean, and the requests to the kubelet for it.
 
-A pod is deleted; from the moment that the kubelet has given it up until its device is certified clean again, nobody asks
-for the device. Most of that time is waiting: for the next look at the kubelet, and for the look after it that proves the
-pod absent. The slow path itself is measured beside it, by the service's own record.
+A pod is deleted. From the moment when the kubelet has released its device until that device is certified clean again,
+no pod requests it. Most of that time is waiting: for the next reading of the kubelet's list, and for the one after it
+that proves the pod absent. The slow path itself is measured separately, by the service's own record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUT = 60.0
 
 
 async def release_to_clean(node: BenchNode, *, releases: int) -> Timing:
-    """One pod after the other on an otherwise idle node."""
+    """Measure one pod after the other on an otherwise idle node."""
     measured: list[float] = []
     for _ in range(releases):
         (pod,) = await node.start_pods(1)
@@ -32,14 +32,14 @@ async def release_to_clean(node: BenchNode, *, releases: int) -> Timing:
 
 
 async def list_calls_at_rest(node: BenchNode, *, seconds: float, name: str, title: str) -> Amount:
-    """How often the kubelet is asked while nothing happens."""
+    """Measure how often the kubelet is queried on an idle node."""
     before, began = node.stage.kubelet.pod_resources_requests, time.perf_counter()
     await asyncio.sleep(seconds)
     return _list_calls_per_minute(node, before, began, name, title)
 
 
 async def churn(node: BenchNode, *, rounds: int) -> list[Amount]:
-    """All devices are given to pods and given back, ``rounds`` times, as fast as the node can."""
+    """Assign all devices to pods and release them, ``rounds`` times, as fast as the node can."""
     before, began = node.stage.kubelet.pod_resources_requests, time.perf_counter()
     for _ in range(rounds):
         await node.end_pods(await node.start_pods(len(node.devices)))

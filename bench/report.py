@@ -1,7 +1,7 @@
-"""The results as a file that programs read and as a table that people read.
+"""The results as a file for programs and as a table for people.
 
-Promise: both say the same. ``RESULTS.md`` is rendered from what ``results/latest.json`` holds and from nothing else, and
-neither names the machine, its owner or a path on it.
+Invariant: both contain the same. ``RESULTS.md`` is rendered only from ``results/latest.json``, and neither contains the
+name of the machine, its owner or a path on it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Report:
 
     Attributes:
         made: UTC, ISO 8601, to the minute.
-        seconds: that the run took.
-        containers: how processes were told to belong to a pod: ``cgroup v2`` or ``marker``.
+        seconds: duration of the run.
+        containers: how processes were assigned to pods: ``cgroup v2`` or ``marker``.
     """
 
     schema: int
@@ -46,7 +46,7 @@ class Report:
 
 
 def dump(report: Report) -> str:
-    """JSON; times in seconds. What follows from other values (ratios, ``met``) is in it for its readers' sake."""
+    """Return JSON with times in seconds. It includes derived values (ratios, ``met``) for its readers."""
     document = _rounded(asdict(report))
     for written, timing in zip(document["timings"], report.timings, strict=True):
         written |= _rounded({"ratio_p50": timing.ratio_p50, "ratio_p99": timing.ratio_p99})
@@ -56,7 +56,7 @@ def dump(report: Report) -> str:
 
 
 def load(text: str) -> Report:
-    """What :func:`dump` wrote.
+    """Parse the output of :func:`dump`.
 
     Raises:
         ValueError: it is not JSON, of another schema, or something is missing, unknown or of the wrong type.
@@ -72,7 +72,7 @@ def load(text: str) -> Report:
 
 
 def _rounded(value: Any) -> Any:
-    """Four significant digits: more would be noise."""
+    """Round to four significant digits: more would be noise."""
     if isinstance(value, float):
         return float(f"{value:.{_SIGNIFICANT}g}")
     if isinstance(value, dict):
@@ -83,7 +83,7 @@ def _rounded(value: Any) -> Any:
 
 
 def render(report: Report) -> str:
-    """``RESULTS.md``."""
+    """Return the content of ``RESULTS.md``."""
     return "\n".join(_lines(report))
 
 

@@ -1,10 +1,11 @@
-"""What a scrape costs whoever scrapes: a page of the service's metrics, and the reference beside it.
+"""Duration of a scrape of the service's metrics, and its effect on hand-overs.
 
-The reference is a bare HTTP server of the standard library in a process of its own, which answers with the same bytes. Run as
-``python -m bench.scrape serve SIZE`` it serves that many bytes, says its port in a line, and ends with its standard input.
+The reference is a bare HTTP server of the standard library in a separate process, which answers with the same number of
+bytes. Run as ``python -m bench.scrape serve SIZE``, it serves that many bytes, prints its port, and exits when its
+standard input ends.
 
-And what a crowd of scrapers costs the gate: ``python -m bench.scrape crowd PORT CLIENTS`` scrapes without a pause, that many
-times at once, until its standard input ends; then it prints how many scrapes were answered.
+For the effect on the gate, ``python -m bench.scrape crowd PORT CLIENTS`` scrapes without a pause from that many
+concurrent clients, until its standard input ends; then it prints how many scrapes were answered.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from scrubber.emulator.pods import EmulatedPod
 __all__ = ["REFERENCE", "SCRAPERS", "restarts_while_scraped", "scrape_timing"]
 
 SCRAPERS = 30
-"""Scrapers at once."""
+"""Concurrent scrapers."""
 
 REFERENCE = "bare HTTP answer"
 _ACCEPT = {
     "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
     "Accept-Encoding": "gzip",
 }
-"""As Prometheus asks."""
+"""Headers of Prometheus."""
 _WARM_UP = 3
 _SAMPLES = 1000
 _NICE = 15
 
 
 async def scrape_timing(node: BenchNode, *, name: str, title: str, samples: int) -> Timing:
-    """From the request to the last byte, as Prometheus asks, in turn with the reference."""
+    """Measure from the request to the last byte, with Prometheus' headers, alternating with the reference."""
     measured: list[float] = []
     reference: list[float] = []
     _, size = await asyncio.to_thread(_scrape, node.metrics_port)
@@ -70,10 +71,10 @@ async def scrape_timing(node: BenchNode, *, name: str, title: str, samples: int)
 async def restarts_while_scraped(
     node: BenchNode, echo: Echo, pods: list[EmulatedPod], *, seconds: float
 ) -> tuple[tuple[Timing, Timing], tuple[Amount]]:
-    """Restarts of containers without and with :data:`SCRAPERS` scrapers of the service that never pause.
+    """Measure restarts of containers without and with :data:`SCRAPERS` scrapers of the service that never pause.
 
     Args:
-        seconds: of restarts, each time.
+        seconds: duration of the restarts, each time.
     """
 
     async def restarts(name: str, title: str) -> Timing:
@@ -91,7 +92,7 @@ async def restarts_while_scraped(
 
 @asynccontextmanager
 async def _scrapers(port: int, answered: list[int]) -> AsyncIterator[None]:
-    """Inside, they scrape; afterwards ``answered[0]`` says how many scrapes were answered."""
+    """Scrape inside the context; afterwards ``answered[0]`` is the number of answered scrapes."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.scrape", "crowd", str(port), str(SCRAPERS)),
         stdin=asyncio.subprocess.PIPE,
@@ -115,13 +116,11 @@ def _scrape_without_pause(port: int, clients: int) -> None:
 
     def go_on(number: int) -> None:
         while not over.is_set():
-            with suppress(OSError, http.client.HTTPException):  # one connection too many is closed unanswered
+            with suppress(OSError, http.client.HTTPException):  # connections above the limit are closed
                 _scrape(port)
                 counts[number] += 1
 
-    os.nice(
-        _NICE
-    )  # what they cost is what they make the service do, and not the processor time that they take themselves
+    os.nice(_NICE)  # the load on the service is to be measured, not the scrapers' own CPU time
     threads = [threading.Thread(target=go_on, args=(number,), daemon=True) for number in range(clients)]
     for thread in threads:
         thread.start()
@@ -132,7 +131,7 @@ def _scrape_without_pause(port: int, clients: int) -> None:
 
 
 def _scrape(port: int) -> tuple[float, int]:
-    """Seconds, and bytes."""
+    """Return the seconds and the size in bytes."""
     began = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
     try:
@@ -157,7 +156,7 @@ def _serve(size: int) -> None:
             self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,5 +1,6 @@
-"""How long it takes to start: the service until it says so to its supervisor, the plugin until it is registered, and the
-command line; and for how long the kubelet has no plugin while one instance follows another.
+"""Start times: the service until it reports ready, the plugin until it is registered, and the command line.
+
+Also the gap without a registered plugin when one instance replaces another.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TIMEOUT = 60.0
 
 
 async def service_startup(*, devices: int, starts: int) -> Timing:
-    """From exec to ``READY=1``: every device was looked at, and hand-overs are taken."""
+    """Measure from exec to ``READY=1``: every device has been checked, and hand-overs are accepted."""
     measured: list[float] = []
     bare: list[float] = []
     async with Playground(devices=devices, memory=MEMORY) as stage:
@@ -50,8 +51,10 @@ async def service_startup(*, devices: int, starts: int) -> Timing:
 
 
 async def plugin_startup(*, devices: int, starts: int) -> list[Timing]:
-    """From exec to the kubelet having the plugin's list; and a rolling update, by the kubelet's own clock: from the end of
-    the old instance's stream to the new one's list. An admission in between fails.
+    """Measure from exec until the kubelet has the plugin's list, and the gap of a rolling update.
+
+    The gap, by the kubelet's clock, is from the end of the old instance's stream to the new one's list. An admission in
+    between fails.
     """
     measured: list[float] = []
     reference: list[float] = []
@@ -83,7 +86,7 @@ async def plugin_startup(*, devices: int, starts: int) -> list[Timing]:
 
 
 def _gap(kubelet: Kubelet, since: int) -> float | None:
-    """Seconds without a plugin; None while there is none."""
+    """Return the seconds without a plugin; None if there was no gap."""
     ended: float | None = None
     for event in kubelet.events[since:]:
         if event.name == "StreamEnded":
@@ -96,14 +99,17 @@ def _gap(kubelet: Kubelet, since: int) -> float | None:
 async def _wait_for_standby(daemon: Daemon) -> None:
     async with asyncio.timeout(_TIMEOUT):
         while True:
-            if '"plugin.standing-by"' in daemon.log.read_text():
+            if '"plugin.standby"' in daemon.log.read_text():
                 return
             await asyncio.sleep(0.01)
 
 
 async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
-    """Commands from exec to exit, in turn with an interpreter that only loads gRPC: what asks the service cannot be faster."""
-    socket_flag = ("--socket", str(stage.socket_dir))
+    """Measure commands from exec to exit, alternating with an interpreter that only loads gRPC.
+
+    The latter is a lower bound for commands that send a request.
+    """
+    socket_flag = ("--socket-dir", str(stage.socket_dir))
     doctor = ("doctor", *socket_flag, "-o", "json")
     verdict = await _verdict(stage, *doctor)
     rows: tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...] = (
@@ -129,7 +135,7 @@ async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
 
 
 async def _verdict(stage: Playground, *words: str) -> int:
-    """How ``scrubber doctor`` ends here: it is of another mind about each machine, and a crash must not pass for a verdict."""
+    """Return the exit status of ``scrubber doctor`` on this machine; raise if it did not produce a report."""
     ended = await stage.run_command(*words)
     try:
         if json.loads(ended.stdout)["kind"] == "DoctorReport":
@@ -140,7 +146,7 @@ async def _verdict(stage: Playground, *words: str) -> int:
 
 
 async def _run(*arguments: str, environment: Mapping[str, str] | None = None, wanted: int = ExitCode.OK) -> float:
-    """Seconds from exec to exit. Raises ``RuntimeError`` when it ends with another status than ``wanted``."""
+    """Return the seconds from exec to exit. Raises ``RuntimeError`` when the exit status is not ``wanted``."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL, env={**os.environ, **(environment or {})}

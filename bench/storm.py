@@ -1,9 +1,9 @@
-"""A driver that reports XIDs without end about one device: what it costs the others, the service, and the ledger.
+"""A driver that reports XIDs of one device without end: the effect on other devices, the service, and the ledger.
 
-One device of the node has the storm and no pod; the others have pods whose containers are restarted, measured against the
-echo before the storm and in it. Then the storm goes on alone, and what the service does about it is looked at. The XIDs are
-of classes that take no device out of service. The storm is raised by a process of its own, as
-``python -m bench.storm DIRECTORY DEVICE RATE``, which ends when its standard input does.
+One device of the node has the storm and no pod. The others have pods whose containers are restarted, measured against
+the echo before and during the storm. Then the storm continues alone, and the load of the service is measured. The XIDs
+are of classes that take no device out of service. A separate process, ``python -m bench.storm DIRECTORY DEVICE RATE``,
+raises the storm and exits when its standard input ends.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from scrubber.emulator.pods import EmulatedPod
 __all__ = ["CODES", "RATE", "xid_storm"]
 
 CODES = (13, 31, 45)
-"""Two are an application's own fault, one depends on its context."""
+"""Two are faults of an application, one depends on its context."""
 RATE = 1000.0
-"""XIDs a second."""
+"""XIDs per second."""
 _SAMPLES = 1000
 _MOST_XIDS = 10_000_000
 _NICE = 15
 _MINUTE = 60.0
 _BYTES_A_MEGABYTE = 1e6
 _MOST_ROWS = 1000
-"""That the service gives at once. So many would be far beyond what the storm may write."""
+"""Maximum of the service's response. So many would be far beyond what the storm may write."""
 
 
 async def xid_storm(node: BenchNode, echo: Echo, *, restarts: float, idle: float) -> tuple[list[Timing], list[Amount]]:
-    """Restarts of the other devices' containers without and with the storm, and what the storm makes the service do.
+    """Measure restarts of the other devices' containers without and with the storm, and the load of the service.
 
     Args:
-        restarts: seconds of them, each time.
-        idle: seconds of watching the service, at rest and in the storm, while nothing else happens.
+        restarts: seconds of restarts, each time.
+        idle: seconds of measuring the service at rest and in the storm, on an otherwise idle node.
     """
     struck, others = node.devices[0], len(node.devices) - 1
-    # The first device is the one that is not asked for: nobody's restart may wait for it.
+    # No pod uses the first device: no restart may wait for it.
     pods = await _pods_on_other_devices(node, struck)
     timings = [await _restarts(node, echo, pods, "calm", f"hand-over beside no storm, {others} devices", restarts)]
     calm = await _ServiceLoad.measure(node, struck, idle)
@@ -77,7 +77,7 @@ async def xid_storm(node: BenchNode, echo: Echo, *, restarts: float, idle: float
 
 
 async def _pods_on_other_devices(node: BenchNode, affected: str) -> list[EmulatedPod]:
-    """A running pod on every device but ``affected``."""
+    """Return a running pod on every device but ``affected``."""
     pods = await node.start_pods(len(node.devices))
     (without,) = [each for each in pods if affected in each.device_ids]
     pods.remove(without)
@@ -97,7 +97,7 @@ async def _restarts(
 
 
 class _ServiceLoad:
-    """What the service did about a device in some seconds: questions a second, % of a core, MB a minute."""
+    """Load of the service for a device: queries per second, % of a core, MB per minute."""
 
     def __init__(self, looks: float, cpu: float, written: float) -> None:
         self.health_checks, self.cpu, self.written = looks, cpu, written
@@ -121,7 +121,7 @@ class _ServiceLoad:
 
 
 class _Storm:
-    """A storm under way."""
+    """A storm in progress."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -129,7 +129,7 @@ class _Storm:
 
     @property
     def rate(self) -> float:
-        """XIDs a second so far."""
+        """XIDs per second so far."""
         return (self._raised() - self._before) / (time.perf_counter() - self._began)
 
     def _raised(self) -> int:
@@ -138,7 +138,7 @@ class _Storm:
 
 @asynccontextmanager
 async def _running_storm(node: BenchNode, device: str) -> AsyncIterator[_Storm]:
-    """Inside, the storm rages."""
+    """Run the storm inside the context."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.storm", str(node.stage.sim_dir), device, str(RATE)),
         stdin=asyncio.subprocess.PIPE,
@@ -168,7 +168,7 @@ def _run_storm(directory: Path, device: str, rate: float) -> None:
         if over.wait(seconds):
             raise SystemExit(0)
 
-    os.nice(_NICE)  # a driver's storm takes no processor time from whoever is measured
+    os.nice(_NICE)  # the storm must not take CPU time from the measured processes
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     print("raging", flush=True)
     raise_xids(directory, device, CODES, repeat=_MOST_XIDS, rate=rate, sleep=go_on)

@@ -1,6 +1,6 @@
-"""What was promised, compared with what was measured; and for what is missed, why.
+"""Targets compared with the measurements, with causes for missed ones.
 
-A cause is a person's sentence, written after profiling. It is printed only while its target is missed.
+A cause is written by a person after profiling. It is printed only while its target is missed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ CAUSES: Mapping[str, str] = {
 
 _NOT_INVESTIGATED = "Not looked into yet."
 _COMMAND_LIMIT_MS = 250.0
-"""Milliseconds from exec to exit of a command."""
+"""Limit of a command from exec to exit, in milliseconds."""
 _SAME, _CERTIFICATE = "hand-over.same-container", "hand-over.certificate"
 _SCRAPED = f"{_SAME}.scraped-"
 
 
 def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[TargetResult, ...]:
-    """Every target whose measurements are there."""
+    """Return every target whose measurements exist."""
     times = {each.name: each for each in timings}
     values = {each.name: each.value for each in amounts}
     found: list[TargetResult] = []
@@ -64,8 +64,8 @@ def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tu
         cause = "" if measured <= limit else CAUSES.get(name, _NOT_INVESTIGATED)
         found.append(TargetResult(name, message, limit, measured, unit, cause))
 
-    # All restarts count, whatever else was varied, but those beside scrapers, which have a target of their own. First starts
-    # beside a crowd are too few for a p99 of their own.
+    # All restarts count, in all variants, except those with scrapers, which have a separate target. First starts with
+    # other processes are too few for a separate p99.
     for kind, rows, words in ((_SAME, "", "restart of a container"), (_CERTIFICATE, "pods-", "first start of a pod")):
         asked = [
             each for each in timings if each.name.startswith(f"{kind}.{rows}") and not each.name.startswith(_SCRAPED)
@@ -73,7 +73,7 @@ def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tu
         tails = [each.ratio_p99 for each in asked if each.ratio_p99 is not None]
         medians = [each.ratio_p50 for each in asked if each.ratio_p50 is not None]
         if tails and medians:
-            # Other work on the machine lifts the echo's p99 most, so a good ratio of tails alone may be luck.
+            # Other load on the machine raises the echo's p99 most, so a good ratio of the p99s alone may be luck.
             message = f"hand-over, {words}: p99 at up to 16 pods, in echoes' p99 (medians: {max(medians):.1f} times)"
             add(kind, message, 5.0, max(tails), "times")
 
@@ -159,9 +159,10 @@ def _growth(sizes: Sequence[float], durations: Sequence[float]) -> float:
 
 
 def _relative_growth(before: Timing | None, after: Timing | None) -> tuple[float, float] | None:
-    """How much worse ``after`` is than ``before``, each in medians of its own echo: its p99, its median.
+    """Return the growth from ``before`` to ``after``, each relative to the median of its own echo: p99, median.
 
-    The echo's own p99 rests on the three worst of some hundred samples. Between two rows it would be most of the answer.
+    The echo's own p99 depends on the three worst of some hundred samples. Between two rows it would dominate the
+    result.
     """
     if before is None or after is None or before.reference is None or after.reference is None:
         return None

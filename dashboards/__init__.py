@@ -1,1 +1,1 @@
-"""What is shown of the metrics: Grafana boards, written as code so that they agree with each other and can be tested."""
+"""Grafana boards for the metrics, written as code so that they are consistent and can be tested."""

@@ -1,4 +1,4 @@
-"""Writes ``dashboards/*.json``, the files that Grafana imports, anew; a test compares them with the code."""
+"""Regenerates ``dashboards/*.json``, the files that Grafana imports; a test compares them with the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DIRECTORY = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Write every board, and name what was written."""
+    """Write every board, and print its path."""
     for which, make in BOARDS.items():
         path = _DIRECTORY / f"{which}.json"
         path.write_text(to_json(make()), encoding="utf-8")

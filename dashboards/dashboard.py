@@ -1,6 +1,6 @@
-"""What the boards have in common: variables, links to each other, and how panels are laid out.
+"""Common parts of the boards: variables, links between boards, and the layout of panels.
 
-A board keeps its ``uid``: links, bookmarks and a second import of a newer version all find it by that name.
+A board keeps its ``uid``: links, bookmarks and the import of a newer version identify it by that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEPT_PARAMETERS: Final = "${datasource:queryparam}&${job:queryparam}&${__url_ti
 
 
 class DashboardName(StrEnum):
-    """The boards, by their file's name."""
+    """The boards, by the name of their file."""
 
     FLEET = "fleet"
     NODE = "node"
@@ -51,14 +51,14 @@ DEVICE_LINK: Final = (
 
 
 def device_series_link() -> tuple[str, str]:
-    """A link from a series with labels ``instance`` and ``device``."""
+    """Return a link from a series with the labels ``instance`` and ``device``."""
     labels = "var-instance=${__field.labels.instance}&var-device=${__field.labels.device}"
     return "Show this device", f"/d/{DashboardName.DEVICE.uid}?{labels}&{_KEPT_PARAMETERS}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one title, from left to right and then down. The first row of a board needs none."""
+    """Panels under one title, from left to right and then down. The first row of a board needs no title."""
 
     title: str | None
     panels: Sequence[model.Panel]
@@ -67,11 +67,11 @@ class Row:
 def build_dashboard(
     name: DashboardName, title: str, description: str, rows: Sequence[Row], *, since: str, refresh: str
 ) -> model.Dashboard:
-    """A whole board.
+    """Return a complete board.
 
     Args:
-        since: the time range that it opens with, up to now (``now-6h``).
-        refresh: how often it asks anew (``1m``).
+        since: start of the initial time range, which ends now (``now-6h``).
+        refresh: refresh interval (``1m``).
     """
     head = (
         build.Dashboard(title)
@@ -92,7 +92,7 @@ def build_dashboard(
 
 
 def to_json(dashboard: model.Dashboard) -> str:
-    """A board as it stands in its file."""
+    """Return the content of a board's file."""
     return json.dumps(dashboard, cls=JSONEncoder, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
 
@@ -121,7 +121,7 @@ def _query(name: str, label: str, query: str) -> build.QueryVariable:
 
 
 def _multi_value_query(name: str, label: str, query: str) -> build.QueryVariable:
-    """All of them, until somebody picks."""
+    """Return a variable with multiple values, initially all."""
     everything = model.VariableOption(selected=True, text=["All"], value=["$__all"])
     return _query(name, label, query).multi(True).include_all(True).all_value(".+").current(everything)
 

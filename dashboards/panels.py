@@ -1,7 +1,7 @@
-"""The four kinds of panels that the boards are made of: a number, a graph, a timeline of states, a table.
+"""The four kinds of panels on the boards: number, graph, state timeline, table.
 
-Each takes the question that it answers, which becomes its description, and the unit of what it shows. What all panels of
-a kind have in common is said here, once.
+Each takes the question that it answers, which becomes its description, and the unit of its values. Properties common to
+all panels of a kind are defined here, once.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _REFS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question to Prometheus.
+    """A query to Prometheus.
 
     Attributes:
         text: PromQL.
-        legend: what its series are called; ``{{label}}`` is replaced.
-        exemplars: ask for single measured cases, with the id of their scrub, as well.
+        legend: name of its series; ``{{label}}`` is replaced.
+        exemplars: also request exemplars, with the id of their scrub.
     """
 
     text: str
@@ -62,13 +62,13 @@ class PanelColumn:
 
     Attributes:
         source: a label, or ``Value`` for the value of the table's only query, ``Value #B`` for that of its second.
-        title: what stands above it.
-        unit: of a value.
-        width: in pixels; None shares what is left.
-        mappings: texts and colours for its values; they then colour the cell's text.
-        filled: they colour the cell instead: dark red is no colour for letters.
-        steps: (from, colour) in rising order, beginning with that of the lowest values.
-        link: where a click leads.
+        title: heading.
+        unit: unit of its values.
+        width: in pixels; None: an equal share of the remaining width.
+        mappings: texts and colours for its values; the colours apply to the cell's text.
+        filled: the colours apply to the cell's background instead: dark red is unsuitable for text.
+        steps: (from, colour) in ascending order, starting with the colour of the lowest values.
+        link: target of a click.
     """
 
     source: str
@@ -98,11 +98,11 @@ def stat_panel(
     filled: bool = False,
     size: int | None = None,
 ) -> model.Panel:
-    """One number as it is now, or over the time range; ``nothing`` is shown where there is none.
+    """Return a panel with one number, as of now or over the time range; ``nothing`` is shown without data.
 
     Args:
-        filled: the panel has the colour, not the letters.
-        size: of the letters in pixels, where numbers and words beside each other would else have one each.
+        filled: colour the panel instead of the text.
+        size: font size in pixels; otherwise neighbouring numbers and words would have different sizes.
     """
     panel = (
         stat.Panel()
@@ -149,14 +149,14 @@ def time_series_panel(
     decimals: int | None = None,
     nothing: str | None = None,
 ) -> model.Panel:
-    """Values over time, from zero up.
+    """Return a graph of values over time, from zero up.
 
     Args:
-        colours: of series by name; those of words that mean the same everywhere unless given.
-        steps: draw a line where it becomes bad.
-        hue: all other series are shades of this; without it each has a colour of its own, which then means nothing.
-        rare: there is a value only now and then; it is drawn through to the next one where that comes soon.
-        points: at most so many over the time range, so that a bar is wide enough to be seen.
+        colours: of series by name; by default the colours of common terms.
+        steps: draw a line where the value becomes bad.
+        hue: all other series are shades of this colour; without it each has an arbitrary colour.
+        rare: values are sparse; gaps up to a limit are bridged by a line.
+        points: maximum number over the time range, so that bars are wide enough to be visible.
     """
     panel = (
         timeseries.Panel()
@@ -195,9 +195,9 @@ def time_series_panel(
         panel = panel.max_data_points(points)
     if decimals is not None:
         panel = panel.decimals(decimals)
-    if unit == "short":  # a quiet minute is not drawn on a scale of a hundred
+    if unit == "short":  # otherwise a quiet minute would be drawn on a scale of a hundred
         panel = panel.axis_soft_max(1)
-    if unit == "percentunit" and top is None:  # nor nothing on one of ten thousand per cent
+    if unit == "percentunit" and top is None:  # otherwise zero would be drawn on a scale of ten thousand per cent
         panel = panel.axis_soft_max(0.01)
     if hue is not None:
         panel = panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(hue))
@@ -222,7 +222,7 @@ def event_count_panel(
     span: int = 8,
     nothing: str | None = None,
 ) -> model.Panel:
-    """What happens now and then, as bars; each query counts what came since the point before."""
+    """Return a bar graph of occasional events; each query counts the events since the previous point."""
     return time_series_panel(
         title,
         f"{question} (Each bar counts what came since the one before.)",
@@ -248,7 +248,7 @@ def state_timeline_panel(
     link: tuple[str, str] | None = None,
     nothing: str | None = None,
 ) -> model.Panel:
-    """States over time, one row for each series; ``mappings`` give numbers their texts and colours."""
+    """Return states over time, one row per series; ``mappings`` define text and colour of each number."""
     panel = (
         statetimeline.Panel()
         .title(title)
@@ -294,7 +294,7 @@ def table_panel(
     smallest_first: bool = False,
     nothing: str | None = None,
 ) -> model.Panel:
-    """A table as of now. Rows of several queries with equal labels become one; ``sort`` names a column, largest first."""
+    """Return a table as of now, joined on equal labels; ``sort`` names a column, largest first."""
     panel = (
         table.Panel()
         .title(title)
@@ -344,7 +344,7 @@ def _target(query: Query, ref: str) -> prometheus.Dataquery:
 
 
 def _unlisted(columns: Sequence[PanelColumn], queries: int) -> dict[str, bool]:
-    """Values that no column shows: those of queries that are there for their labels alone."""
+    """Return the values without a column: those of queries that only add labels."""
     values = ["Value"] if queries == 1 else [f"Value #{ref}" for ref in _REFS[:queries]]
     return {value: True for value in values if value not in {each.source for each in columns}}
 

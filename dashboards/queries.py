@@ -1,10 +1,10 @@
-"""How the boards ask Prometheus. Every selector is built here, so that none forgets which daemons and nodes are picked.
+"""PromQL queries of the boards. Every selector is built here, so that each applies the selected daemons and nodes.
 
-``job`` and ``instance`` are the boards' variables. An instance is a node: both daemons of a node carry the same one.
+``job`` and ``instance`` are the boards' variables. An instance is a node: both daemons of a node have the same one.
 
-``rate()`` and ``increase()`` see no first step of a series that begins with what it counts. Where that can be, and most of
-what matters here happens once, a counter is compared with what it was before: :func:`occurrences`, :func:`increase_by_timestamp`, and what
-:func:`per_minute` and :func:`quantile` do for :data:`NOT_INITIALIZED_AT_ZERO`.
+``rate()`` and ``increase()`` miss the first step of a series that starts above 0. Where that can happen, and most of
+what matters here happens once, a counter is compared with its earlier value: :func:`occurrences`,
+:func:`increase_by_timestamp`, and :func:`per_minute` and :func:`quantile` for :data:`NOT_INITIALIZED_AT_ZERO`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEVICE_MATCHER: Final = 'device="$device"'
 """A matcher: the one device of the device board."""
 
 OUT_OF_SERVICE_MATCHER: Final = 'health!~"healthy|suspect"'
-"""A matcher for states: out of service, whatever the reason."""
+"""A matcher for states: out of service, for any reason."""
 
 NOT_INITIALIZED_AT_ZERO: Final = frozenset(
     {
@@ -47,33 +47,34 @@ NOT_INITIALIZED_AT_ZERO: Final = frozenset(
         "scrubber_xids_total",
     }
 )
-"""Counters and histograms whose series are not there at 0 from a daemon's start: their labels' combinations are too many."""
+"""Counters and histograms without series at 0 from the start of a daemon: they have too many label combinations."""
 
 _NEW_SERIES_LOOKBACK: Final = "6h"
-"""What was seen so long before is not new: a scraper that was away for less does not tell old things again."""
+"""A series seen this long before is not new: after a shorter absence of the scraper, old events are not reported again.
+"""
 
 
 def selector(metric: str, *matchers: str) -> str:
-    """The series of ``metric`` that the board's variables pick; ``matchers`` are PromQL's own (``outcome="passed"``)."""
+    """Return a selector for the chosen series of ``metric``; ``matchers`` are PromQL (``outcome="passed"``)."""
     picked = ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers))
     return f"{metric}{{{picked}}}"
 
 
 def aggregate(how: str, metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """``sum``, ``min`` or ``max`` of the series of a gauge, by ``by``."""
+    """Return ``sum``, ``min`` or ``max`` of a gauge's series, grouped by ``by``."""
     return f"{how}{_grouped(by)} ({selector(metric, *matchers)})"
 
 
 def rate(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How far a counter moves in a second."""
+    """Return the increase of a counter per second."""
     assert _family(metric) not in NOT_INITIALIZED_AT_ZERO, metric
     return f"sum{_grouped(by)} (rate({selector(metric, *matchers)}[$__rate_interval]))"
 
 
 def per_minute(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How often a minute a counter moves. What happens here happens a few times a minute; a second is no unit for it.
+    """Return the increase of a counter per minute, a better unit here: events occur a few times a minute.
 
-    With ``by``, only what moved within the board's time range: most codes, outcomes and reasons never come.
+    With ``by``, only series that increased within the board's time range: most codes, outcomes and reasons never occur.
     """
     if _family(metric) in NOT_INITIALIZED_AT_ZERO:
         return f"60 * {_increase_per_step(metric, *matchers, by=by)} * 1000 / $__interval_ms"
@@ -84,9 +85,9 @@ def per_minute(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
 
 
 def increase_per_step(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How far a counter moved since the last point of a graph, for what happens once: by the minute, one would be several.
+    """Return the increase of a counter since the previous point: per minute, a single event would look like several.
 
-    With ``by``, only what moved within the board's time range, as in :func:`per_minute`.
+    With ``by``, only series that increased within the board's time range, as in :func:`per_minute`.
     """
     assert _family(metric) not in NOT_INITIALIZED_AT_ZERO, metric
     moved = _increase_per_step(metric, *matchers, by=by)
@@ -98,10 +99,11 @@ def _moved_in_range(metric: str, *matchers: str, by: Sequence[str]) -> str:
     return f"on ({', '.join(by)}) sum{_grouped(by)} ({in_range}) > 0"
 
 
+# See docs/decisions/0038-alerts-and-boards.md.
 def _increase_per_step(metric: str, *matchers: str, by: Sequence[str]) -> str:
-    """How far a counter moved since the last point of a graph: exactly, and from 0 for a series that was not there then.
+    """Return the exact increase of a counter since the previous point, from 0 for a series that is new.
 
-    Nothing at the first point after nobody answered: what was counted meanwhile is not of this moment.
+    Empty at the first point after the target was down: what was counted meanwhile did not happen at that point.
     """
     now = selector(metric, *matchers)
     moved = f"({now} - {now} offset $__interval) >= 0 or {now}"
@@ -109,11 +111,11 @@ def _increase_per_step(metric: str, *matchers: str, by: Sequence[str]) -> str:
 
 
 def increase_by_timestamp(metric: str, last: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How far a counter moved since the last point of a graph, where ``last`` says that it did.
+    """Return the increase of a counter since the previous point, where the gauge ``last`` reports one.
 
     Args:
-        last: the gauge, with the same labels, that says when the counter moved for the last time. So the first time is seen, and
-            also the first time after a restart that brings the counter to where it had been before.
+        last: the gauge, with the same labels, with the time of the counter's last increase. So the first increase is
+            detected, also after a restart in which the counter returns to its previous value.
     """
     now, moved = selector(metric, *matchers), selector(last, *matchers)
     before, moved_before = (
@@ -123,16 +125,16 @@ def increase_by_timestamp(metric: str, last: str, *matchers: str, by: Sequence[s
 
 
 def increase(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How far a counter that was there from the start moved within the board's time range."""
+    """Return the increase, within the board's time range, of a counter that exists from the start."""
     assert _family(metric) not in NOT_INITIALIZED_AT_ZERO, metric
     return f"sum{_grouped(by)} (increase({selector(metric, *matchers)}[$__range]))"
 
 
 def occurrences(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How often something happened within the board's time range, by a counter; the first time of a series too.
+    """Return how often something happened within the board's time range, including the first event of a series.
 
-    A series that is new in the range counts from 0, or as far as ``increase()`` saw it move where that is more: over restarts.
-    The alerts see what is new in the same way, so that no board says 0 of what somebody was woken for.
+    A series that is new in the range counts from 0, or by its ``increase()`` if that is larger, which happens with
+    restarts. The alerts detect new series in the same way, so that no board shows 0 for an event that fired an alert.
     """
     series = selector(metric, *matchers)
     moved = f"increase({series}[$__range])"
@@ -141,16 +143,16 @@ def occurrences(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
 
 
 def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (), new: bool = False) -> str:
-    """A quantile of ``histogram`` (named without ``_bucket``) as it goes, in the histogram's unit.
+    """Return the current quantile of ``histogram`` (named without ``_bucket``), in the histogram's unit.
 
     Args:
-        new: some of its series begin with what they count, as those of a refusal do.
+        new: some of its series start above 0, as those of a refusal do.
     """
     buckets, grouped = f"{histogram}_bucket", (*by, "le")
     if not new and histogram not in NOT_INITIALIZED_AT_ZERO:
         return f"histogram_quantile({share}, {rate(buckets, *matchers, by=grouped)})"
     series = selector(buckets, *matchers)
-    # What was not scraped then may have been there for long: it is new only to a scraper who looked.
+    # A series that was not scraped before may be old: it is new only if the target was scraped at that time.
     looked = f"on (job, instance) {selector('up')} offset $__rate_interval == 1"
     begun = f"{series} unless {series} offset $__rate_interval and {looked}"
     moved = f"sum{_grouped(grouped)} ({begun} or increase({series}[$__rate_interval]))"
@@ -158,22 +160,22 @@ def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (
 
 
 def quantile_of_range(share: float, histogram: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """A quantile over the whole time range of the board, as one number, or one by ``by``."""
+    """Return a quantile over the whole time range of the board, one number or one for each value of ``by``."""
     return f"histogram_quantile({share}, {increase(f'{histogram}_bucket', *matchers, by=(*by, 'le'))})"
 
 
 def series_count(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How many series there are, by ``by``."""
+    """Return the number of series, grouped by ``by``."""
     return aggregate("count", metric, *matchers, by=by)
 
 
 def or_zero(part: str, whole: str) -> str:
-    """``part``, and 0 where there are none although there is something to count: no data and none are two answers."""
+    """Return ``part``, and 0 where it is missing but ``whole`` exists, which distinguishes 0 from no data."""
     return f"{part} or 0 * {whole}"
 
 
 def ratio(part: str, whole: str) -> str:
-    """``part`` of ``whole``: 0 where no part was ever seen; nothing, not NaN, where the whole is nothing."""
+    """Return ``part`` divided by ``whole``: 0 without a part; no value, not NaN, where the whole is 0."""
     return f"({or_zero(part, whole)}) / ({whole} > 0)"
 
 

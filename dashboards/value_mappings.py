@@ -1,7 +1,8 @@
-"""What colours and numbers mean, the same on every board: green is clean, blue in use, yellow being scrubbed or suspect,
-orange dirty, purple on its way back, red quarantined, dark red condemned.
+"""Colours and numbers of states, the same on every board.
 
-Grafana draws a state as a number with a text and a colour; the numbers are made here and are in no metric.
+Green is clean, blue in use, yellow being scrubbed or suspect, orange dirty, purple recovering or on probation, red
+quarantined, dark red condemned. Grafana draws a state as a number with a text and a colour; the numbers are defined
+here and are in no metric.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 
 
 class Colour:
-    """Names of Grafana's palette, which has a shade for the dark and one for the light theme."""
+    """Names in Grafana's palette, which has a shade for the dark and one for the light theme."""
 
     CLEAN = "green"
     IN_USE = "blue"
@@ -60,9 +61,9 @@ class State:
     """One state of a device.
 
     Attributes:
-        number: what Grafana is given.
-        text: what it shows for it.
-        matchers: the series of ``scrubber_device_state`` that are in it.
+        number: its value in Grafana.
+        text: its displayed text.
+        matchers: matchers of the ``scrubber_device_state`` series in this state.
     """
 
     number: int
@@ -99,7 +100,7 @@ STATES: Final[Sequence[State]] = (
     ),
     *_OUT,
 )
-"""Hygiene and health as one: out of service outweighs what the bytes are."""
+"""Hygiene and health combined: out of service takes precedence over hygiene."""
 
 OFFERED: Final[Sequence[State]] = (
     State(40, "not offered", Colour.QUARANTINED),
@@ -121,21 +122,21 @@ _OUT_COLOURS: Final[Mapping[str, str]] = {
 }
 
 STATE_COLOURS: Final[Mapping[str, str]] = {**_HYGIENE_COLOURS, **_OUT_COLOURS}
-"""Of the label ``state`` of the recording rule ``instance:scrubber_devices:by_state``."""
+"""For the label ``state`` of the recording rule ``instance:scrubber_devices:by_state``."""
 
 COMMON_COLOURS: Final[Mapping[str, str]] = {
     "passed": Colour.CLEAN,
     "granted": Colour.CLEAN,
     "fast path": Colour.CLEAN,
     "slow path": Colour.IN_USE,
-    "held-up": Colour.SCRUBBING,
+    "blocked": Colour.SCRUBBING,
     "abandoned": Colour.DIRTY,
     "failed": Colour.QUARANTINED,
     "refused": Colour.DIRTY,
     "healthy": Colour.CLEAN,
     "unhealthy": Colour.QUARANTINED,
 }
-"""Of words that mean the same in every panel."""
+"""For terms that mean the same in every panel."""
 
 PATH_COLOURS: Final[Mapping[str, str]] = {
     "fast path, median": "light-green",
@@ -145,7 +146,7 @@ PATH_COLOURS: Final[Mapping[str, str]] = {
     "slow path, p95": "semi-dark-blue",
     "slow path, p99": "semi-dark-blue",
 }
-"""The typical case is light, the slow one darker, of one colour; the darkest are hard to see on a dark ground."""
+"""Light for the typical case, darker for the slow one; the darkest shades are hard to see on a dark theme."""
 
 KIND_COLOURS: Final[Mapping[str, str]] = {
     "same-container": "super-light-blue",
@@ -154,7 +155,7 @@ KIND_COLOURS: Final[Mapping[str, str]] = {
     "other-tenant": "purple",
     "unknown": Colour.NEUTRAL,
 }
-"""The less two containers have to do with each other, the darker; what nobody knows has no colour."""
+"""The less related two containers are, the darker; unknown is neutral."""
 
 STEP_COLOURS: Final[Mapping[str, str]] = {
     "holders": "light-orange",
@@ -170,7 +171,7 @@ STEP_COLOURS: Final[Mapping[str, str]] = {
 def state_number_query(
     states: Sequence[State], *matchers: str, by: Sequence[str] = ("job", "instance", "device")
 ) -> str:
-    """A query that gives each device its state's number."""
+    """Return a query for the number of each device's state."""
     alternatives = " or ".join(
         f"{selector('scrubber_device_state', *each.matchers, *matchers)} * {each.number}" for each in states
     )
@@ -178,12 +179,12 @@ def state_number_query(
 
 
 def binary_state_query(metric: str, states: Sequence[State], *matchers: str, by: Sequence[str]) -> str:
-    """A query that gives a metric of 0 and 1 the numbers of two states that follow each other."""
+    """Return a query that maps a metric of 0 and 1 to the numbers of two consecutive states."""
     return f"max by ({', '.join(by)}) ({selector(metric, *matchers)}) + {states[0].number}"
 
 
 def state_mapping(states: Sequence[State]) -> model.ValueMapping:
-    """How the numbers of ``states`` are shown."""
+    """Return the mapping of the numbers of ``states`` to text and colour."""
     return model.ValueMap(
         options={
             str(each.number): model.ValueMappingResult(text=each.text, color=each.colour, index=place)
@@ -193,39 +194,39 @@ def state_mapping(states: Sequence[State]) -> model.ValueMapping:
 
 
 def boolean_mapping(yes: str, no: str, *, bad: str = Colour.QUARANTINED) -> model.ValueMapping:
-    """How a metric of 1 and 0 is shown: 1 is good."""
+    """Return the mapping of a metric of 1 and 0, where 1 is good."""
     return state_mapping((State(1, yes, Colour.CLEAN), State(0, no, bad)))
 
 
 def hygiene_mapping() -> model.ValueMapping:
-    """How the label ``hygiene`` is coloured in a table."""
+    """Return the text colours of the label ``hygiene`` in a table."""
     return text_mapping(_HYGIENE_COLOURS)
 
 
 def health_mapping() -> model.ValueMapping:
-    """How cells with the label ``health`` are filled in a table: what is well is not."""
+    """Return the background colours of the label ``health`` in a table; healthy has none."""
     return text_mapping({"healthy": "transparent", "suspect": Colour.SUSPECT, **_OUT_COLOURS})
 
 
 def severity_mapping() -> model.ValueMapping:
-    """How the label ``severity`` of a finding is coloured."""
+    """Return the colours of the label ``severity`` of a finding."""
     return text_mapping(
-        {"note": Colour.NEUTRAL, "warning": Colour.SCRUBBING, "dirty": Colour.DIRTY, "fault": Colour.QUARANTINED}
+        {"note": Colour.NEUTRAL, "warning": Colour.SCRUBBING, "blocking": Colour.DIRTY, "fault": Colour.QUARANTINED}
     )
 
 
 def verdict_mapping() -> model.ValueMapping:
-    """How the label ``verdict`` of a step is coloured."""
+    """Return the colours of the label ``verdict`` of a step."""
     return text_mapping({"passed": Colour.CLEAN, "failed": Colour.QUARANTINED, "not-covered": Colour.SCRUBBING})
 
 
 def label_text(value: str) -> str:
-    """A label's value as people say it."""
+    """Return a label's value as words."""
     return value.replace("-", " ")
 
 
 def text_mapping(colours: Mapping[str, str]) -> model.ValueMapping:
-    """Label values in words and colours."""
+    """Return the mapping of label values to words and colours."""
     return model.ValueMap(
         options={
             word: model.ValueMappingResult(text=label_text(word), color=colour, index=place)

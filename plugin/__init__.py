@@ -1,5 +1,5 @@
-"""What the kubelet sees: the device plugin, the kubelet's protocols, and a kubelet to try them against.
+"""The device plugin: the kubelet's protocols, the gate before container starts, and reports to the API server.
 
-Promise: nothing here touches a device. Whether a device may be handed over is asked of the scrub service, through its
-client, and of nobody else.
+Invariant: nothing here touches a device. Only the scrub service, through its client, decides whether a device may be
+handed over.
 """

@@ -1,9 +1,9 @@
-"""The rule: ask the service, then answer. No container starts without its word.
+"""The gate: request the hand-over from the service, then answer the kubelet. No container starts without the service.
 
-Promises: the start of a container is let through only by the service's answer to this very call, and only for the
-devices that the container has, whatever the service takes their ids for. An ``Allocate`` is answered in milliseconds and
-never refused for something temporary; when the service could not be told of it, the next hand-over says so, because a
-start after it is not the same container's start again.
+Invariants: a container start is allowed only by the service's response to this very call, and only for the devices that
+the container has, even if the service maps their ids to other devices. ``Allocate`` is answered in milliseconds and
+never refused for a temporary reason. If the service could not be notified of it, the next hand-over request reports
+that, because the next start is then not a restart of the same container.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class GateTimes:
     """How long the gate waits, in seconds.
 
     Attributes:
-        hand_over: for a scrub under way; the kubelet gives a start 30 s, and a policy may ask for less.
-        deadline_share: of the caller's own deadline that may be used; 30 s make 25.
-        margin: left of these for the service's refusal to arrive, which says more than a timeout.
-        service_away: for a service that is not there, counted anew whenever it goes.
-        retry: between attempts to reach it.
-        reserve: for telling it of an ``Allocate``; the kubelet's main loop stands still meanwhile.
+        hand_over: limit for a scrub in progress; the kubelet gives a start 30 s, and a policy may require less.
+        deadline_share: fraction of the caller's own deadline that may be used; 30 s give 25.
+        margin: reserved at the end of these for the service's refusal to arrive, which is more informative than a
+            timeout.
+        service_away: limit for a service that is away; it restarts whenever the service goes away.
+        retry: pause between attempts to reach the service.
+        reserve: limit for the notification of an ``Allocate``; the kubelet's main loop is blocked meanwhile.
     """
 
     hand_over: float = 25.0
@@ -56,22 +57,24 @@ class _Reservation:
     """An ``Allocate`` that no granted start has followed yet.
 
     Attributes:
-        epoch: the service that was told of it; empty for none.
-        trace: where it is in a trace; empty when nowhere.
+        epoch: run of the service that was notified of it; empty for none.
+        trace: its trace context; empty when there is none.
     """
 
     epoch: str
     trace: str
 
 
+# See docs/decisions/0001-prestartcontainer-is-the-gate.md.
 class Gate:
-    """Asks the service on behalf of the kubelet. Overlapping calls for the same devices are fine: the service joins them.
+    """Requests hand-overs from the service on behalf of the kubelet.
 
-    Devices are named as the kubelet names them, by the ids of a resource; what they mean the service was told.
+    Overlapping calls for the same devices are fine: the service joins them. Devices are named by the kubelet's ids of a
+    resource; the service was notified of their meaning.
 
     Args:
         clock: monotonic seconds.
-        trace_context: what the present span is called in other processes; empty where there is none.
+        trace_context: returns the current span's context for other processes; empty where there is none.
     """
 
     def __init__(
@@ -97,10 +100,10 @@ class Gate:
         self._reservations: dict[tuple[str, str], _Reservation] = {}
 
     async def reserve(self, device_ids: Sequence[str], resource: str, span: Span) -> None:
-        """Tell the service of an ``Allocate``; returns also when it could not be told.
+        """Notify the service of an ``Allocate``; returns also when that failed for a temporary reason.
 
         Args:
-            span: of the call, in which this is done.
+            span: span of the call.
 
         Raises:
             InvalidRequest: the service does not know these devices.
@@ -116,8 +119,8 @@ class Gate:
             raise
         except (ScrubberError, TimeoutError) as error:
             message = str(error) or "The scrub service did not answer in time."
-            self._log.warning("allocation.untold", resource=resource, devices=sorted(device_ids), sentence=message)
-            span.set_attributes(told=False)
+            self._log.warning("allocation.unreported", resource=resource, devices=sorted(device_ids), message=message)
+            span.set_attributes(reported=False)
         else:
             self._replace_reservations(unreported, _Reservation(epoch=self._advertised.epoch, trace=trace))
 
@@ -125,15 +128,15 @@ class Gate:
         """Return when the service has handed all of the devices over.
 
         Args:
-            device_ids: as the kubelet names them.
-            resource: whose ids they are.
-            deadline: seconds until the caller stops waiting; None when it never does.
-            span: of the call, in which this is done.
+            device_ids: the kubelet's ids.
+            resource: the resource that the ids belong to.
+            deadline: seconds until the caller stops waiting; None when it waits indefinitely.
+            span: span of the call.
 
         Raises:
-            Unavailable: there is no service; said after ``times.service_away`` seconds.
-            NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
-            ScrubberError: what the service refused with; ``public_message`` may be shown to anybody.
+            Unavailable: the service is away; raised after ``times.service_away`` seconds.
+            NotReady: a scrub is in progress, an earlier pod has not ended yet, or other devices were handed over.
+            ScrubberError: the refusal of the service; ``public_message`` may be shown to any user.
         """
         began = self._clock()
         limit = math.inf if deadline is None else deadline * self._times.deadline_share
@@ -153,17 +156,17 @@ class Gate:
             resource=resource,
             devices=sorted(device_ids),
             paths=sorted({device.path for device in answer.devices}),
-            certificates=sorted({device.certificate for device in answer.devices} - {""}),
-            seconds=round(self._clock() - began, 4),
+            certificates=sorted({device.certificate_id for device in answer.devices} - {""}),
+            duration_seconds=round(self._clock() - began, 4),
         )
 
     async def _request_hand_over(
         self, device_ids: Sequence[str], resource: str, noted: Mapping[tuple[str, str], _Reservation], ends: float
     ) -> pb.HandOverResponse:
-        """The service's answer that it has handed over exactly these devices, asked for until ``ends``.
+        """Request the hand-over until ``ends``; return the response that grants exactly these devices.
 
         Raises:
-            ScrubberError: it refused, has handed over others, or did not answer.
+            ScrubberError: the service refused, handed over other devices, or did not respond.
         """
         gone_since: float | None = None
         retold = False
@@ -171,7 +174,7 @@ class Gate:
             await self._resource_mapping.publish_pending(resource)
             asked = self._clock()
             left = ends - asked
-            # What one run of the service was told, the next one does not know.
+            # A notification to one run of the service is unknown to the next run.
             unseen = sorted(
                 id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._advertised.epoch
             )
@@ -192,7 +195,7 @@ class Gate:
                 continue
             except Unavailable as error:
                 now = self._clock()
-                # A call that lived for a while lost a service that was there: its absence begins now.
+                # The service was there until this long call failed, so its absence begins now.
                 if gone_since is None or now - asked > self._times.service_away:
                     gone_since = now
                 absent_until = min(gone_since + self._times.service_away, ends)
@@ -203,24 +206,25 @@ class Gate:
             guarded = frozenset(device.id for device in answer.devices)
             if guarded == self._resource_mapping.resolve_devices(resource, device_ids):
                 return answer
-            # It goes by what an earlier plugin told it, or another one; the container has our devices.
+            # The service uses the mapping of an earlier plugin or of another one; the container has our devices.
             self._log.error(
-                "handover.mistaken",
+                "handover.device-mismatch",
                 resource=resource,
                 devices=sorted(device_ids),
-                handed_over=sorted(guarded),
-                sentence=WRONG_DEVICES,
+                granted_devices=sorted(guarded),
+                message=WRONG_DEVICES,
             )
             if retold or not await self._resource_mapping.republish(resource):
                 raise NotReady(WRONG_DEVICES, public_message=WRONG_DEVICES)
             retold = True
 
     async def _send_reservation(self, device_ids: Sequence[str], resource: str) -> None:
-        """Of an allocation, and once more where the service was started anew and does not know the ids yet: a refusal
-        would fail the pod for good.
+        """Send a reservation, and repeat it once if the service was restarted and does not know the ids yet.
+
+        A refusal would fail the pod permanently.
 
         Raises:
-            ScrubberError: the service refused, or did not answer.
+            ScrubberError: the service refused, or did not respond.
         """
         try:
             await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
@@ -232,7 +236,7 @@ class Gate:
     def _replace_reservations(
         self, noted: Mapping[tuple[str, str], _Reservation], settled: _Reservation | None
     ) -> None:
-        """Replace or forget these reservations; one that came since belongs to the next start and stays."""
+        """Replace or delete these reservations; a newer one belongs to the next start and stays."""
         for key, reservation in noted.items():
             if self._reservations.get(key) is not reservation:
                 continue
@@ -243,6 +247,6 @@ class Gate:
 
 
 def _allocation_trace(keys: Sequence[tuple[str, str]], noted: Mapping[tuple[str, str], _Reservation]) -> str | None:
-    """Where the one ``Allocate`` of all these is in a trace. A container that starts again follows none."""
+    """Return the trace context of the one ``Allocate`` of all ``keys``; None for a container that starts again."""
     traces = {noted[key].trace if key in noted else "" for key in keys}
     return traces.pop() or None if len(traces) == 1 else None

@@ -1,8 +1,8 @@
-"""What a container is given so that it can use its devices.
+"""Builds the ``Allocate`` response: what a container receives so that it can use its devices.
 
-Promises: a pure function of the devices and of how they are to be injected, the same whatever the order of the ids. The
-kubelet keeps the answer in its checkpoint and replays it at every start of the container, so nothing in it names the
-moment: only paths and ids.
+Invariants: a pure function of the devices and of the injection settings, independent of the order of the ids. The
+kubelet stores the response in its checkpoint and replays it at every start of the container, so it contains nothing
+that changes with time: only paths and ids.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ NVIDIA_VISIBLE_DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 """Read by NVIDIA's container runtime, which then adds the driver's libraries and device nodes."""
 
 VOLUME_MOUNT_ROOT = "/var/run/nvidia-container-devices"
-"""Where NVIDIA's runtime looks for mounts when the variable says so."""
+"""Where NVIDIA's runtime looks for mounts when the variable has this value."""
 
 ANNOTATION_NAME = "nvidia-device-plugin"
-"""Who wrote the annotation, in its key: what runtimes that filter annotations by name let through."""
+"""The author of the annotation, as part of its key: runtimes that filter annotations by name allow it."""
 
 
 def container_response(
     devices: Iterable[AdvertisedDevice], injection: NvidiaInjection | None = None
 ) -> kubelet.ContainerAllocateResponse:
-    """The answer for one container that is given all of ``devices``: what their backends ask for, as it is; for GPUs of
-    NVIDIA's, device nodes and names as ``injection`` says.
+    """Return the response for one container that is assigned all of ``devices``.
 
-    Paths that several devices share, such as a control node, appear once. Everything is read-write.
+    It contains what their backends request, unchanged; for NVIDIA GPUs, device nodes and names as ``injection``
+    defines. Paths that several devices share, such as a control node, appear once. Everything is read-write.
     """
     injection = injection or NvidiaInjection()
     given = sorted(devices, key=lambda device: device.id)
@@ -70,7 +70,7 @@ def container_response(
 
 
 def _environment(accesses: Iterable[Access]) -> dict[str, str]:
-    """The variables that backends ask for; the values of several devices for one variable are separated by commas."""
+    """Return the variables that backends request; values of several devices for one variable are joined by commas."""
     values: dict[str, list[str]] = {}
     for access in accesses:
         if access.kind is AccessKind.ENVIRONMENT:
@@ -88,7 +88,7 @@ def _add_nvidia_runtime_hints(
     response: kubelet.ContainerAllocateResponse, gpus: Sequence[AdvertisedDevice], injection: NvidiaInjection
 ) -> None:
     names = _names(gpus, injection.ids)
-    # Never by index: the kubelet replays this answer at every start, and by then the index may be another device's.
+    # Never by index: the kubelet replays this response at every start, and by then the index may mean another device.
     qualified = [cdi_device_name(gpu.id) for gpu in gpus]
     for feature in sorted(injection.features):
         response.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
@@ -106,9 +106,9 @@ def _add_nvidia_runtime_hints(
 
 
 def _annotation_key(qualified: Sequence[str], prefix: str) -> str:
-    """A key that two answers share only when they name the same devices.
+    """Return a key that two responses share only when they name the same devices.
 
-    The part after the slash may have 63 characters; these are 53.
+    The part after the slash may have 63 characters; this one has 53.
     """
     import hashlib  # loads OpenSSL, and few nodes name devices this way
 

@@ -1,7 +1,7 @@
-"""One event, one line: how the plugin logs, and how it waits for others without filling the log.
+"""The plugin's log: one event, one line; and rate-limited log lines for waits.
 
-Promise: what the kubelet asked for is on every line of the call, whoever writes it. A logger is built once, in the
-composition root, and handed to whoever needs it.
+Invariant: every log line of a call of the kubelet has the fields of that call, whichever module writes it. A logger is
+created once, in the composition root, and passed to every part that needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPONENT = "plugin"
 
 
 class Logger(Protocol):
-    """What the plugin asks of a logger: an event by its stable, dotted name, and its facts by theirs."""
+    """The plugin's logger: an event with a stable, dotted name, and fields with stable names."""
 
     def debug(self, event: str, **facts: Any) -> Any: ...
     def info(self, event: str, **facts: Any) -> Any: ...
@@ -41,11 +41,11 @@ def create_logger(
     libraries: bool = False,
     losses: LostLineCounter | None = None,
 ) -> Logger:
-    """A logger that writes to ``stream`` (standard error): JSON lines, or for people when that is a terminal.
+    """Return a logger that writes to ``stream`` (standard error): JSON lines, or text for a terminal.
 
     Args:
-        libraries: what they log comes out the same way, in the whole process.
-        losses: told of lines that could not be written.
+        libraries: the log lines of libraries get the same format, in the whole process.
+        losses: counts lines that could not be written.
 
     Raises:
         InvalidConfiguration: a format or a level that does not exist.
@@ -60,12 +60,12 @@ def create_logger(
 
 
 def log_context(**facts: Any) -> AbstractContextManager[None]:
-    """Have every line that is written inside, by whomever, name these facts; a line's own win."""
+    """Add these fields to every line that is written inside the context; fields of a line override them."""
     return bound_contextvars(**facts)
 
 
 class WaitLogger:
-    """Says that something is being waited for: once when the wait begins, then at intervals of ``every`` seconds.
+    """Logs a wait: once when it begins, then at intervals of ``every`` seconds.
 
     Args:
         clock: monotonic seconds.
@@ -80,7 +80,7 @@ class WaitLogger:
         self._facts: dict[str, Any] = {}
 
     def log_waiting(self, event: str, **facts: Any) -> None:
-        """Call as often as you like while the wait goes on; different facts are said at once."""
+        """Log the wait; may be called any number of times. Changed fields are logged at once."""
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -90,7 +90,7 @@ class WaitLogger:
         self._log.warning(event, **facts, waited_seconds=round(now - self._since, 1))
 
     def log_ended(self, event: str, **facts: Any) -> None:
-        """The wait has ended; silent when there was none."""
+        """Log the end of the wait; does nothing when there was none."""
         if self._since is not None:
             self._log.info(event, **facts, waited_seconds=round(self._clock() - self._since, 1))
             self._since = None

@@ -1,8 +1,8 @@
-"""The device plugin as a process: the one file that wires it.
+"""The device plugin as a process: its composition root.
 
-Promises: it waits for a kubelet and for a service that are not there. If one of its tasks dies, all drain and the
-process ends, for its supervisor to start again. SIGTERM ends the kubelet's streams in good order, so that the kubelet
-stops placing pods here at once, and the process exits with 0.
+Invariants: it waits for a kubelet and for a service that are not running. If one of its tasks fails, all tasks are
+drained and the process exits, so that its supervisor restarts it. SIGTERM ends the kubelet's streams cleanly, so that
+the kubelet stops placing pods here at once, and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -69,30 +69,32 @@ class PluginTimes:
     upstream: UpstreamProxyTimes | None = None
     cluster: ClusterReporterTimes | None = None
     metrics: float = 1.0
-    """Seconds that metrics wait for the registration, which comes first."""
+    """Seconds that the metrics wait for the registration, which takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """What the plugin is told.
+    """The settings of the plugin.
 
     Attributes:
         kubelet_dir: contains ``device-plugins/`` and ``plugins_registry/``.
         socket: directory of the service's sockets.
-        resource_name: what pods ask for to get a whole device; empty: ``nvidia.com/gpu`` for a GPU of NVIDIA's and
+        resource_name: name by which pods request a whole device; empty: ``nvidia.com/gpu`` for an NVIDIA GPU and
             ``scrubber.dev/gpu`` for a simulated one.
         registration: ``auto``, ``watcher`` or ``classic``.
-        log_format: ``auto`` (for people on a terminal, else JSON lines), ``json`` or ``console``.
+        log_format: ``auto`` (text on a terminal, else JSON lines), ``json`` or ``console``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
-        nvidia: what concerns GPUs of NVIDIA's only.
-        upstream_dir: where vendors' own plugins register, to stand behind this one; None: this plugin is the only one.
+        nvidia: settings for NVIDIA GPUs only.
+        upstream_dir: directory in which vendors' own plugins register, to run behind this one; None: this plugin is the
+            only one.
         cluster: ``auto`` (this node's devices are written to the API server where there are credentials) or ``off``.
-        node_name: this node's name in the cluster; without it the cluster is told nothing.
-        metrics_address: where Prometheus scrapes; None: nowhere.
-        metrics_required: an address that is taken ends the plugin; otherwise it costs the metrics and a warning.
-        metrics_tls: how scrapes are encrypted; None: not at all.
-        traces: whether traces are sent; where to is in OpenTelemetry's own variables.
-        ready_file: is made once this instance could take over from another one; None: none is.
+        node_name: this node's name in the cluster; without it nothing is written to the cluster.
+        metrics_address: address for Prometheus to scrape; None: no metrics.
+        metrics_required: whether an address in use stops the plugin; otherwise it only disables the metrics, with a
+            warning.
+        metrics_tls: encryption of scrapes; None: unencrypted.
+        traces: whether traces are sent; OpenTelemetry's own variables contain the destination.
+        ready_file: created once this instance could take over from another one; None: no file.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -114,10 +116,10 @@ class PluginSettings:
 
 
 async def run(settings: PluginSettings) -> int:
-    """Run the plugin until SIGTERM or SIGINT; answers the exit status.
+    """Run the plugin until SIGTERM or SIGINT; return the exit status.
 
     Raises:
-        InvalidConfiguration: a setting cannot work; nothing was started, or what runs has been drained.
+        InvalidConfiguration: a setting cannot work; nothing was started, or everything running has been drained.
     """
     losses = LostLineCounter()
     with ExitStack() as stack:
@@ -139,9 +141,9 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
     behind = _upstream_proxy(settings, announcements.publish, log, traces or NOOP_TRACER)
     resources = behind.devices if behind else _resources(settings, announcements.publish, log)
     if warning := health_check_warning(nvidia.disabled_health_checks):
-        log.warning("plugin.healthchecks-kept", sentence=warning)
+        log.warning("plugin.disable-healthchecks-ignored", message=warning)
     if warning := index_warning(nvidia.injection):
-        log.warning("plugin.devices-by-index", sentence=warning)
+        log.warning("plugin.devices-by-index", message=warning)
     gate = Gate(
         client,
         resources,
@@ -193,7 +195,7 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
         return registrars[resource]
 
     def ready() -> bool:
-        """Whether a service that is ready was heard, and a server for each resource is up."""
+        """Return whether a ready service was seen and a server for each resource is up."""
         served = resources.lists.keys() <= registrars.keys() and all(each.is_ready for each in registrars.values())
         return watch.was_ready and served
 
@@ -247,7 +249,7 @@ async def _register(
     """Register every resource as soon as it has a device: before the first snapshot there is no list to send.
 
     Args:
-        insist: end with a sentence when the node cannot be advertised as asked and nothing is advertised yet.
+        insist: fail when the node cannot be advertised as configured and nothing is advertised yet.
 
     Raises:
         ExceptionGroup: with :class:`InvalidConfiguration`.
@@ -267,10 +269,10 @@ async def _register(
 
 
 def _remove_ready_file(path: Path) -> None:
-    """Remove what an earlier run in the same pod left.
+    """Remove the file that an earlier run in the same pod left.
 
     Raises:
-        InvalidConfiguration: the file cannot be made there.
+        InvalidConfiguration: the file cannot be created there.
     """
     try:
         path.touch()
@@ -282,7 +284,7 @@ def _remove_ready_file(path: Path) -> None:
 
 
 async def _create_when_ready(ready: Callable[[], bool], file: Path) -> None:
-    """Make ``file`` once ``ready`` holds."""
+    """Create ``file`` once ``ready`` holds."""
     while True:
         if ready():
             file.touch()
@@ -297,10 +299,10 @@ def _cannot_advertise(resources: AdvertisedResources | UpstreamDevices, insist: 
 def _upstream_proxy(
     settings: PluginSettings, announce: PublishMapping, log: Logger, tracer: Tracer
 ) -> UpstreamProxy | None:
-    """Vendors' plugins behind this one; None when there are to be none.
+    """Return the proxy for vendors' plugins behind this one; None when there are none.
 
     Raises:
-        InvalidConfiguration: their directory cannot be ours, or a setting contradicts them.
+        InvalidConfiguration: their directory cannot be used, or a setting contradicts them.
     """
     if settings.upstream_dir is None:
         return None
@@ -328,17 +330,17 @@ def _upstream_proxy(
 
 
 def _metrics_port(settings: PluginSettings, log: Logger, stack: ExitStack) -> MetricsListener | None:
-    """Take the port of the metrics before anything is started; None where there is none.
+    """Bind the port of the metrics before anything is started; return None where there is none.
 
     Raises:
-        InvalidConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
+        InvalidConfiguration: a required port cannot be bound, or the certificates cannot be used.
     """
     address = settings.metrics_address
     if address is None:
         return None
 
     def warn(message: str) -> None:
-        log.warning("metrics.unavailable", sentence=message)
+        log.warning("metrics.unavailable", message=message)
 
     if settings.metrics_tls is not None:
         from scrubber.observability import metrics_server
@@ -359,9 +361,9 @@ async def _after_registration(
     log: Logger,
     stack: ExitStack,
 ) -> None:
-    """Do what takes a while and can wait until the kubelet has this plugin: load and serve the metrics, tidy up.
+    """Do the slow work that can wait until the kubelet has registered the plugin: metrics and garbage collection.
 
-    What was observed until then is counted. The metrics are served until ``stack`` is closed.
+    Events observed until then are counted. The metrics are served until ``stack`` is closed.
     """
     if listener is not None and isinstance(observer, DeferredObserver):
         with suppress(TimeoutError):
@@ -380,23 +382,23 @@ async def _after_registration(
         losses.set_callback(metrics.count_lost_line)
 
         def tell(message: str) -> None:
-            log.warning("metrics.refused", sentence=message)
+            log.warning("metrics.scrape-failed", message=message)
 
         served = metrics_server.serve_metrics_on(
             listener, metrics_server.registry_app(registry), report=tell, tls=settings.metrics_tls
         )
         stack.callback(served.close)
         log.info("metrics.serving", address=served.address, encrypted=settings.metrics_tls is not None)
-    # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
+    # A full collection visits every loaded object: 24 ms, which would otherwise fall into a hand-over.
     gc.collect()
     gc.freeze()
 
 
 def _traces(settings: PluginSettings, log: Logger, stack: ExitStack) -> OpenTelemetryTracer | None:
-    """None where none are wanted; sent until ``stack`` is closed.
+    """Return the tracer, None where traces are off; it sends until ``stack`` is closed.
 
     Raises:
-        InvalidConfiguration: they cannot be sent as the environment says.
+        InvalidConfiguration: traces cannot be sent as the environment specifies.
     """
     if settings.traces is TraceExport.OFF:
         return None
@@ -408,14 +410,14 @@ def _traces(settings: PluginSettings, log: Logger, stack: ExitStack) -> OpenTele
 
 
 def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: Logger) -> ClusterReporter | None:
-    """Who tells the cluster of this node; None where that is not wanted, or by no right.
+    """Return the reporter of this node to the cluster; None where it is turned off or has no credentials.
 
     Raises:
-        InvalidConfiguration: ``cluster`` is no word for it, or ``node_name`` no name.
+        InvalidConfiguration: ``cluster`` is not a valid mode, or ``node_name`` is not a valid name.
     """
     credentials, reason = resolve_credentials(settings.cluster, settings.node_name, os.environ)
     if credentials is None:
-        log.info("cluster.untold", sentence=reason)
+        log.info("cluster.not-updated", message=reason)
         return None
     from plugin.cluster.reporter import ClusterReporter, ClusterReporterTimes
 
@@ -428,7 +430,7 @@ def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: L
 
         return ApiServerClient(found, settings.node_name, deadline=times.deadline)
 
-    log.info("cluster.told", node=settings.node_name, credentials=str(credentials))
+    log.info("cluster.updated", node=settings.node_name, credentials=str(credentials))
     return ClusterReporter(
         connect,
         settings.node_name,
@@ -444,10 +446,10 @@ def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: L
 
 
 def _resources(settings: PluginSettings, announce: PublishMapping, log: Logger) -> AdvertisedResources:
-    """The lists; with CDI, a device is on none of them before a container can be given it.
+    """Return the lists; with CDI, a device is listed only after containers can be given it.
 
     Raises:
-        InvalidConfiguration: CDI is asked for, and no specification can be written.
+        InvalidConfiguration: CDI is requested, and no specification can be written.
     """
     nvidia = settings.nvidia
     layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing)
@@ -467,7 +469,7 @@ def _kubelet_paths(settings: PluginSettings, resource: str) -> KubeletPaths:
 
 
 def _possible_resources(settings: PluginSettings) -> list[str]:
-    """Names to check before anything is started; for instances one as long as any."""
+    """Return names to check before anything is started; for MIG instances, one of the maximum length."""
     whole = [settings.resource_name] if settings.resource_name else [SIMULATED_RESOURCE, NVIDIA_RESOURCE]
     domain = whole[-1].partition("/")[0]
     sharing = settings.nvidia.sharing
@@ -485,7 +487,7 @@ def _registration_mode(name: str) -> RegistrationMode:
 
 
 def _stop_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """Return an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -493,7 +495,7 @@ def _stop_signals() -> asyncio.Event:
 
 
 def _expected_error(group: BaseExceptionGroup[BaseException]) -> ScrubberError | None:
-    """The first error in ``group`` that this project raised on purpose, if there is one."""
+    """Return the first error in ``group`` that this project raised on purpose, or None."""
     for error in group.exceptions:
         found = _expected_error(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, ScrubberError):

@@ -1,8 +1,8 @@
-"""The metrics of the plugin: what its parts tell (:mod:`plugin.observers`), counted in a registry of its own.
+"""The Prometheus metrics of the plugin, fed by :mod:`plugin.observers`, in a separate registry.
 
-Promises: every label is bounded; a value that the code does not know is ``other``, and so is a resource after the
-first few. What is bounded by itself is there from the start at 0, because a counter that comes into being with its first
-event hides it from ``increase``.
+Invariants: every label is bounded. A value that the code does not know becomes ``other``, and so does a resource after
+the first :data:`MAX_RESOURCES`. Series whose labels are known in advance exist from the start at 0, because
+``increase`` misses the first event of a counter that this event creates.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["MAX_RESOURCES", "PluginMetrics"]
 OTHER: Final = "other"
 
 MAX_RESOURCES: Final = 64
-"""Resources that are shown by name in the life of one plugin; vendors' plugins choose their names."""
+"""Limit of resources shown by name during the life of a plugin; vendors' plugins choose their names."""
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30, 60, 120, 300)
-"""Seconds; a start may take 25."""
+"""Seconds; a container start may take 25."""
 
 _MODES = frozenset({RegistrationMode.WATCHER.value, RegistrationMode.CLASSIC.value})
 _OUTCOMES = frozenset({"ok", "refused", "failed"})
@@ -51,66 +51,77 @@ def _one_of(known: frozenset[str], value: str) -> str:
 
 
 class PluginMetrics:
-    """All metrics of the plugin, in ``registry``. Observes everything that :mod:`plugin.observers` names.
+    """All metrics of the plugin, in ``registry``. Implements every observer of :mod:`plugin.observers`.
 
     Args:
-        lists: resource → its list, as it is when the metrics are scraped; called from another thread.
+        lists: returns resource → its list at the time of the scrape; called from another thread.
     """
 
     def __init__(self, registry: CollectorRegistry, lists: Callable[[], Mapping[str, AdvertisedDevices]]) -> None:
         Gauge(
-            "scrubber_plugin_build_info", "1 for what this plugin is.", ("version", "python"), registry=registry
+            "scrubber_plugin_build_info",
+            "1, labelled with the versions of the plugin and Python.",
+            ("version", "python"),
+            registry=registry,
         ).labels(__version__, platform.python_version()).set(1)
         self._service_up = Gauge(
-            "scrubber_plugin_service_up", "1 while the scrub service answers the plugin.", registry=registry
+            "scrubber_plugin_service_up", "1 while the scrub service is connected.", registry=registry
         )
         self._outages = Counter(
-            "scrubber_plugin_service_outages", "Times that the scrub service went away.", registry=registry
+            "scrubber_plugin_service_outages",
+            "Times that the plugin lost its connection to the scrub service.",
+            registry=registry,
         )
         self._lost_lines = Counter(
             "scrubber_plugin_log_lines_lost", "Log lines that could not be written.", registry=registry
         )
         self._registrations = Counter(
             "scrubber_plugin_registrations",
-            "Attempts to register with the kubelet: ok once it has opened its stream, refused by it, or failed.",
-            ("resource", "way", "outcome"),
+            "Attempts to register with the kubelet: ok once its stream is open, refused by it, or failed.",
+            ("resource", "mode", "outcome"),
             registry=registry,
         )
         self._registered = Gauge(
             "scrubber_plugin_registered",
-            "1 while the kubelet has the resource of this plugin.",
+            "1 while the resource is registered with the kubelet.",
             ("resource",),
             registry=registry,
         )
         self._ends = Counter(
             "scrubber_plugin_registration_ends",
-            "Registrations, and waits for one, that were over, and why.",
-            ("resource", "why"),
+            "Ended registrations and registration attempts, by reason.",
+            ("resource", "reason"),
             registry=registry,
         )
         self._streams = Gauge(
-            "scrubber_plugin_streams", "ListAndWatch streams that are open.", ("resource",), registry=registry
+            "scrubber_plugin_listandwatch_streams",
+            "Open ListAndWatch streams.",
+            ("resource",),
+            registry=registry,
         )
         self._lists = Counter(
-            "scrubber_plugin_lists_sent", "Full lists that were sent to the kubelet.", ("resource",), registry=registry
+            "scrubber_plugin_listandwatch_updates",
+            "Device lists sent to the kubelet on ListAndWatch.",
+            ("resource",),
+            registry=registry,
         )
         self._calls = Histogram(
             "scrubber_plugin_rpc_duration_seconds",
-            "How long the kubelet's calls took, with gRPC's name of the answer's status.",
+            "Duration of the kubelet's calls, by gRPC status.",
             ("method", "code"),
             buckets=_BUCKETS,
             registry=registry,
         )
         self._refusals = Counter(
-            "scrubber_plugin_gate_refusals",
-            "Container starts that were refused, by the scrub service's code; away: it did not answer.",
+            "scrubber_plugin_handover_refusals",
+            "Refused container starts, by the service's code; unavailable: the service did not answer.",
             ("code",),
             registry=registry,
         )
         self._writes = Counter(
             "scrubber_plugin_cluster_writes",
-            "Writes to the API server that it took, and did not take.",
-            ("what", "outcome"),
+            "Writes to the API server, by kind of object and outcome.",
+            ("kind", "outcome"),
             registry=registry,
         )
         self._resources: set[str] = set()
@@ -156,7 +167,7 @@ class PluginMetrics:
         self._writes.labels(_one_of(_WRITES, kind), "ok" if ok else "failed").inc()
 
     def _resource(self, name: str) -> str:
-        """The label for a resource; the series of one that is new begin at 0."""
+        """Return the label for a resource; the series of a new one start at 0."""
         shown = name if name in self._resources or len(self._resources) < MAX_RESOURCES else OTHER
         if shown not in self._resources:
             for way in sorted(_MODES):
@@ -171,12 +182,12 @@ class PluginMetrics:
         return shown
 
     def _scraped_label(self, name: str) -> str:
-        """The label for a resource that is being scraped; nothing is made anew for it."""
+        """Return the label for a resource during a scrape, without creating series."""
         return name if name in self._resources or len(self._resources) < MAX_RESOURCES else OTHER
 
 
 class _Devices(Collector):
-    """The ids of every list, by health, as they are at this moment."""
+    """The number of ids in each list, by health, at the time of the scrape."""
 
     def __init__(self, lists: Callable[[], Mapping[str, AdvertisedDevices]], shown: Callable[[str], str]) -> None:
         self._lists = lists
@@ -188,7 +199,7 @@ class _Devices(Collector):
     def collect(self) -> Iterator[Metric]:
         family = self._family()
         counts: Counts[tuple[str, str]] = Counts()
-        for resource, advertised in dict(self._lists()).items():  # the copy is atomic, the plugin goes on meanwhile
+        for resource, advertised in dict(self._lists()).items():  # the copy is atomic; the plugin keeps running
             shown, health = self._shown(resource), advertised.health
             counts[shown, "healthy"] += sum(health)
             counts[shown, "unhealthy"] += len(health) - sum(health)
@@ -199,6 +210,6 @@ class _Devices(Collector):
     def _family(self) -> GaugeMetricFamily:
         return GaugeMetricFamily(
             "scrubber_plugin_devices",
-            "Ids of devices and shares in the list for the kubelet, by the health that it is told.",
+            "Ids of devices and shares advertised to the kubelet, by health.",
             labels=("resource", "health"),
         )

@@ -1,7 +1,7 @@
-"""What the plugin's parts tell whoever counts: facts, as they happen, and nothing is asked back.
+"""Observer protocols for the metrics of the plugin.
 
-Promise: a part knows the few facts of its own, and none of what becomes of them. An observer never raises and never
-waits; where none is given, nobody is told.
+Invariant: each part of the plugin depends only on the few events that it reports, not on how they are used. An observer
+never raises and never blocks; :class:`NullObserver` is the default.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 class ServiceObserver(Protocol):
     def on_service_status(self, up: bool) -> None:
-        """Whether the scrub service answers; may be told again."""
+        """Report whether the scrub service responds; may be repeated with the same value."""
         ...
 
 
@@ -38,7 +38,7 @@ class GateObserver(Protocol):
 
 class RegistrationObserver(Protocol):
     def on_registration_status(self, resource: str, registered: bool) -> None:
-        """Whether the kubelet has the resource of us; False also when it is first tried."""
+        """Report whether the resource is registered with the kubelet; False also before the first attempt."""
         ...
 
     def on_registration_attempt(self, resource: str, mode: str, outcome: str) -> None:
@@ -46,13 +46,13 @@ class RegistrationObserver(Protocol):
         ...
 
     def on_registration_end(self, resource: str, reason: str) -> None:
-        """A registration, or the wait for one, is over: the label of a :class:`plugin.kubelet.registration.RegistrationEnd`."""
+        """A registration or the wait for one ended: label of :class:`plugin.kubelet.registration.RegistrationEnd`."""
         ...
 
 
 class StreamObserver(Protocol):
     def on_stream_status(self, resource: str, opened: bool) -> None:
-        """A ``ListAndWatch`` stream was opened, or is over."""
+        """A ``ListAndWatch`` stream was opened or has ended."""
         ...
 
     def on_list_sent(self, resource: str) -> None:
@@ -62,26 +62,26 @@ class StreamObserver(Protocol):
 
 class CallObserver(Protocol):
     def on_call_finished(self, method: str, code: str, seconds: float) -> None:
-        """A call of the kubelet's was answered. ``method``: without its service; ``code``: gRPC's name, in capitals."""
+        """A call of the kubelet was answered. ``method``: without its service; ``code``: gRPC's name, in capitals."""
         ...
 
 
 class KubeletObserver(RegistrationObserver, StreamObserver, CallObserver, Protocol):
-    """All that is to be told about a kubelet."""
+    """All events about a kubelet."""
 
 
 class ClusterObserver(Protocol):
     def on_cluster_write(self, kind: str, ok: bool) -> None:
-        """The API server took, or did not take: ``event``, ``condition``, ``label`` or ``eviction``."""
+        """The API server accepted or rejected a write: ``event``, ``condition``, ``label`` or ``eviction``."""
         ...
 
 
 class PluginObserver(ServiceObserver, GateObserver, KubeletObserver, ClusterObserver, Protocol):
-    """Everything that the plugin's parts tell."""
+    """All events of the plugin."""
 
 
 class NullObserver:
-    """Observes everything, and makes nothing of it."""
+    """Ignores all events."""
 
     def on_service_status(self, up: bool) -> None: ...
     def on_start_refused(self, code: str) -> None: ...
@@ -95,10 +95,10 @@ class NullObserver:
 
 
 class DeferredObserver:
-    """Keeps what it is told until there is an observer to pass it to, and passes it on from then on.
+    """Stores events until an observer is set, then forwards them.
 
     Attributes:
-        registered_once: set once the kubelet has had a resource.
+        registered_once: set once a resource has been registered with the kubelet.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class DeferredObserver:
         self._pending: list[Callable[[PluginObserver], None]] = []
 
     def forward_to(self, observer: PluginObserver) -> None:
-        """Tell ``observer`` everything that was kept, in its order."""
+        """Forward all stored events to ``observer`` in their order, and all later ones at once."""
         kept, self._pending, self._observer = self._pending, [], observer
         for fact in kept:
             fact(observer)

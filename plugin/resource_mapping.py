@@ -1,8 +1,8 @@
-"""What the service is told of the ids that the kubelet knows devices by.
+"""Publishes to the service which device each id of the kubelet's lists means.
 
-The kubelet's lists, which the service reads by itself, have a resource's own ids: shares, and whatever a vendor's plugin
-calls its devices. Promises: each run of the service is told what the ids of a list mean before the kubelet gets that
-list, and a service that could not be told is told again.
+The kubelet's lists, which the service reads directly, contain a resource's own ids: shares, and the ids that a vendor's
+plugin gives its devices. Invariants: each run of the service learns what the ids of a list mean before the kubelet gets
+that list, and a publication that failed is repeated.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from scrubber.domain.resource_mapping import REPLICA_SEPARATOR
 __all__ = ["PublishMapping", "ResourceMapping", "discard_mapping"]
 
 PublishMapping = Callable[[str, Mapping[str, str], str], Awaitable[None]]
-"""Has a run of the service know a resource's ids: (resource, id → device, epoch). Raises nothing of its own."""
+"""Publishes a resource's ids to a run of the service: (resource, id → device, epoch). Raises no error of the service.
+"""
 
 
 async def discard_mapping(resource: str, mapping: Mapping[str, str], epoch: str) -> None:
-    """For lists that no service is asked about."""
+    """Ignore the mapping: for lists without a service."""
 
 
+# See docs/decisions/0012-resource-ids.md.
 class ResourceMapping:
-    """Tells the service; of one resource, one call after the other.
+    """Publishes mappings to the service; for one resource, one call after the other.
 
     Args:
         timeout: seconds that the service may take; lists wait for it.
@@ -44,14 +46,14 @@ class ResourceMapping:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def publish(self, resource: str, mapping: Mapping[str, str], epoch: str) -> None:
-        """Tell of a list, unless this run of the service was told exactly this.
+        """Publish the mapping of a list, unless this run of the service already has exactly this one.
 
-        Returns also when it could not be told: the next list, which comes with the next heartbeat at the latest, tries
-        again, and so does whoever is refused for an id (:meth:`republish`).
+        Returns also when publishing failed. The next list, which arrives with the next heartbeat at the latest, tries
+        again, and so does a caller whose id is refused (:meth:`republish`).
 
         Args:
-            mapping: by the kubelet's id, the id of the device.
-            epoch: which run of the service is there; empty while it is away, which is then told when it is back.
+            mapping: the kubelet's id → id of the device.
+            epoch: run of the service; empty while the service is away, which then gets the mapping when it is back.
         """
         async with self._locks[resource]:
             self._mappings[resource] = dict(mapping)
@@ -61,19 +63,20 @@ class ResourceMapping:
             await self._publish_if_changed(resource)
 
     async def publish_pending(self, resource: str) -> None:
-        """Tell what could not be told before. A service that goes by an earlier plugin's word takes ids for others."""
+        """Publish what could not be published before. With a mapping of an earlier plugin, a service misreads ids."""
         async with self._locks[resource]:
             await self._publish_if_changed(resource)
 
     async def republish(self, resource: str) -> bool:
-        """Tell a service that has just refused an id of ``resource`` although it was told of it, or may have been: it
-        was started anew meanwhile. Answers whether it was told now.
+        """Publish again after the service refused an id of ``resource``; return whether that succeeded.
+
+        The service already had the mapping, or may have had it, and was restarted meanwhile.
         """
         async with self._locks[resource]:
             return resource in self._mappings and await self._publish(resource)
 
     def resolve_devices(self, resource: str, ids: Sequence[str]) -> frozenset[str]:
-        """The devices that ``ids`` mean here; one that no list has had is a device's own, or one of its shares."""
+        """Return the devices that ``ids`` mean; an id that was in no list is a device's own id or one of its shares."""
         known = self._mappings.get(resource, {})
         return frozenset(known.get(id_) or id_.rpartition(REPLICA_SEPARATOR)[0] or id_ for id_ in ids)
 
@@ -91,9 +94,9 @@ class ResourceMapping:
             message = str(error) or "It did not answer in time."
             if self._last_errors.get(resource) != message:
                 if isinstance(error, InvalidRequest):
-                    self._log.error("announcement.refused", resource=resource, sentence=message)
+                    self._log.error("resource-mapping.refused", resource=resource, message=message)
                 else:
-                    self._log.warning("announcement.failed", resource=resource, sentence=message)
+                    self._log.warning("resource-mapping.failed", resource=resource, message=message)
             self._last_errors[resource] = message
             return False
         self._published[resource] = (self._epoch, meanings)

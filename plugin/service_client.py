@@ -1,7 +1,7 @@
-"""The scrub service as the plugin sees it: what is asked of it, and the task that follows what it says.
+"""The scrub service as the plugin sees it: its requests, and the task that follows its snapshots.
 
-Promise: no data is never healthy for longer than the grace period. A service that holds the stream open but answers
-nothing (stopped, hung) counts as away, exactly as one that is gone.
+Invariant: without data, no device stays healthy for longer than the grace period. A service that holds the stream open
+but does not respond (stopped, hung) counts as away, exactly like one that has exited.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ __all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "advertised_devices"]
 
 
 class ScrubService(Protocol):
-    """The questions of the plugin's socket; :class:`scrubber.api.client.PluginClient` answers them.
+    """The requests of the plugin's socket; :class:`scrubber.api.client.PluginClient` implements them.
 
-    All raise the errors of :mod:`scrubber.domain.errors`; :class:`Unavailable` when nobody answers within ``timeout`` seconds.
+    All raise the errors of :mod:`scrubber.domain.errors`; :class:`Unavailable` when there is no response within
+    ``timeout`` seconds.
     """
 
     async def snapshot(self, timeout: float) -> pb.Snapshot: ...
 
     def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]: ...
 
-    async def announce(self, resource: str, mapping: Mapping[str, str], timeout: float) -> pb.AnnounceResponse: ...
+    async def announce(
+        self, resource: str, mapping: Mapping[str, str], timeout: float
+    ) -> pb.SetResourceMappingResponse: ...
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse: ...
 
@@ -65,11 +68,11 @@ NO_SERVICE_YET = "No scrub service that is ready has said anything of the device
 
 
 def advertised_devices(snapshot: pb.Snapshot, *, uses_envvar: bool = False) -> tuple[AdvertisedDevice, ...]:
-    """The devices of a snapshot, with its verdict.
+    """Return the devices of a snapshot, with its verdict.
 
-    A device whose way into a container is of a kind that this plugin does not know is withheld: it could be allocated,
-    but not used. So is a GPU that this plugin would announce by an environment variable (``uses_envvar``) although the
-    policy refuses that: to refuse only its allocation would fail one pod after the other.
+    A device with a kind of access that this plugin does not know is withheld: it could be allocated, but not used. A
+    GPU that this plugin would announce by an environment variable (``uses_envvar``) although the policy refuses that is
+    withheld as well: if only its allocation were refused, one pod after the other would fail.
     """
     return tuple(_advertised(device, uses_envvar and snapshot.envvar_refused) for device in snapshot.devices)
 
@@ -102,7 +105,7 @@ def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDe
 
 
 def _access_of(device: pb.SnapshotDevice) -> tuple[Access, ...]:
-    """What a container is given with ``device``, without what this plugin does not know."""
+    """Return how a container accesses ``device``, without the kinds that this plugin does not know."""
     return tuple(
         Access(AccessKind(each.kind), each.host_path, each.container_path)
         for each in device.access
@@ -111,18 +114,18 @@ def _access_of(device: pb.SnapshotDevice) -> tuple[Access, ...]:
 
 
 def _forgeable(snapshot: pb.Snapshot) -> bool:
-    """Whether the policy refuses GPUs that are announced by an environment variable, and there are such GPUs."""
+    """Return whether the policy refuses GPUs announced by an environment variable, and there are such GPUs."""
     return snapshot.envvar_refused and any(has_nvidia_node(_access_of(each)) for each in snapshot.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """Seconds.
+    """Times of the watch, in seconds.
 
     Attributes:
-        grace: that health outlives the service.
-        heartbeat: of silence on the stream after which the service is asked whether it is there.
-        probe: that it may take to answer that.
+        grace: how long health remains valid after the service is lost.
+        heartbeat: silence on the stream after which the service is probed.
+        probe: how long the service may take to respond to the probe.
         retry: between attempts to reach a service that is away.
         log_interval: between log lines about that.
     """
@@ -135,15 +138,15 @@ class WatchTimes:
 
 
 class ServiceWatch:
-    """Follows the service's snapshots and says what the kubelet is to see.
+    """Follows the service's snapshots and updates what the kubelet sees.
 
     Args:
-        uses_envvar: containers are told of their devices by an environment variable; see :func:`advertised_devices`.
-        on_snapshot: is passed each snapshot, and None when no service that is ready was there for the grace period.
+        uses_envvar: containers learn their devices from an environment variable; see :func:`advertised_devices`.
+        on_snapshot: called with each snapshot, and with None when no service was ready during the grace period.
         clock: monotonic seconds.
 
     Attributes:
-        was_ready: a service that is ready has been heard since the start.
+        was_ready: a ready service has been seen since the start.
     """
 
     def __init__(
@@ -174,10 +177,10 @@ class ServiceWatch:
         self._changed = asyncio.Event()
 
     async def run(self) -> NoReturn:
-        """Until cancelled.
+        """Run until cancelled.
 
         Raises:
-            ExceptionGroup: with :class:`InvalidConfiguration` when what is to be the service's socket is none.
+            ExceptionGroup: with :class:`InvalidConfiguration` when the path of the service's socket is not a socket.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._expire_grace_period(), name="availability")
@@ -188,17 +191,17 @@ class ServiceWatch:
                     raise
                 except ScrubberError as error:
                     self._observer.on_service_status(up=False)
-                    self._reminder.log_waiting("service.away", sentence=str(error))
+                    self._reminder.log_waiting("service.unavailable", message=str(error))
                 self._availability = self._availability.on_disconnect(self._clock())
                 if self._advertised.version > 0:
                     await self._advertise()
                 await asyncio.sleep(self._times.retry)
 
     async def _follow(self) -> NoReturn:
-        """Take in one stream of snapshots.
+        """Follow one stream of snapshots.
 
         Raises:
-            ScrubberError: the stream is over, or the service was silent and did not answer when asked.
+            ScrubberError: the stream has ended, or the service was silent and did not respond to the probe.
         """
         stream = self._service.watch_snapshots()
         coming = asyncio.ensure_future(anext(stream, None))
@@ -227,15 +230,15 @@ class ServiceWatch:
             ready=snapshot.ready,
             now=self._clock(),
         )
-        self._reminder.log_ended("service.there", epoch=snapshot.epoch, ready=snapshot.ready)
+        self._reminder.log_ended("service.available", epoch=snapshot.epoch, ready=snapshot.ready)
         if before.epoch != snapshot.epoch:
-            self._log.info("service.followed", epoch=snapshot.epoch, devices=len(snapshot.devices))
+            self._log.info("service.instance-changed", epoch=snapshot.epoch, devices=len(snapshot.devices))
         forgeable = self._uses_envvar and _forgeable(snapshot)
         if forgeable and not self._forgeable:
             self._log.error(
                 "policy.envvar-refused",
-                sentence="The policy refuses devices that are announced by an environment variable: no GPU is handed out.",
-                cure="start the plugin with --device-list-strategy volume-mounts, cdi-annotations or cdi-cri",
+                message="The policy refuses devices that are announced by an environment variable: no GPU is handed out.",
+                remedy="start the plugin with --device-list-strategy volume-mounts, cdi-annotations or cdi-cri",
             )
         self._forgeable = forgeable
         self._grace_expired = self._grace_expired and self._availability.not_ready_since is not None
@@ -252,26 +255,28 @@ class ServiceWatch:
         self._changed.set()
 
     def _log_health(self, device: AdvertisedDevice) -> None:
-        """A line about what the kubelet is told of one device from now on."""
+        """Log the new health of one device, as the kubelet sees it from now on."""
         if device.healthy:
-            self._log.info("device.healthy", device=device.id, word=device.verdict.value, sentence=None)
+            self._log.info("device.healthy", device=device.id, verdict=device.verdict.value, message=None)
             return
         verdict, message = device.verdict, device.refusal
         if verdict is ServiceVerdict.OFFERED:
-            # The last verdict outlives the service by the grace period only; what is withheld then is the plugin's doing.
+            # The last verdict stays valid only for the grace period; after that the plugin itself withholds the device.
             verdict, message = ServiceVerdict.WITHHELD, SERVICE_AWAY_TOO_LONG.format(grace=self._times.grace)
         elif verdict is ServiceVerdict.NONE:
             message = NO_SERVICE_YET
-        self._log.warning("device.unhealthy", device=device.id, word=verdict.value, sentence=message)
+        self._log.warning("device.unhealthy", device=device.id, verdict=verdict.value, message=message)
 
     async def _expire_grace_period(self) -> NoReturn:
-        """Show the devices anew at the end of the grace period; without it, silence would keep everything healthy."""
+        """Update the devices at the end of the grace period; otherwise silence would keep them all healthy."""
         while True:
             self._changed.clear()
             now = self._clock()
             if self._availability.is_expired(now) and not self._grace_expired:
                 self._grace_expired = True
-                self._log.error("service.given-up", sentence="No device is offered until the scrub service is back.")
+                self._log.error(
+                    "service.grace-period-expired", message="No device is offered until the scrub service is back."
+                )
                 await self._advertise()
                 self._on_snapshot(None)
             with suppress(TimeoutError):

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv from nothing, exactly as the lock file says: the same bytes on every machine, or a refusal.
+# Creates .venv from scratch, exactly as the lock file specifies: the same bytes on every machine, or an error.
 #
-#   scripts/bootstrap.sh [VENV]        (default .venv; PYTHON=... picks the interpreter)
+#   scripts/bootstrap.sh [VENV]        (default .venv; PYTHON=... selects the interpreter)
 #
-# Run again, it only brings the directory up to date. Debian packages are installed only when something is missing and
-# we are root; otherwise the sentence on stderr says what to install.
+# A repeated run only updates the directory. Debian packages are installed only when something is missing and the user
+# is root; otherwise a message on stderr lists what to install.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${1:-.venv}
@@ -43,10 +43,10 @@ else
         refuse "no Python 3.11 or newer found; name one with PYTHON=/path/to/python3"
 fi
 
-# Debian ships the interpreter without ensurepip; `python3 -m venv` then leaves half a directory behind.
+# Debian ships the interpreter without ensurepip; `python3 -m venv` then leaves an incomplete directory behind.
 "$python" -c 'import ensurepip, venv' 2>/dev/null || install_debian python3-venv
 
-# The tests compile a stand-in for the driver's library. Who only runs the demo needs no compiler.
+# The tests compile a stand-in for the driver's library. The demo needs no compiler.
 if ! command -v gcc >/dev/null; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
         install_debian gcc libc6-dev
@@ -55,7 +55,7 @@ if ! command -v gcc >/dev/null; then
     fi
 fi
 
-# The tests complete command lines in these shells. Nothing else needs them, so a machine that cannot have them goes on.
+# Tests of completion run in these shells. Nothing else needs them, so a failed installation is not fatal.
 shells=()
 for shell in zsh fish; do
     command -v "$shell" >/dev/null || shells+=("$shell")
@@ -64,7 +64,7 @@ if [ ${#shells[@]} -gt 0 ]; then
     (install_debian "${shells[@]}") || echo "bootstrap: without ${shells[*]} the tests of completion fail" >&2
 fi
 
-# A directory that was copied from elsewhere, or whose interpreter was removed, is not repaired but made anew.
+# A directory that was copied from elsewhere, or whose interpreter was removed, is created again instead of repaired.
 if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     [ -e "$venv/pyvenv.cfg" ] || refuse "$venv is in the way and is not a virtual environment; move it"
     rm -rf "$venv"
@@ -73,6 +73,6 @@ fi
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
-# Nothing is built by a backend that the lock file does not name: it names ours, and isolation would fetch others.
+# Every build backend must be in the lock file: it contains ours, and build isolation would download others.
 pip install --quiet --require-hashes --only-binary :all: --requirement requirements/dev.txt
 pip install --quiet --no-deps --no-build-isolation --editable .

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Puts NVIDIA's own NVML library below DIR, as a driver root has it, so that the error path without a driver is tested
-# against the real thing. Debian's non-free archive has it; nothing is installed into this system.
+# Puts NVIDIA's own NVML library below DIR, with the layout of a driver root, so that the error path without a driver is
+# tested with the real library. It comes from Debian's non-free archive; nothing is installed into this system.
 #
 #   scripts/fetch_driver_library.sh DIR
 #
-# The archive is the one that this machine's own apt is set up with. Run again, it does nothing.
+# The archive is the one configured for this machine's apt. A repeated run does nothing.
 set -euo pipefail
 
 refuse() { printf 'fetch_driver_library: %s\n' "$*" >&2; exit 1; }
@@ -24,8 +24,8 @@ library=$root/usr/lib/$triplet/libnvidia-ml.so.1
 codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
 [ -n "$codename" ] || refuse "/etc/os-release names no release of Debian"
 
-# Both forms of apt's sources. The archive proper has the plain code name among its suites; security and updates are
-# other archives or other suites, and have no driver.
+# Both formats of apt's sources. The main archive has the plain code name among its suites; security and updates are
+# other archives or other suites, and contain no driver.
 find_archive() {
     local file
     for file in /etc/apt/sources.list.d/*.sources; do
@@ -77,7 +77,7 @@ dpkg-deb --extract "$work"/download/libnvidia-ml1_*.deb "$work/unpacked"
 real=$(find "$work/unpacked" -name 'libnvidia-ml.so.*.*' -type f | head -n 1)
 [ -n "$real" ] || refuse "libnvidia-ml1 of Debian $codename holds no library"
 
-# Last, and in one step: a library that is there is whole.
+# Last, and atomically: an existing library is complete.
 mkdir -p "$(dirname "$library")"
 cp "$real" "$library.$$"
 mv "$library.$$" "$library"

@@ -1,9 +1,9 @@
-"""Make the ``_pb2`` modules of every ``.proto`` file under ``scrubber/`` and ``plugin/``.
+"""Generate the ``_pb2`` modules of every ``.proto`` file under ``scrubber/`` and ``plugin/``.
 
-Promise: the file names inside the descriptors are the paths from the root of the tree (``plugin/api/x.proto``), so that
-no two of our files, and none of ours and somebody else's, meet under one name in Python's descriptor pool; and the
-generated imports are absolute for the same reason. ``tests/project/test_protos.py`` runs this into an empty directory
-and compares.
+Invariant: the file names inside the descriptors are the paths from the root of the tree (``plugin/api/x.proto``), so
+that no two of our files, and no file of another project, have the same name in Python's descriptor pool. The generated
+imports are absolute for the same reason. ``tests/project/test_protos.py`` runs this into an empty directory and
+compares.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
 def proto_files(root: Path = ROOT) -> list[Path]:
-    """Every ``.proto`` of ours, relative to ``root``, in a stable order."""
+    """Return every ``.proto`` file, relative to ``root``, in a stable order."""
     return sorted(path.relative_to(root) for package in PACKAGES for path in (root / package).rglob("*.proto"))
 
 
 def generate(out: Path, root: Path = ROOT) -> list[Path]:
-    """Compile all protos of ``root`` into ``out``; returns the files written, relative to ``out``.
+    """Compile all protos of ``root`` into ``out``; return the files written, relative to ``out``.
 
     Raises:
-        SystemExit: the compiler refused; it has already said why on standard error.
+        SystemExit: the compiler failed; its messages are on standard error.
     """
     sources = proto_files(root)
     wellknown = resources.files("grpc_tools") / "_proto"
@@ -42,7 +42,7 @@ def generate(out: Path, root: Path = ROOT) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Regenerate in place, or below ``--out``, and name what was written."""
+    """Regenerate in place, or below ``--out``, and print the files written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=ROOT, help="directory to write below (default: the tree itself)")
     out: Path = parser.parse_args(argv).out

@@ -1,10 +1,10 @@
-"""Writes the rules of ``dashboards/rules`` in the forms in which they are loaded.
+"""Generates the rules of ``dashboards/rules`` in the formats for loading.
 
     python scripts/gen_rules.py                                      # the committed PrometheusRule; a test compares it
-    python scripts/gen_rules.py --runbooks https://… --out DIR       # all forms, with the address where you keep the runbooks
+    python scripts/gen_rules.py --runbooks https://… --out DIR       # all formats, with the address of your runbooks
 
-The rules are written once, as Prometheus' own files. In the tree a ``runbook_url`` is the path of the page; whoever
-keeps the pages elsewhere says where, and gets the same rules with addresses.
+The rules are written once, as Prometheus' own files. In the tree a ``runbook_url`` is the path of the page;
+``--runbooks`` replaces it with the address of pages hosted elsewhere.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ spec:
 
 
 def prometheus_files(runbooks: str | None = None) -> Mapping[str, str]:
-    """The files that Prometheus loads, by name.
+    """Return the files for Prometheus, by name.
 
     Args:
-        runbooks: where the pages are, such as ``https://…/docs/runbooks``; None leaves their paths in this repository.
+        runbooks: base address of the pages, such as ``https://…/docs/runbooks``; None keeps their paths in this
+            repository.
     """
     texts = {name: (RULES / name).read_text(encoding="utf-8") for name in _FILES}
     if runbooks is None:
@@ -47,14 +48,14 @@ def prometheus_files(runbooks: str | None = None) -> Mapping[str, str]:
 
 
 def prometheus_rule(runbooks: str | None = None) -> str:
-    """The same groups as one object of Prometheus' operator."""
+    """Return the same groups as one PrometheusRule object for the Prometheus Operator."""
     groups = (text.partition("\ngroups:\n")[2] for text in prometheus_files(runbooks).values())
     lines = "".join(groups).splitlines()
     return _HEAD + "".join(f"  {line}".rstrip() + "\n" for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write, and name what was written."""
+    """Write the files, and print their paths."""
     parser = argparse.ArgumentParser(description="Writes the rules in the forms in which they are loaded.")
     parser.add_argument("--runbooks", metavar="BASE", help="where the pages of docs/runbooks are kept")
     parser.add_argument("--out", metavar="DIR", type=Path, help="write all forms here, and leave the tree alone")

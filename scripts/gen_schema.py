@@ -1,6 +1,6 @@
-"""Writes what is derived from the declared settings: ``policies/schema/*.schema.json`` for editors, and the reference page.
+"""Generates files from the declared settings: ``policies/schema/*.schema.json`` for editors, and the reference page.
 
-They come from what reads the files; a test compares the committed ones with it.
+They are derived from the code that reads the files; a test compares the committed ones with it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DERIVED: Mapping[Path, Callable[[], str]] = {
 
 
 def render_schema(schema: dict[str, Any]) -> str:
-    """A schema as it stands in its file."""
+    """Return the content of a schema's file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def main() -> int:
-    """Regenerate in place, and name what was written."""
+    """Regenerate in place, and print the files written."""
     for path, content in DERIVED.items():
         path.write_text(content(), encoding="utf-8")
         print(path.relative_to(_ROOT))

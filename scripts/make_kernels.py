@@ -1,10 +1,10 @@
-"""Compile each ``.cu`` file of ours to the PTX text that is shipped beside it.
+"""Compile each ``.cu`` file of this project to the PTX text that is shipped beside it.
 
-Promise: the text loads on every driver of CUDA 12 and on every GPU from Volta on (``.version`` 7.8 at most, ``.target
-sm_70``), its first line names the source that it was made of, and the same source gives the same bytes on every machine.
-So the image needs no compiler, and ``tests/adapters/test_kernels_ptx.py`` holds each file to its source.
+Invariants: every CUDA 12 driver and every GPU from Volta on can load the text (``.version`` 7.8 at most, ``.target
+sm_70``). Its first line names its source, and the same source gives the same bytes on every machine. So the image needs
+no compiler, and ``tests/adapters/test_kernels_ptx.py`` compares each file with its source.
 
-The compiler is NVRTC 11.8, the last whose output those drivers load without complaint; it comes with the development
+The compiler is NVRTC 11.8, the last one whose output those drivers load without errors; it comes with the development
 dependencies (nvidia-cuda-nvrtc-cu11) and needs no GPU.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (Path("scrubber/adapters/cuda/kernels.cu"), Path("tests/gpu/attacks.cu"))
+# See docs/decisions/0026-shipped-ptx.md.
 OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14")
 NEWEST_VERSION = (7, 8)
 TARGET = "sm_70"
@@ -30,19 +31,19 @@ _LIBRARY = "libnvrtc.so.11.2"
 
 
 class KernelError(Exception):
-    """The source does not compile, or what came out is not what drivers load; says which."""
+    """The source does not compile, or drivers could not load the result; the message contains the reason."""
 
 
 def source_heading(source: Path) -> bytes:
-    """The first line of the PTX text made of ``source``: whose text it is."""
+    """Return the first line of the PTX text of ``source``, which identifies the source."""
     return f"// {source.name} sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}\n".encode()
 
 
 def compile_ptx(source: Path) -> bytes:
-    """The PTX text of ``source``, with its heading.
+    """Return the PTX text of ``source``, with its heading.
 
     Raises:
-        Refused: with the compiler's own words, or with what is wrong about the text.
+        KernelError: the compiler's messages, or what is wrong with the text.
     """
     text = _compile(source)
     _check(source, text.decode("ascii"))
@@ -101,7 +102,7 @@ def _text(size_of: ctypes._NamedFuncPointer, get: ctypes._NamedFuncPointer, prog
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the PTX text of each source, or say with ``--check`` which is not up to date; 1 when one is not."""
+    """Write the PTX text of each source, or report with ``--check`` which is outdated; return 1 if any is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     parser.add_argument("source", type=Path, nargs="*", help="a .cu file (default: all of the tree)")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# All tests, in parts, four of them at a time: tests of whole daemons wait for most of their time, and the others compute.
-# What takes long begins first, and whoever is through takes the next part. A part is shown when it is over.
+# Runs all tests in parts, four at a time: tests of whole daemons wait for most of their time, and the others compute.
+# Long parts start first, and a free worker takes the next part. The output of a part is shown when it has ended.
 #
-# Each part has a PID namespace of its own where the kernel and the user allow it: a walk over /proc then meets no process
-# of another part. PID 1 is a shell, which reaps orphans.
+# Each part has a separate PID namespace where the kernel and the user's permissions allow it: a scan of /proc then finds
+# no process of another part. PID 1 is a shell, which reaps orphans.
 #
 #   scripts/test.sh PYTHON [fast]
 set -uo pipefail
@@ -32,7 +32,7 @@ else
     'tests/adapters/test_[a-k]*.py'
     'tests/plugin'
   )
-  # Whatever is in no part is one of its own, so that nothing is left out that is new.
+  # All remaining tests are one more part, so that new tests are not left out.
   parts+=("tests${parts[*]/#/ --ignore-glob=}")
 fi
 
@@ -44,7 +44,7 @@ part() {
   local status=0
   log=$(mktemp)
   trap 'rm -f "$log"' EXIT
-  # shellcheck disable=SC2086 - patterns and options in it are meant to be taken apart
+  # shellcheck disable=SC2086 - patterns and options in it must be split
   case $1 in
     *--ignore-glob=*) set -f ;;  # those patterns are pytest's
   esac

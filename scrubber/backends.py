@@ -1,7 +1,7 @@
-"""The registry of backends: one row for each kind of device that the service can serve.
+"""The registry of backends: one row for each kind of device that the service supports.
 
-To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported when they are asked for,
-so that the command line can read the registry without loading them.
+To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported on first use, so
+that the command line can read the registry without loading them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["BACKENDS", "Backend", "BackendContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What the service gives a backend.
+    """What the service passes to a backend.
 
     Attributes:
-        driver_call_timeout: seconds that one question to the driver may take.
+        driver_call_timeout: seconds that one driver query may take.
     """
 
     settings: ServiceSettings
@@ -39,12 +39,14 @@ class Backend:
     """One row of the registry.
 
     Attributes:
-        summary: the backend in a few words, for help texts.
-        simulated: its devices are not hardware: the service needs neither the host's PID namespace nor cgroups for them.
-        signal_table: returns what can go wrong with its devices.
+        summary: a short description of the backend, for help texts.
+        simulated: whether its devices are not hardware: the service needs neither the host's PID namespace nor cgroups
+            for them.
+        signal_table: returns the signal table of its devices.
         check_settings: checks the settings that only this backend has. Raises :class:`InvalidConfiguration`.
         open: starts the adapters and yields their ports; closes them on exit. Raises :class:`InvalidConfiguration`.
-        unsupported_settings: returns one message for each device setting of a policy that no device of this backend has.
+        unsupported_settings: returns one message for each device setting of a policy that no device of this backend
+            has.
     """
 
     name: str
@@ -109,7 +111,7 @@ _ROWS = (
         name="sim",
         summary="the simulated node",
         simulated=True,
-        signal_table=_nvidia_signals,  # a simulated device is a GPU of NVIDIA's as far as its faults go
+        signal_table=_nvidia_signals,  # simulated devices have the faults of an NVIDIA GPU
         check_settings=_check_simulated,
         open=_open_simulated,
     ),
@@ -124,4 +126,4 @@ _ROWS = (
 )
 
 BACKENDS: Mapping[str, Backend] = {each.name: each for each in _ROWS}
-"""By name, in the order of the help text; the first one is the default."""
+"""All backends by name, in the order of the help text; the first one is the default."""

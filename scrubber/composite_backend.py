@@ -1,7 +1,8 @@
-"""Several backends in one service: every question about a device goes to the backend that has it.
+"""Combines several backends in one service: every query about a device goes to the backend of that device.
 
-What breaks in one backend is the fault of its own devices and disturbs no other: while it is away, or raises what no port may
-raise, its devices stay as they were last seen and answer nothing, which takes them out of service, and the others go on.
+A failure in one backend is a fault of its own devices and affects no other: while it is unavailable, or raises an
+exception that no port may raise, its devices stay as last seen and answer no query, which takes them out of service,
+and the other backends continue.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ __all__ = ["composite_backend"]
 _T = TypeVar("_T")
 
 _INVENTORY_SECONDS = 60.0
-"""A backend that does not list its devices in that time is away."""
+"""Seconds for a backend to list its devices, after which it counts as unavailable."""
 _RELISTEN_DELAY = 1.0
-"""Seconds until a stream of signals that ended is opened again."""
+"""Seconds until a signal stream that ended is opened again."""
 
 
 @asynccontextmanager
 async def composite_backend(
     members: Mapping[str, AbstractAsyncContextManager[DeviceBackend]],
 ) -> AsyncIterator[DeviceBackend]:
-    """Open ``members`` and yield one backend that has the devices of all.
+    """Open ``members`` and yield one backend with the devices of all of them.
 
     Args:
-        members: by name, in the order in which their devices are listed.
+        members: backends by name, in the order in which their devices are listed.
 
     Raises:
         InvalidConfiguration: one of them cannot be opened.
@@ -59,7 +60,7 @@ async def composite_backend(
 
 
 class _Member:
-    """One backend, and what it said last."""
+    """One backend and its last known state."""
 
     def __init__(self, name: str, ports: DeviceBackend) -> None:
         self.name = name
@@ -69,10 +70,13 @@ class _Member:
         self.driver = ""
 
     async def refresh(self, *, devices: bool) -> NodeIdentity | None:
-        """Ask who the node is, and list the devices anew; None while the backend is away, and they stay as they were.
+        """Query the node's identity and list the devices again; None while the backend is unavailable.
+
+        The devices then stay as they were.
 
         Args:
-            devices: False: they are listed only when the backend was away, or has another driver.
+            devices: whether to list them in any case; False: only when the backend was unavailable or its driver
+                changed.
         """
         try:
             async with asyncio.timeout(_INVENTORY_SECONDS):
@@ -80,24 +84,24 @@ class _Member:
                 if devices or self.unavailable_reason or self.driver != identity.driver:
                     found = await self.ports.inventory.devices()
                     self.devices = tuple(replace(each, driver=identity.driver) for each in found)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other backends have nothing to do with it
+        except Exception as error:  # noqa: BLE001  # no failure of one backend may affect the others
             self.unavailable_reason = str(error) or repr(error)
             return None
         self.unavailable_reason, self.driver = "", identity.driver
         return identity
 
     def signals(self) -> AsyncIterator[Signal] | None:
-        """Return what the backend reports from now on; None when it cannot be listened to."""
+        """Return the signals of the backend from now on; None when they cannot be read."""
         try:
             return self.ports.telemetry.signals()
-        except Exception:  # noqa: BLE001  # whatever it is, the other backends have nothing to do with it
+        except Exception:  # noqa: BLE001  # no failure of one backend may affect the others
             return None
 
     async def call(self, awaitable: Awaitable[_T]) -> _T:
-        """Return the answer.
+        """Return the result of ``awaitable``.
 
         Raises:
-            Unreadable: the backend raised what no port may raise.
+            Unreadable: the backend raised an exception that no port may raise.
         """
         try:
             return await awaitable
@@ -108,7 +112,7 @@ class _Member:
 
 
 class _CompositePorts:
-    """All ports of :mod:`scrubber.ports.device`; each question goes to the backend of its device."""
+    """All ports of :mod:`scrubber.ports.device`; each query goes to the backend of its device."""
 
     def __init__(self, members: Sequence[_Member]) -> None:
         self._members = members
@@ -133,7 +137,10 @@ class _CompositePorts:
         return tuple(found.values())
 
     async def identity(self) -> NodeIdentity:
-        """The node's. Each device says the version of its own driver, so this one names the backends, and stays."""
+        """The node's identity.
+
+        Each device has its own driver version, so this one names the backends, and never changes.
+        """
         first = await self._refresh(devices=False)
         return replace(first, driver=" and ".join(member.name for member in self._members))
 
@@ -187,12 +194,12 @@ class _CompositePorts:
     ) -> AsyncIterator[Signal]:
         heard: asyncio.Queue[Signal] = asyncio.Queue(
             1
-        )  # a reader that is slow has each backend merge what it did not read
+        )  # while the reader is slow, each backend merges its unread signals
 
         async def listen(member: _Member, stream: AsyncIterator[Signal] | None) -> None:
             while True:
                 if stream is not None:
-                    with suppress(Exception):  # its devices are looked at all the same, only later
+                    with suppress(Exception):  # its devices are checked anyway, only later
                         async for signal in stream:
                             await heard.put(signal)
                 await asyncio.sleep(_RELISTEN_DELAY)
@@ -228,7 +235,7 @@ class _CompositePorts:
         member = self._member_of(device)
         await member.call(member.ports.resetter.reset(device, deadline))
 
-    # --- clearing and diagnosing
+    # --- erasure and diagnostics
 
     async def erase(
         self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]

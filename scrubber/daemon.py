@@ -1,7 +1,7 @@
-"""The service's composition root: the one file that knows everybody.
+"""The composition root of the service, which connects all components.
 
-It builds adapters, engine and servers by keyword, and runs them as named tasks of one group. One dies, all drain; the
-supervisor restarts. Nothing in here decides about a device.
+It builds adapters, engine and servers with keyword arguments, and runs them as named tasks of one group. If one fails,
+all are stopped, and the supervisor restarts the service. No decision about a device is made here.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ __all__ = ["run"]
 _INTERVALS_PER_HEALTH_CHECK = 5
 """Watch intervals between two comparisons of health snapshots."""
 _MIN_USE_CHECK_INTERVAL = 0.5
-"""The longest pause between two looks at who uses the devices, in seconds, is at least this, however short others are."""
+"""Lower bound in seconds of the longest pause between two checks of device users, for short watch intervals."""
 _DRIVER_CHECK_INTERVAL = 5.0
-"""Seconds between two looks at the driver itself."""
+"""Seconds between two checks of the driver itself."""
 _AUDIT_VERIFY_INTERVAL = 3600.0
-"""Seconds between two looks through the whole audit trail."""
+"""Seconds between two verifications of the complete audit log."""
 _KUBELET_CHECK_INTERVAL = 5.0
-"""Seconds between two looks at whether the kubelet's lists are believed."""
+"""Seconds between two checks whether the kubelet's lists are trusted."""
 
 
 async def run(settings: ServiceSettings) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status.
+    """Serve until SIGTERM or SIGINT; return the exit status.
 
     Raises:
-        FatalError: a setting, the policy, the ledger or another instance keeps the service from starting.
+        FatalError: a setting, the policy, the ledger or another instance prevents the service from starting.
     """
     losses = LostLineCounter()
     log = configure_logging(
@@ -109,7 +109,7 @@ async def run(settings: ServiceSettings) -> int:
         await asyncio.wait({serving})
     failure = None if serving.cancelled() else serving.exception()
     while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
-        failure = failure.exceptions[0]  # what a task group makes of the one error that ended it
+        failure = failure.exceptions[0]  # a task group wraps the one error that ended it
     if isinstance(failure, ScrubberError):
         raise failure
     if failure is not None:
@@ -126,7 +126,7 @@ async def _serve(
     log: structlog.typing.FilteringBoundLogger,
     lost_lines: LostLineCounter,
 ) -> None:
-    """Build everything, run it, and take it down in the reverse order."""
+    """Build everything, run it, and shut it down in the reverse order."""
     policy = policies.policy
     if not settings.backend.simulated:
         require_node_pid_namespace(settings.pod_resources_socket)
@@ -139,11 +139,11 @@ async def _serve(
         stack.callback(supervisor.close)
         listener = _bind_metrics_port(settings, log, stack)
         traces = _open_tracer(settings, log, stack)
-        # Single instance and a readable record come first: nothing else is touched without them.
+        # A single instance and a readable ledger come first: nothing else is touched without them.
         ledger = SqliteLedger(settings.state_dir, observe=metrics.service.observe_commit)
         stack.push_async_callback(ledger.close)
         state = await ledger.load()
-        metrics.service.set_audit_result(intact=True, at=clock.wall())  # it would not have been loaded otherwise
+        metrics.service.set_audit_result(intact=True, at=clock.wall())  # loading includes the verification
         containers = _make_containers(settings)
         stack.callback(containers.close)
         backend = await stack.enter_async_context(_open_backend(settings, policies, containers))
@@ -156,7 +156,7 @@ async def _serve(
             await _log_new_key(key, clock, ledger, journal)
         log.info("key.loaded", key_id=key.key_id)
 
-        # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
+        # A bug in a scrub ends the service; at the end, scrubs in progress are abandoned, and their devices stay dirty.
         scrubs = await stack.enter_async_context(asyncio.TaskGroup())
         epoch = token_hex(8)
         node: Node
@@ -241,7 +241,8 @@ async def _serve(
             _serve_metrics(listener, settings, metrics, log, stack)
 
         await reconcile(node, devices, state, dependencies=dependencies)
-        # A full collection looks at everything that was loaded: 36 ms with 256 devices, in the midst of a hand-over.
+        # A full garbage collection visits everything that was loaded: 36 ms with 256 devices, in the middle of a
+        # hand-over.
         gc.collect()
         gc.freeze()
         supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
@@ -277,8 +278,8 @@ async def _run_tasks(
     log: structlog.typing.FilteringBoundLogger,
     other_tasks: Mapping[str, Coroutine[Any, Any, None]],
 ) -> None:
-    """Until cancelled, or until one of them dies."""
-    interval = settings.watch_interval
+    """Run all tasks until cancelled, or until one of them fails."""
+    interval = settings.poll_interval
 
     async def greet(device: Device) -> None:
         await add_device(node, device, state, dependencies=dependencies)
@@ -309,10 +310,10 @@ async def _run_tasks(
 def _status_reader(
     node: Node, *, ledger: SqliteLedger, children: ChildCounts, policy: Callable[[], Policy]
 ) -> Callable[[], ServiceStatus]:
-    """A function that says what the metrics show of now, read from the engine and the adapters.
+    """Return a function that reads the current metrics status from the engine and the adapters.
 
-    It changes nothing and waits for nobody, because the thread that scrapes calls it: it reads values that are replaced,
-    and never changed.
+    It changes nothing and never blocks, because the scrape thread calls it: it reads values that are replaced, and
+    never modified.
     """
 
     last: tuple[NodeView, tuple[DeviceStatus, ...]] | None = None
@@ -353,14 +354,14 @@ def _status_reader(
 
 
 async def _log_new_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
-    """A key of the node's that was not there before: what it signs is another one's for whoever knows the old key."""
+    """Record the creation of a node key: verifiers that know only the old key will not accept its signatures."""
     event = Event("key.created", clock.wall(), fields={"key_id": key.key_id})
     await ledger.commit(LedgerChange(events=(event,)))
     journal.record([event])
 
 
 def _service_paths(settings: ServiceSettings, policies: PolicySource, containers: Containers) -> dict[str, str]:
-    """Where things are, for whoever looks after the node."""
+    """Return the paths that the service uses, by name, for the node's operators."""
     places: dict[str, Path | None] = {
         "state": settings.state_dir,
         "policy": policies.path.absolute(),
@@ -376,11 +377,11 @@ def _service_paths(settings: ServiceSettings, policies: PolicySource, containers
 async def _watch_driver(
     backend: DeviceBackend, dependencies: Dependencies, log: structlog.typing.FilteringBoundLogger
 ) -> None:
-    """Say which devices are not handed out, and since when; end the service when the driver is another one.
+    """Log devices that are not advertised when that changes; end the service when the driver version changed.
 
     Raises:
-        Unavailable: nothing that was proved under the driver before holds under this one. The supervisor starts the service
-            anew, which knows nothing and scrubs everything.
+        Unavailable: no proof made under the previous driver is valid under this one. The supervisor restarts the
+            service, which has no proofs then and scrubs everything.
     """
     told: dict[str, str] = {}
     driver = dependencies.identity.driver
@@ -388,12 +389,12 @@ async def _watch_driver(
         withheld = dict(backend.not_advertised())
         for device, reason in withheld.items():
             if told.get(device) != reason:
-                log.warning("device.not-advertised", device=device, sentence=reason)
+                log.warning("device.not-advertised", device=device, message=reason)
         told = withheld
         try:
             now = (await backend.inventory.identity()).driver
         except Unavailable:
-            now = driver  # its devices say so
+            now = driver  # the devices' own state shows it
         if now != driver:
             raise Unavailable(
                 f"The driver was changed from {driver} to {now} while the service ran; it has to start anew."
@@ -402,31 +403,31 @@ async def _watch_driver(
 
 
 async def _log_kubelet_trust(node: Node, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
-    """Say why the kubelet's lists are not believed, as long as they are not: who starts waits, and a person can act."""
+    """Log why the kubelet's lists are not trusted while they are not: starts wait, and an operator can act."""
     told = (Trust.TRUSTED, "")
     while True:
         reading = node.pods.reading
         without = " ".join(reading.caveats)
-        # What is said of a young list counts its seconds: that is told once.
+        # The message about a recently started kubelet counts seconds: compare without it, so that it is logged once.
         now = (reading.trust, reading.untrusted_reason if reading.trust is Trust.UNREADABLE else without)
         if now != told and now == (Trust.TRUSTED, ""):
             log.info("kubelet.trusted")
         elif now != told:
-            log.warning("kubelet.doubted", trust=reading.trust.value, sentence=reading.untrusted_reason or without)
+            log.warning("kubelet.untrusted", trust=reading.trust.value, message=reading.untrusted_reason or without)
         told = now
         await clock.sleep(_KUBELET_CHECK_INTERVAL)
 
 
 async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
-    """From the engine's own loop: a loop that hangs is restarted by the supervisor."""
+    """Send the watchdog signal from the engine's event loop, so that the supervisor restarts a hung loop."""
     while True:
-        # Ready once more: a supervisor that was too busy for the first word would end the service.
+        # Repeat READY: a supervisor that was too busy for the first one would end the service.
         supervisor.notify("READY=1\nWATCHDOG=1")
         await clock.sleep(5.0)
 
 
 def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
-    """The policy as this start wants it, for this backend."""
+    """Return the policy with the settings of this start, for this backend."""
     row = BACKENDS[settings.backend.name]
     policy = policy.for_node(settings.node_name).with_signals(row.signal_table())
     everyone = (policy, *(each.policy for each in policy.overrides))
@@ -437,7 +438,7 @@ def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typ
         return policy
     log.warning(
         "policy.xids-disabled",
-        sentence="DP_DISABLE_HEALTHCHECKS makes XIDs count for nothing; the policy's xids: ignore says the same on record.",
+        message="DP_DISABLE_HEALTHCHECKS makes XIDs count for nothing; the policy's xids: ignore says the same on record.",
     )
     return with_digest(settings.disabled_healthchecks.apply_to(policy))
 
@@ -448,7 +449,10 @@ def _open_backend(
     accounts = ServiceAccounts(settings.kubelet_dir, settings.pod_logs_dir)
 
     async def infrastructure(pid: int) -> str | None:
-        """Named by the policy: a systemd unit, or a pod's namespace and service account; never by what it calls itself."""
+        """Return the systemd unit, or the namespace and service account, by which the policy lists the process.
+
+        Never identifies a process by its own name.
+        """
         unit = systemd_unit_of(pid)
         if unit in policies.policy.infrastructure.systemd_units:
             return unit
@@ -478,10 +482,10 @@ async def _wait_for_driver(
     *,
     wait: bool,
 ) -> tuple[NodeIdentity, tuple[Device, ...]]:
-    """What the driver says about the node, as soon as it says anything.
+    """Return the driver's description of the node as soon as the driver answers.
 
     Raises:
-        InvalidConfiguration: it is not there, and nobody is to wait for it.
+        InvalidConfiguration: the driver is missing, and ``wait`` is False.
     """
     if not wait:
         try:
@@ -492,10 +496,10 @@ async def _wait_for_driver(
             ) from away
 
     def waiting(state: tenacity.RetryCallState) -> None:
-        # The supervisor's patience is asked for while there is nothing to be ready with.
+        # Extend the supervisor's start timeout while the service cannot become ready.
         supervisor.notify("EXTEND_TIMEOUT_USEC=10000000\nWATCHDOG=1")
         if state.attempt_number % 30 == 1 and state.outcome is not None:
-            log.warning("driver.away", sentence=str(state.outcome.exception()))
+            log.warning("driver.unavailable", message=str(state.outcome.exception()))
 
     ask = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(Unavailable),
@@ -512,10 +516,10 @@ async def _wait_for_driver(
 def _open_tracer(
     settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
 ) -> OpenTelemetryTracer | None:
-    """None where none are wanted; sent until everything else has ended.
+    """Open the tracer, which sends until everything else has ended; None where traces are off.
 
     Raises:
-        InvalidConfiguration: they cannot be sent as the environment says.
+        InvalidConfiguration: traces cannot be sent as the environment variables define.
     """
     if settings.traces is TraceExport.OFF:
         return None
@@ -527,17 +531,17 @@ def _open_tracer(
 def _bind_metrics_port(
     settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
 ) -> MetricsListener | None:
-    """Take the port of the metrics before anything is started; None where there is none.
+    """Bind the metrics port before anything is started; None where there is none.
 
     Raises:
-        InvalidConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
+        InvalidConfiguration: a required port cannot be bound, or the certificates cannot be used.
     """
     address = settings.metrics_address
     if address is None:
         return None
 
     def warn(message: str) -> None:
-        log.warning("metrics.unavailable", sentence=message)
+        log.warning("metrics.unavailable", message=message)
 
     if settings.metrics_tls is not None:
         check_tls_files(settings.metrics_tls)
@@ -555,7 +559,7 @@ def _serve_metrics(
     stack: AsyncExitStack,
 ) -> None:
     def tell(message: str) -> None:
-        log.warning("metrics.refused", sentence=message)
+        log.warning("metrics.scrape-failed", message=message)
 
     serving = serve_metrics_on(listener, metrics.page, report=tell, tls=settings.metrics_tls)
     stack.callback(serving.close)

@@ -1,9 +1,11 @@
-"""What every test may ask for: a short directory for sockets, and one way to run properties.
+"""Configuration of all tests: a short directory for sockets, Hypothesis profiles, bytecode caching and SIGINT.
 
-Three things happen by themselves. Hypothesis measures no time: on a shared machine a deadline would fail for what the
-neighbours do; and it looks at the same examples each time, so that what fails is what was changed. What Python compiles is kept, whatever the environment says: else each of the thousands of daemons and
-children that the tests start would compile all that it imports. And an interrupt interrupts: a shell without job control
-starts in the background what ignores it, and what that starts inherits it.
+- Hypothesis applies no deadline, because load on a shared machine would fail the test, and uses the same examples in
+  every run, so that a new failure is caused by a change.
+- Compiled bytecode is written whatever the environment specifies: otherwise each of the thousands of daemons and
+  children that the tests start would compile all that it imports.
+- SIGINT always interrupts: a shell without job control starts background commands with SIGINT ignored, and their
+  children inherit that.
 """
 
 import os
@@ -30,7 +32,7 @@ settings.load_profile("house")
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A directory whose path is short enough for Unix sockets below it (107 bytes in all); removed afterwards."""
+    """Provide a directory with a path short enough for Unix sockets below it (107 bytes in all); removed afterwards."""
     path = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
     yield path
     shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Reads what is shipped for a node: the manifests as kustomize would put them together, and the units."""
+"""Read the deployment files of a node: the manifests as kustomize would build them, and the systemd units."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CDI = DEPLOY / "kubernetes" / "cdi"
 CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
 UNITS = {path.name: path.read_text() for path in (DEPLOY / "systemd").glob("*.service")}
 DROP_INS = {f"{path.parent.name}/{path.name}": path.read_text() for path in (DEPLOY / "systemd").glob("*.d/*.conf")}
-"""What changes a unit for whoever wants it so; systemd finds it beside the unit."""
+"""Optional drop-ins for the units; systemd finds them in the unit's ``.d`` directory."""
 
 
 def documents(directory: Path = BASE) -> list[dict[str, Any]]:
-    """Every object of the base, with what ``directory`` adds to it, as kustomize would put them together."""
+    """Return every object of the base, with what ``directory`` adds to it, as kustomize would build them."""
     found = [each for name in yaml_of(BASE)["resources"] for each in yaml.safe_load_all((BASE / name).read_text())]
     patch_all(found, directory)
     return found
@@ -33,8 +33,10 @@ def patch_all(found: list[dict[str, Any]], directory: Path) -> None:
 
 
 def apply(target: Any, op: str, path: str, value: Any) -> None:
-    """One step of a JSON patch (RFC 6902), as far as ours go: ``add`` to the end of a list, ``replace`` in one, and
-    ``add`` of a field that is not there.
+    """Apply one step of a JSON patch (RFC 6902).
+
+    Only the operations that the project uses are supported: ``add`` to the end of a list, ``replace`` in a list, and
+    ``add`` of a field that does not exist yet.
     """
     *way, last = path.strip("/").split("/")
     for word in way:
@@ -75,14 +77,14 @@ SERVICE, PLUGIN = workload("scrubber"), workload("scrubber-plugin")
 
 
 def mounts(of: Workload) -> set[tuple[str, str, str]]:
-    """What of the node is mounted: (the node's path, the container's path, ``ro`` or ``rw``)."""
+    """Return the host paths that are mounted, as (path on the node, path in the container, ``ro`` or ``rw``)."""
     paths = {each["name"]: each["hostPath"]["path"] for each in of.pod["volumes"] if "hostPath" in each}
     found = [(paths[each["name"]], each) for each in of.container["volumeMounts"] if each["name"] in paths]
     return {(path, each["mountPath"], "ro" if each.get("readOnly") else "rw") for path, each in found}
 
 
 def unit(name: str) -> dict[str, list[str]]:
-    """A unit's directives, whatever the section: name → values, in their order."""
+    """Return the directives of a unit, regardless of the section: name → values, in their order."""
     found: dict[str, list[str]] = {}
     for line in (UNITS | DROP_INS)[name].splitlines():
         if line and line[0] not in "#[":

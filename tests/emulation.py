@@ -1,4 +1,4 @@
-"""A device plugin of a hundred lines and a fast kubelet, for tests that look at the kubelet's side of the protocol."""
+"""A minimal device plugin and a fast kubelet, for tests of the kubelet's side of the protocol."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from scrubber.wire import podresources_pb2_grpc as lister_rpc
 
 RESOURCE = "scrubber.dev/gpu"
 SOON = 30.0
-"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+"""Seconds within which an expected event happens, on a busy machine too. It is a timeout; no test measures it."""
 PF_EXITING = 0x4
-"""A task's flag, from the kernel's ``sched.h``."""
+"""Task flag from the kernel's ``sched.h``."""
 FAST = dataclasses.replace(
     KubeletTimings().scaled(0.02),
-    # What the kubelet gives up is not made fast: a machine that stands still is no plugin that does not answer.
+    # Timeouts after which the kubelet gives up are not shortened: a stalled machine must not look like a plugin that
+    # does not answer.
     dial_back=SOON,
-    watcher_get_info=KubeletTimings().watcher_get_info,  # this one is tried again, and nobody is told
+    watcher_get_info=KubeletTimings().watcher_get_info,  # retried silently
     watcher_notify=SOON,
     resource_removal=KubeletTimings().resource_removal,
     pre_start_deadline=SOON,
@@ -48,16 +49,16 @@ Hook = Callable[[list[str]], Awaitable[None]]
 
 
 async def accept(_devices: list[str]) -> None:
-    """The hook of a plugin that agrees at once."""
+    """Default hook of a plugin: accept at once."""
 
 
 def timings(**changes: Any) -> KubeletTimings:
-    """Fast timings, with some set by name: a test that wants a deadline to pass sets it."""
+    """Return fast timings with some replaced: a test that needs a deadline to expire sets it."""
     return dataclasses.replace(FAST, **changes)
 
 
 class TinyPlugin(rpc.DevicePluginServicer):
-    """Serves one resource. Its hooks are called with the ids of a request and refuse by raising ``Refusal``."""
+    """A device plugin for one resource. Its hooks receive the ids of a request and refuse by raising ``Refusal``."""
 
     def __init__(self, devices: Sequence[str] = ("gpu-0", "gpu-1"), *, options: api.DevicePluginOptions | None = None):
         self.devices = {device: api.Device(ID=device, health="Healthy") for device in devices}
@@ -70,7 +71,7 @@ class TinyPlugin(rpc.DevicePluginServicer):
         self.preferred_requests: list[api.ContainerPreferredAllocationRequest] = []
         self.pre_starts: list[list[str]] = []
         self.seconds_left: dict[str, float | None] = {}
-        """What the last call of each name had left until its deadline."""
+        """Seconds that the last call of each name had left until its deadline."""
         self.statuses: list[watched.RegistrationStatus] = []
         self.info = watched.PluginInfo(type="DevicePlugin", name=RESOURCE, supported_versions=["v1beta1"])
         self._changed = asyncio.Condition()
@@ -137,11 +138,11 @@ class TinyPlugin(rpc.DevicePluginServicer):
 
 
 class Refusal(Exception):
-    """What a hook of ``TinyPlugin`` refuses with."""
+    """Raised by a hook of ``TinyPlugin`` to refuse."""
 
 
 class Watched(watched_rpc.RegistrationServicer):
-    """The plugin watcher's view of a ``TinyPlugin``."""
+    """The registration service of a ``TinyPlugin``, as the plugin watcher calls it."""
 
     def __init__(self, plugin: TinyPlugin) -> None:
         self._plugin = plugin
@@ -157,7 +158,7 @@ class Watched(watched_rpc.RegistrationServicer):
 
 
 async def register(kubelet: Kubelet, endpoint: str, resource: str = RESOURCE, version: str = "v1beta1") -> None:
-    """Register the classic way; raises ``grpc.aio.AioRpcError`` when refused."""
+    """Register through ``kubelet.sock``; raises ``grpc.aio.AioRpcError`` when refused."""
     request = api.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
     async with sockets.channel(kubelet.kubelet_socket) as channel:
         await rpc.RegistrationStub(channel).Register(request, timeout=SOON)
@@ -165,7 +166,7 @@ async def register(kubelet: Kubelet, endpoint: str, resource: str = RESOURCE, ve
 
 @asynccontextmanager
 async def emulated(root: Path, *, cgroups: bool = False, **changes: Any) -> AsyncIterator[Kubelet]:
-    """A running kubelet with fast timings."""
+    """Run a kubelet with fast timings."""
     parent = writable_cgroup_parent() if cgroups else None
     async with Kubelet(root, timings=timings(**changes), cgroup_parent=parent) as kubelet:
         yield kubelet
@@ -173,7 +174,7 @@ async def emulated(root: Path, *, cgroups: bool = False, **changes: Any) -> Asyn
 
 @asynccontextmanager
 async def registered(kubelet: Kubelet, plugin: TinyPlugin, endpoint: str = "tiny.sock") -> AsyncIterator[TinyPlugin]:
-    """``plugin`` serving, registered the classic way, and its devices known to the kubelet."""
+    """Serve ``plugin`` and register it through ``kubelet.sock``; yields once the kubelet knows its devices."""
 
     def lists(node: Kubelet) -> int:
         return sum(event.name == "ListAndWatch" for event in node.events)
@@ -182,7 +183,7 @@ async def registered(kubelet: Kubelet, plugin: TinyPlugin, endpoint: str = "tiny
     try:
         before = lists(kubelet)
         await register(kubelet, endpoint)
-        # Its own list, and not that of one that was there before it.
+        # Wait for the list of this plugin, not for one of an earlier plugin.
         await kubelet.wait_until(
             lambda node: lists(node) > before and node.allocatable(RESOURCE) == len(plugin.devices), SOON
         )
@@ -192,13 +193,13 @@ async def registered(kubelet: Kubelet, plugin: TinyPlugin, endpoint: str = "tiny
 
 
 def deregistered(kubelet: Kubelet) -> set[str]:
-    """The names of the watched sockets of which the kubelet has noticed that they have gone."""
+    """Return the names of the watched sockets whose removal the kubelet has noticed."""
     return {each.detail for each in kubelet.events if each.name == "Deregistered"}
 
 
 @asynccontextmanager
 async def serving(plugin: TinyPlugin, socket: Path) -> AsyncIterator[TinyPlugin]:
-    """``plugin`` serving on ``socket``; in ``plugins_registry/`` the kubelet finds it by itself."""
+    """Serve ``plugin`` on ``socket``. The kubelet discovers sockets in ``plugins_registry/`` itself."""
     await plugin.serve(socket)
     try:
         yield plugin
@@ -208,13 +209,13 @@ async def serving(plugin: TinyPlugin, socket: Path) -> AsyncIterator[TinyPlugin]
 
 @asynccontextmanager
 async def pod_resources(kubelet: Kubelet) -> AsyncIterator[lister_rpc.PodResourcesListerStub]:
-    """A client of the PodResources socket."""
+    """Provide a client of the PodResources socket."""
     async with sockets.channel(kubelet.pod_resources_socket) as channel:
         yield lister_rpc.PodResourcesListerStub(channel)
 
 
 async def listed(kubelet: Kubelet) -> dict[str, dict[str, list[str]]]:
-    """What ``List`` says: pod name → container → device ids, sorted."""
+    """Return the response of ``List``: pod name → container → device ids, sorted."""
     async with pod_resources(kubelet) as client:
         answer: lister.ListPodResourcesResponse = await client.List(lister.ListPodResourcesRequest(), timeout=SOON)
     return {
@@ -231,18 +232,18 @@ def container(
     restart: RestartPolicy = RestartPolicy.NEVER,
     **env: str,
 ) -> ContainerSpec:
-    """A container that runs a shell command; ``exec`` it where the first process matters."""
+    """Return a container that runs a shell command; use ``exec`` where the first process matters."""
     resources = {RESOURCE: gpus} if gpus else {}
     return ContainerSpec(name, ["sh", "-c", command], resources, env, restart)
 
 
 def pod(name: str = "a", *containers: ContainerSpec, init: Sequence[ContainerSpec] = (), **more: Any) -> PodSpec:
-    """A pod of one sleeping container unless said otherwise."""
+    """Return a pod, by default with one sleeping container."""
     return PodSpec(name, containers=containers or (container(),), init_containers=init, **more)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there, and neither a zombie nor about to be one: by then it runs no instruction any more."""
+    """Return whether a process exists and is neither a zombie nor exiting: those run no more instructions."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()

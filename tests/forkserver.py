@@ -1,11 +1,11 @@
-"""Starts Python programs by forking an interpreter that has imported already what they need.
+"""Start Python programs by forking an interpreter that has already imported what they need.
 
-A start of ``python -m scrubber.cli.main`` spends most of its time on imports, and the tests start thousands. What comes
-out is a process like any other: it has its own PID, streams, environment and session, dies of ``kill -9``, and its children
-are exec'ed as always. It differs from an exec'ed one in its command line and in what is imported before its first line;
-so tests of either start their programs with :func:`asyncio.create_subprocess_exec`.
+Starting ``python -m scrubber.cli.main`` spends most of its time on imports, and the tests start thousands of programs.
+The result is an ordinary process: it has its own PID, streams, environment and session, dies of ``kill -9``, and
+executes its children as usual. It differs from an exec'ed process in its command line and in the modules that are
+imported before its first line. Tests of either start their programs with :func:`asyncio.create_subprocess_exec`.
 
-    python -m tests.forkserver FD    serves requests on a listening socket, until whoever started it is gone
+    python -m tests.forkserver FD    serves requests on a listening socket until the process that started it ends
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from typing import IO, Any, Final, NoReturn
 __all__ = ["start"]
 
 _LARGEST: Final = 1 << 20
-"""Bytes of one request: argument vector and environment."""
+"""Maximum bytes of one request: argument vector and environment."""
 _FORKED: Final = ("scrubber.cli.main", "tests.nvidia.service")
-"""Programs that change nothing which was imported before them."""
+"""Programs that do not change any module imported before them."""
 _PRELOADED: Final = ("scrubber.cli", "scrubber.daemon", "plugin.main")
 
 
@@ -53,12 +53,13 @@ async def start(
 ) -> asyncio.subprocess.Process:
     """Start ``python -m MODULE ARGUMENTS``; parameters as those of :func:`asyncio.create_subprocess_exec`.
 
-    Exec'ed all the same is a program that changes what it imports, and one whose interpreter has variables of its own
-    (``PYTHONPATH``).
+    A program that changes what it imports, or that needs its own interpreter variables (``PYTHONPATH``), is still
+    exec'ed.
 
     Args:
-        terminal: path of the terminal that controls the program's own new session; None: the session is this process's.
-        on_terminal: which of 0, 1 and 2 are that terminal.
+        terminal: path of the controlling terminal of the program's new session; None: it stays in the session of this
+            process.
+        on_terminal: which of the descriptors 0, 1 and 2 are that terminal.
     """
     env = os.environ if env is None else env
     if module not in _FORKED or any(env.get(name) != os.environ.get(name) for name in env if name.startswith("PYTHON")):
@@ -83,10 +84,10 @@ async def start(
 
 
 class _Transport(asyncio.base_subprocess.BaseSubprocessTransport):
-    """Asyncio's own, over a process that the server has forked."""
+    """Asyncio's transport over a process that the server has forked."""
 
     def _start(self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **_: Any) -> None:
-        self._proc = forked = _Forked(args, stdin, stdout, stderr)  # type: ignore[assignment]  # as much of it as is used
+        self._proc = forked = _Forked(args, stdin, stdout, stderr)  # type: ignore[assignment]  # the methods in use
         self._loop.add_reader(forked.connection, self._ended, forked)
 
     def _ended(self, forked: _Forked) -> None:
@@ -95,7 +96,7 @@ class _Transport(asyncio.base_subprocess.BaseSubprocessTransport):
 
 
 class _Forked:
-    """What a transport asks of a :class:`subprocess.Popen`."""
+    """The part of :class:`subprocess.Popen` that a transport uses."""
 
     def __init__(self, request: str, *streams: int | IO[Any] | None) -> None:
         self.args = request
@@ -135,7 +136,7 @@ class _Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):  # as Popen: it has ended, and nobody has heard yet
+        with suppress(ProcessLookupError):  # as Popen: the process has ended and its end is not reported yet
             signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
@@ -153,7 +154,7 @@ class _Forked:
 
 @cache
 def _address() -> str:
-    """Start the server of this process, which ends with it; return where it listens."""
+    """Start the server of this process, which ends with it; return the address of its socket."""
     address = f"\0gpu-scrubber-tests-{os.getpid()}-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
@@ -165,14 +166,14 @@ def _address() -> str:
 
 
 class _Server:
-    """Forks on request, and says when what it forked has ended."""
+    """Forks on request and reports when a forked process has ended."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._forked: dict[int, socket.socket] = {}
 
     def run(self) -> dict[str, Any] | None:
-        """Return in each forked process, with what it is to do; in the server at its end, with None."""
+        """Return the request in each forked process, and None in the server when it ends."""
         woken, wakes = socket.socketpair()
         woken.setblocking(False)
         wakes.setblocking(False)
@@ -223,14 +224,14 @@ class _Server:
 
 
 def _become(request: Mapping[str, Any], streams: list[int]) -> None:
-    """Take on what the program is to find: session, streams, environment, arguments."""
+    """Apply the request to this process: session, streams, environment, arguments."""
     for number, each in enumerate(streams):
         os.dup2(each, number)
         os.close(each)
     if (terminal := request["terminal"]) is not None:
         os.setsid()
     if request["on_terminal"]:
-        # The first terminal that the leader of a session opens becomes its own: Ctrl-C and changes of size reach it.
+        # The first terminal that a session leader opens becomes its controlling terminal: Ctrl-C and resizes reach it.
         opened = os.open(terminal, os.O_RDWR)
         for number in request["on_terminal"]:
             os.dup2(opened, number)
@@ -238,7 +239,7 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         before = getattr(sys, name)
         at_once = name == "stderr" or os.isatty(number)
-        binary = open(number, f"{mode}b", closefd=False)  # noqa: SIM115 - as the interpreter's own, open to the end
+        binary = open(number, f"{mode}b", closefd=False)  # noqa: SIM115 - open to the end, like the interpreter's own
         stream = io.TextIOWrapper(binary, encoding=before.encoding, errors=before.errors, line_buffering=at_once)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -250,13 +251,13 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
 
 
 def _run(module: str) -> NoReturn:
-    """Run a program to its end, save that the interpreter frees nothing: that would copy each page it shares."""
+    """Run a program to its end without freeing memory at exit: freeing would copy each shared page."""
     status: object = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         status = ending.code
-    except BaseException:  # noqa: BLE001 - above is only the interpreter, which does the same
+    except BaseException:  # noqa: BLE001 - the caller is the interpreter, which does the same
         traceback.print_exc()
         status = 1
     if status is not None and not isinstance(status, int):
@@ -273,8 +274,8 @@ def _run(module: str) -> NoReturn:
 
 
 def _preload() -> None:
-    """Import what the programs do, save the module that each of them begins with."""
-    os.environ["GRPC_VERBOSITY"] = "NONE"  # as they do; it is read by the import
+    """Import what the programs import, except the module that each of them starts with."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # as the programs do; gRPC reads it when it is imported
     for name in _PRELOADED:
         package = importlib.import_module(name)
         for each in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{name}."):

@@ -1,4 +1,4 @@
-"""GPUs as the service describes them to the plugin, and a driver's root with the files that matter."""
+"""GPUs as the service describes them to the plugin, and a driver root with the files that matter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def nodes(*names: str) -> tuple[Access, ...]:
 
 
 def gpu(number: int, **facts: Any) -> AdvertisedDevice:
-    """GPU ``number`` of a node; offered and healthy unless said otherwise."""
+    """Return GPU ``number`` of a node, by default offered and healthy."""
     facts.setdefault("verdict", ServiceVerdict.OFFERED)
     facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.OFFERED)
     return AdvertisedDevice(
@@ -42,7 +42,7 @@ def instance(number: int, part: int, profile: str = "1g.10gb", **facts: Any) -> 
 
 
 def seen(offer: AdvertisedDevice, *, advertised: bool = True) -> pb.SnapshotDevice:
-    """The device of ``offer`` as the service sends it."""
+    """Return the device of ``offer`` as the service sends it."""
     return pb.SnapshotDevice(
         id=offer.id,
         index=offer.index,
@@ -57,7 +57,7 @@ def seen(offer: AdvertisedDevice, *, advertised: bool = True) -> pb.SnapshotDevi
 
 
 def install_driver(root: Path, version: str = DRIVER, *, hook: str = "") -> None:
-    """A driver of ``version`` below ``root``, as its installer lays it out; ``hook``: a program in ``usr/bin``."""
+    """Install a driver of ``version`` below ``root``, as its installer does; ``hook``: a program in ``usr/bin``."""
     libraries = root / "usr/lib/x86_64-linux-gnu"
     programs = root / "usr/bin"
     for directory in (libraries, programs):

@@ -1,7 +1,7 @@
-"""Names that a tenant or a local user may give to cgroups, directories and processes, chosen to mislead a reader.
+"""Names that a tenant or a local user may give to cgroups, directories and processes, chosen to mislead a parser.
 
-They hold everything that Python takes for a line end or for whitespace, bytes that are no UTF-8, and pieces of the texts
-in which such names appear.
+They contain every character that Python treats as a line end or as whitespace, bytes that are not UTF-8, and fragments
+of the texts in which such names appear.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ FORM_FEED_AND_OTHERS: tuple[bytes, ...] = tuple(
     and character not in " \t\n"
     and (character.isspace() or len(f"a{character}b".splitlines()) > 1)
 )
-"""Every character that Python takes for a line end or for whitespace and the kernel does not, in UTF-8."""
+"""Every character that Python treats as a line end or as whitespace and the kernel does not, in UTF-8."""
 
 
 def _component(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[bytes]:
-    """One component of a path: any bytes but ``/`` and NUL.
+    r"""One component of a path: any bytes except ``/`` and NUL.
 
     Args:
-        pieces: Texts of which the name may be made; slashes in them are left out.
-        line_breaks: Whether it may hold ``\\n``, which the kernel refuses in the names of cgroups since Linux 5.13.
+        pieces: texts from which the name may be built; slashes in them are left out.
+        line_breaks: whether it may contain ``\n``, which the kernel refuses in the names of cgroups since Linux 5.13.
     """
     part = st.one_of(
         st.sampled_from(FORM_FEED_AND_OTHERS),
@@ -45,5 +45,5 @@ def _component(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[b
 
 
 def path_of_components(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[bytes]:
-    """A path of one to four such components, without a slash in front: pieces may spread over several."""
+    """A path of one to four such components, without a leading slash: pieces may spread over several components."""
     return st.lists(_component(*pieces, line_breaks=line_breaks), min_size=1, max_size=4).map(b"/".join)

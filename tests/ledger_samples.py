@@ -1,4 +1,4 @@
-"""What a small ledger holds, for every test of ledgers: one device or two, a grant, a scrub, a certificate."""
+"""Contents of a small ledger, for all ledger tests: one or two devices, a grant, a scrub, a certificate."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def record(version: int, device: str = GPU, **changes: object) -> DeviceRecord:
     return replace(DeviceRecord(device, version=version), **changes)  # type: ignore[arg-type]
 
 
-def event(name: str = "device.touched", at: float = 100.0, device: str | None = GPU, **fields: object) -> Event:
+def event(name: str = "device.marked-dirty", at: float = 100.0, device: str | None = GPU, **fields: object) -> Event:
     return Event(name, at, device, fields=fields)  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ def grant(sequence: int, certificate_id: str | None = None, device: str = GPU) -
 
 
 async def fill(home: Path, commits: int = 20) -> None:
-    """A ledger with a history: one record, ``commits`` audit rows."""
+    """Create a ledger with a history: one record, ``commits`` audit rows."""
     ledger = SqliteLedger(home)
     await ledger.load()
     for version in range(1, commits + 1):

@@ -1,4 +1,4 @@
-"""Metrics of the service in a registry of their own, and records to tell them of."""
+"""The service's metrics in a separate registry, and records to feed them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Value = str | int | float | bool | None
 
 
 class Measures:
-    """The metrics, and what they show."""
+    """The metrics, and the values that they expose."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -45,24 +45,24 @@ class Measures:
             self.metrics.count(each)
 
     def show(self, *devices: DeviceStatus, **facts: object) -> None:
-        """These devices are all that there are, and these are the other facts."""
+        """Set the complete list of devices and the other fields of the status."""
         self.facts = replace(self.facts, devices=devices, **facts)  # type: ignore[arg-type]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """None where there is no such series."""
+        """Return the value of a series; None if there is no such series."""
         return self.registry.get_sample_value(name, labels)
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """Of every series of the sample ``name``."""
+        """Return the labels of every series of the sample ``name``."""
         samples = (sample for family in self.registry.collect() for sample in family.samples)
         return [dict(sample.labels) for sample in samples if sample.name == name]
 
     def page(self, accept: str = "") -> str:
-        """What Prometheus reads."""
+        """Return the page that Prometheus scrapes."""
         return self.metrics.page.render(accept)[1].decode()
 
     def series(self) -> int:
-        """Lines of the page that are a series each."""
+        """Return the number of series on the page: its lines that are not comments."""
         return sum(not line.startswith("#") for line in self.page().splitlines())
 
 

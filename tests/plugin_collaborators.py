@@ -1,6 +1,6 @@
-"""The two neighbours of the device plugin, as small as its tests allow: a scrub service and a kubelet, on real sockets.
+"""Minimal fakes of the device plugin's two peers, a scrub service and a kubelet, on real sockets.
 
-Both ring a bell at whatever happens to them, so that a test waits for a fact and never for a while.
+Both ring a bell at every event, so that a test waits for a condition and never for a fixed time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE = 20.0
 
 
 class Bell:
-    """Rung at every change; :meth:`until` looks again each time."""
+    """Rung at every change; :meth:`until` checks its condition each time."""
 
     def __init__(self) -> None:
         self._rung = asyncio.Event()
@@ -46,7 +46,7 @@ class Bell:
 
 
 def device(number: int, sim: Path = Path("/sim"), **facts: Any) -> pb.SnapshotDevice:
-    """Device ``sim-<number>``: the file ``<number>/memory`` below ``sim``, advertised unless said otherwise."""
+    """Return device ``sim-<number>``: the file ``<number>/memory`` below ``sim``, by default advertised."""
     facts.setdefault("advertised", True)
     memory = sim / str(number) / "memory"
     mount = pb.Access(kind="mount", host_path=str(memory), container_path=f"/dev/simgpu{number}")
@@ -58,17 +58,17 @@ def snapshot(*devices: pb.SnapshotDevice, version: int = 1, ready: bool = True, 
 
 
 class FakeService(scrubber_pb2_grpc.PluginServicer):
-    """The plugin's socket of a scrub service that says what the test tells it to."""
+    """The plugin socket of a scrub service whose responses the test determines."""
 
     def __init__(self, directory: Path, shown: pb.Snapshot) -> None:
         self.path = directory / "plugin" / "plugin.sock"
         self.bell = Bell()
         self.announced: list[tuple[str, dict[str, str]]] = []
-        """Every announcement: resource, and what its ids mean."""
+        """Every announcement: resource, and the meaning of its ids."""
         self.reserved: list[list[str]] = []
         self.asked: list[pb.HandOverRequest] = []
         self.cancelled = 0
-        self.on_announce: Callable[[pb.AnnounceRequest], Awaitable[None]] = _nothing
+        self.on_announce: Callable[[pb.SetResourceMappingRequest], Awaitable[None]] = _nothing
         self.on_reserve: Callable[[pb.ReserveRequest], Awaitable[None]] = _nothing
         self.on_hand_over: Callable[[pb.HandOverRequest], Awaitable[None]] = _nothing
         self._shown = shown
@@ -108,11 +108,13 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
             while self._shown is shown:
                 await self.bell.rung()
 
-    async def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceResponse:
-        self.announced.append((request.resource, {each.id: each.device for each in request.offers}))
+    async def SetResourceMapping(
+        self, request: pb.SetResourceMappingRequest, context: Any
+    ) -> pb.SetResourceMappingResponse:
+        self.announced.append((request.resource, {each.id: each.device_id for each in request.mappings}))
         self.bell.ring()
         await self._do(self.on_announce(request), context)
-        return pb.AnnounceResponse()
+        return pb.SetResourceMappingResponse()
 
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
         self.reserved.append(sorted(request.device_ids))
@@ -148,7 +150,7 @@ async def _nothing(request: Any) -> None:
 
 @dataclass
 class Registered:
-    """What one registration of a plugin with the kubelet came to."""
+    """The state of one registration of a plugin with the kubelet."""
 
     socket: Path
     channel: grpc.aio.Channel
@@ -158,7 +160,7 @@ class Registered:
     topologies: dict[str, list[int]] = field(default_factory=dict)
     ended: bool = False
     error: BaseException | None = None
-    """What ended the stream; None when the plugin ended it in good order."""
+    """The error that ended the stream; None when the plugin ended it regularly."""
 
     @property
     def plugin(self) -> rpc.DevicePluginStub:
@@ -170,7 +172,7 @@ class Registered:
 
 
 class FakeKubelet(rpc.RegistrationServicer):
-    """Takes registrations both ways and follows every plugin's list; it asks nothing else by itself."""
+    """Accepts registrations in both ways and follows every plugin's list; it makes no other call on its own."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -193,7 +195,7 @@ class FakeKubelet(rpc.RegistrationServicer):
         await self.stop()
 
     async def start(self) -> None:
-        """As the real one does: wipe every socket in the classic directory, then make ``kubelet.sock`` anew."""
+        """Start as the kubelet does: delete every socket in ``device-plugins``, then create ``kubelet.sock``."""
         for directory in (self.classic, self.registry):
             directory.mkdir(parents=True, exist_ok=True)
         for socket in self.classic.glob("*.sock"):
@@ -205,7 +207,7 @@ class FakeKubelet(rpc.RegistrationServicer):
         await self._server.start()
 
     async def stop(self) -> None:
-        """The process is gone: every stream ends."""
+        """End the process: every stream ends."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(None)
@@ -223,7 +225,7 @@ class FakeKubelet(rpc.RegistrationServicer):
         return api.Empty()
 
     async def visit(self, socket: Path) -> registration.PluginInfo:
-        """What the plugin watcher does with a socket that it found."""
+        """Do what the plugin watcher does with a socket that it found."""
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
             stub = registration_rpc.RegistrationStub(channel)
             info: registration.PluginInfo = await stub.GetInfo(registration.InfoRequest(), timeout=PATIENCE)
@@ -243,16 +245,16 @@ class FakeKubelet(rpc.RegistrationServicer):
         return registered
 
     async def drop(self, registered: Registered) -> None:
-        """End a plugin's stream, as the kubelet does when another instance of the plugin goes."""
+        """End a plugin's stream, as the kubelet does when another instance of the plugin ends."""
         await registered.channel.close()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         await self.bell.until(holds)
 
     async def new_registration(self, after: int = 0) -> Registered:
-        """Of the registrations that have sent a list, number ``after + 1``, once it has.
+        """Wait for and return registration number ``after + 1`` of those that have sent a list.
 
-        A plugin that waited in vain for our stream gives one up that has sent none.
+        A plugin whose wait for our stream timed out abandons a registration that has sent no list.
         """
         await self.until(lambda: len(self.listed) > after)
         return self.listed[after]

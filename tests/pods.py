@@ -1,6 +1,6 @@
-"""Pods made of real processes, for tests: told apart by real cgroups where they can be written, or by markers.
+"""Pods made of real processes, for tests: separated by real cgroups where those can be written, or by markers.
 
-``WAYS`` names what this machine can do; what it cannot do is said aloud when tests are collected.
+``WAYS`` lists what this machine supports. What it does not support is reported when tests are collected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Test = TypeVar("_Test", bound=Callable[..., object])
 PATIENCE = 20.0
 
 IDLE = "print('ready', flush=True); signal.pause()"
-"""A process that is there and does nothing."""
+"""Program of a process that does nothing."""
 
 
 CHILD_ON_REQUEST = """
@@ -37,11 +37,11 @@ if child:
     print(child, flush=True)
 signal.pause()
 """
-"""It forks when it is sent SIGUSR1, and prints the child's PID."""
+"""Program that forks on SIGUSR1 and prints the child's PID."""
 
 
 class CgroupsWithoutKill(CgroupContainers):
-    """As on a kernel before 5.14, which has no ``cgroup.kill``."""
+    """Cgroups as on a kernel before 5.14, which has no ``cgroup.kill``."""
 
     def _kill_file(self, cgroup: Path) -> Path | None:
         return None
@@ -49,7 +49,7 @@ class CgroupsWithoutKill(CgroupContainers):
 
 @dataclass(slots=True)
 class Started:
-    """A process of a test; ``line`` is the next line that its program printed."""
+    """A process of a test; ``line`` returns the next line that its program printed."""
 
     child: asyncio.subprocess.Process
     output: asyncio.StreamReader
@@ -71,13 +71,13 @@ class Started:
 
 
 async def lives(process: Started) -> bool:
-    """Whether a process of CHILD_ON_REQUEST still does what it is asked: one that was only just signalled does not."""
+    """Return whether a process of CHILD_ON_REQUEST still responds: a process that has just been killed does not."""
     os.kill(process.pid, signal.SIGUSR1)
     return (await process.line()).isdecimal()
 
 
 class Ground(Protocol):
-    """Where containers are made."""
+    """Where containers are created."""
 
     def containers(self) -> CgroupContainers | MarkerContainers: ...
     def place(self, pod: Pod, container: str) -> tuple[list[str], dict[str, str]]: ...
@@ -86,7 +86,7 @@ class Ground(Protocol):
 
 @dataclass(slots=True)
 class MarkerGround:
-    """Containers are two variables in the environment."""
+    """Containers are two environment variables."""
 
     uids: set[str] = field(default_factory=set)
 
@@ -113,7 +113,7 @@ class MarkerGround:
 
 @dataclass(slots=True)
 class CgroupGround:
-    """Containers are cgroups in a directory of the test's own, in every hierarchy of ``mounts``."""
+    """Containers are cgroups in a directory of this test, in every hierarchy of ``mounts``."""
 
     mounts: tuple[Path, ...]
     kind: type[CgroupContainers] = CgroupContainers
@@ -149,12 +149,12 @@ class CgroupGround:
         return ["/bin/sh", "-ec", f'{enter}; exec "$@"', "enter"], {}
 
     def clear(self) -> None:
-        for root in self.roots:  # all of them first: what is frozen in one hierarchy dies in none
+        for root in self.roots:  # all of them first: a process frozen in one hierarchy cannot die in any
             for state in root.glob("*/**/freezer.state"):
                 with contextlib.suppress(OSError):
                     state.write_text("THAWED")
         for root in self.roots:
-            # The kernel lets go of an emptied cgroup a moment after the last exit; there is nothing to wait on in v1.
+            # The kernel releases an emptied cgroup shortly after the last exit; v1 offers no notification to wait for.
             while True:
                 below = [root, *(path for path in root.rglob("*") if path.is_dir())]
                 for cgroup in below:
@@ -173,13 +173,13 @@ def new_pod(name: str = "train", namespace: str = "team-a") -> Pod:
 
 @dataclass(slots=True)
 class Node:
-    """Starts containers' processes, and ends whatever a test left."""
+    """Starts the processes of containers, and kills those that a test left."""
 
     ground: Ground
     started: list[Started] = field(default_factory=list)
 
     async def start(self, pod: Pod, container: str, program: str = IDLE, *arguments: str) -> Started:
-        """Run the Python ``program`` in a container; returns once it printed ``ready``."""
+        """Run the Python ``program`` in a container; returns once it has printed ``ready``."""
         prefix, environment = self.ground.place(pod, container)
         source = f"import ctypes, os, platform, signal, sys, threading, time\n{program}"
         loop, output = asyncio.get_running_loop(), asyncio.StreamReader()
@@ -187,7 +187,8 @@ class Node:
         pipe, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", buffering=0)
         )
-        # Not asyncio's own pipe: a process that has one is over for asyncio only when its children's ends are closed, too.
+        # Not asyncio's own pipe: asyncio reports a process with such a pipe as ended only when its children's ends are
+        # closed, too.
         child = await asyncio.create_subprocess_exec(
             *prefix, sys.executable, "-S", "-c", source, *arguments,
             stdin=asyncio.subprocess.DEVNULL,
@@ -238,7 +239,7 @@ if CGROUP1 is None:
 
 
 def only_with(what: object) -> Callable[[_Test], _Test]:
-    """For a test that needs what this machine may lack: it is then no test here, and not one that seems to pass."""
+    """Drop a test that needs what this machine may lack. The test then does not exist, instead of seeming to pass."""
 
     def keep_or_drop(test: _Test) -> _Test:
         return test if what else cast("_Test", None)

@@ -1,4 +1,4 @@
-"""Policy files as people write them, generated: every key, every way of writing a value."""
+"""Generated policy files as operators write them: every key, every way of writing a value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FILES", "FLOORS", "OVERRIDES"]
 
 
 def times(least: float, most: float) -> st.SearchStrategy[Any]:
-    """Between so many seconds, as numbers and with every unit."""
+    """Durations between so many seconds, as numbers and with every unit."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
     ranges = {unit: (math.ceil(least / size), int(most / size)) for unit, size in units.items()}
     whole = [
@@ -41,7 +41,7 @@ def one_of(kind: Any) -> st.SearchStrategy[str]:
 
 
 def some(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any of the keys, spelled as files spell them."""
+    """Any subset of the keys, in camelCase as in policy files."""
     return st.fixed_dictionaries({}, optional={camel_case(name): each for name, each in keys.items()})
 
 

@@ -1,4 +1,4 @@
-"""TCP ports on loopback for daemons that have to find theirs again after a restart."""
+"""TCP ports on loopback for daemons that must use the same port again after a restart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, that no outgoing connection is given, and that no other call returns.
+    """Return a port that has no listener, is never an ephemeral port, and is returned by no other call.
 
-    It stays reserved, also between two lives of a daemon, for as long as this process lives: whoever calls this, in this
-    process or in another one of the same network namespace, binds a name for the port first. Where a daemon may choose
-    its port, let it (port 0).
+    It stays reserved for as long as this process lives, also between two runs of a daemon: every caller, in this
+    process or in another one of the same network namespace, first binds an abstract socket name for the port. Where a
+    daemon may choose its port, use port 0 instead.
     """
     while True:
-        port = random.randrange(20_000, 32_000)  # below the ports of outgoing connections
+        port = random.randrange(20_000, 32_000)  # below the ephemeral ports
         with socket.socket(socket.AF_UNIX) as claim, socket.socket() as probe:
             try:
                 claim.bind(f"\0tests-port-{port}")

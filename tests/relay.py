@@ -1,6 +1,6 @@
-"""A process whose threads each make the next one and end: no list of them is still true when it is read.
+"""A process whose threads each create the next one and end: every list of them is outdated when it is read.
 
-Compiled, because it has to be faster than whoever looks at it.
+It is a compiled program, because it has to be faster than the process that inspects it.
 """
 
 import shutil
@@ -10,8 +10,8 @@ from pathlib import Path
 __all__ = ["WAYS", "compiled"]
 
 WAYS = ("shared", "own", "own-beside-the-first", "mapped")
-"""Of holding a file: in one table of descriptors; in one of each thread's own, without or with a living first thread that
-has none of it; in the memory map alone."""
+"""How the file is held open: in one shared descriptor table; in each thread's own table, without or with a living
+first thread that does not have the file; or only in the memory map."""
 
 _SOURCE = r"""
 #define _GNU_SOURCE
@@ -78,7 +78,7 @@ int main(int count, char **words) { /* what it says when it is ready, a way, a f
 
 
 def compiled(directory: Path) -> str:
-    """The program, made in ``directory``: ``relay SAID_WHEN_READY WAY FILE``."""
+    """Compile the program in ``directory`` and return its path. Usage: ``relay SAID_WHEN_READY WAY FILE``."""
     if shutil.which("gcc") is None:
         raise RuntimeError("A process whose threads come and go is compiled by the tests: install gcc.")
     source, program = directory / "relay.c", directory / "relay"

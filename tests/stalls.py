@@ -1,14 +1,15 @@
 """Run tests while their processes are stopped at random, to find those that fail by chance on a busy machine.
 
-``python -m tests.stalls [options] -- COMMAND...`` runs the command, and for as long as it lives stops a part of its
-process tree with SIGSTOP for ``--seconds``, ``--every`` so many seconds on average, and lets it go on. It uses hardly any
-processor, so that a long hunt disturbs nobody. It exits as the command did:
+``python -m tests.stalls [options] -- COMMAND...`` runs the command. While it lives, a part of its process tree is
+stopped with SIGSTOP for ``--seconds``, on average once in ``--every`` seconds, and then continued. This uses almost no
+CPU time, so that a long run disturbs no other work. It exits as the command did:
 
     python -m tests.stalls --seed 1 -- .venv/bin/python -m pytest --timeout 900 tests/adapters/test_children.py
 
-``--who`` says what is stopped: ``first``, the command itself (pytest, and with it every event loop of a test); ``one`` of
-the processes that it started, a daemon say; ``all``, the whole tree, as when a virtual machine is not scheduled. A test
-that fails under stalls of a second needs something to happen within a second, or mistakes a stall for a fault.
+``--who`` selects what is stopped: ``first``, the command itself (pytest, and with it every event loop of a test);
+``one`` of the processes that it started, for example a daemon; ``all``, the whole tree, as when a virtual machine is
+not scheduled. A test that fails under stalls of a second requires an event within a second, or mistakes a stall for a
+fault.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contextlib import suppress
 
 
 def tree(root: int) -> list[int]:
-    """``root`` and every process below it, each before its children."""
+    """Return ``root`` and every process below it, each before its children."""
     children = defaultdict[int, list[int]](list)
     for name in os.listdir("/proc"):
         if name.isdigit() and (found := stat(int(name))) is not None:
@@ -37,7 +38,7 @@ def tree(root: int) -> list[int]:
 
 
 def stat(pid: int) -> tuple[str, int] | None:
-    """State and parent of a process; None when it is gone."""
+    """Return state and parent of a process; None when it no longer exists."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, parent, *_ = file.read().rpartition(")")[2].split()
@@ -47,7 +48,7 @@ def stat(pid: int) -> tuple[str, int] | None:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and not stopped already: what a test has stopped, it lets go on itself."""
+    """Return whether a process runs and is not already stopped: a process that a test has stopped is left to it."""
     found = stat(pid)
     return found is not None and found[0] not in "TtZX"
 

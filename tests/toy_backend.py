@@ -1,11 +1,12 @@
-"""A complete backend in one file, over plain files: what a backend is.
+"""A complete backend in one file, over plain files, as an example of what a backend consists of.
 
-A toy node is a directory. A device is a subdirectory with its ``memory``; whoever has that file open holds the device. What
-else happens to it is in files beside the memory: ``errors`` (one number a line), ``ecc``, ``mode``, ``worn-out``, and the flags ``lost``,
-``stuck``, ``spoiled`` and ``reset-fails``. The file ``driver`` of the node holds the driver's version.
+A toy node is a directory. A device is a subdirectory with its ``memory``; every process that has that file open holds
+the device. Other state is in files beside the memory: ``errors`` (one number a line), ``ecc``, ``mode``, ``worn-out``,
+and the flags ``lost``, ``stuck``, ``spoiled`` and ``reset-fails``. The file ``driver`` of the node contains the driver
+version.
 
-Run as a program, this module is the child that clears or diagnoses a device; or, with ``NODE serve …``, the ``scrubber`` command
-with the backend ``toy``.
+Run as a program, this module is the child that clears or diagnoses a device; or, with ``NODE serve …``, the
+``scrubber`` command with the backend ``toy``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MODULE = "tests.toy_backend"
 
 
 class ToyNode:
-    """The files."""
+    """The files of a toy node."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -218,7 +219,7 @@ class ToyResetter:
 
 
 class ToyWork:
-    """What is done to a device's memory, by a child that holds the device's lock: the eraser and the diagnostics."""
+    """The eraser and the diagnostics: operations on a device's memory by a child that holds the device's lock."""
 
     def __init__(self, node: ToyNode, holders: ToyHolders, children: Children) -> None:
         self._node = node
@@ -273,7 +274,7 @@ class ToyWork:
 
 @asynccontextmanager
 async def toy_backend(directory: Path, children: Children) -> AsyncIterator[DeviceBackend]:
-    """The toys in ``directory``."""
+    """Provide the backend of the toys in ``directory``."""
     node = ToyNode(directory)
     holders = ToyHolders(node, children)
     work = ToyWork(node, holders, children)
@@ -292,7 +293,7 @@ async def toy_backend(directory: Path, children: Children) -> AsyncIterator[Devi
         await children.close()
 
 
-# --- its child --------------------------------------------------------------------------------------------------------
+# --- the child process ---
 
 
 class _Memory:
@@ -312,7 +313,7 @@ class _Memory:
         return os.pread(self._file, size, offset)
 
     def in_pass(self, phase: str) -> Iterator[tuple[int, int]]:
-        """Offset and size of each chunk; tells how far the pass is."""
+        """Yield offset and size of each chunk; reports the progress of the pass."""
         start = time.monotonic()
         for offset in range(0, self.total, CHUNK):
             if self._link.is_parent_gone():
@@ -377,11 +378,11 @@ def main() -> None:
         answer = _diagnose(memory, seconds) if isinstance(seconds, float) else _erase(memory, order)
         link.send({"ok": answer})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.message})
+        link.send({"fault": fault.code, "message": fault.message})
 
 
 def make(directory: Path) -> Path:
-    """Two toys."""
+    """Create a node with two toys."""
     for name in ("toy-a", "toy-b"):
         place = directory / name
         place.mkdir(parents=True)
@@ -391,12 +392,12 @@ def make(directory: Path) -> Path:
     return directory
 
 
-# --- the service ------------------------------------------------------------------------------------------------------
+# --- the service ---
 
 
 def serve(directory: Path, arguments: list[str]) -> None:
-    """``scrubber ARGUMENTS`` with one more row in the registry; exits as the command does."""
-    # The child that clears loads none of this.
+    """Run ``scrubber ARGUMENTS`` with one more row in the registry; exits as the command does."""
+    # The child that clears imports none of this.
     from scrubber import backends
     from scrubber.cli.main import main as scrubber
 

@@ -1,9 +1,9 @@
-"""A vendor's device plugin, as vendors write them: it knows nothing of ours, of a gate, or of who had a device before.
+"""A device plugin as vendors write them, with no knowledge of this project, its gate, or earlier users of a device.
 
-It registers with the kubelet's socket that it is given, keeps its own socket in the same directory, and starts anew
-whenever that kubelet's socket is another one than it registered with. Every device is handed out as it is.
-``python -m tests.vendor_plugin`` runs it; a test changes its mind through the control file (a JSON object, see
-:class:`Control`), and reads what it was asked in the record, a line of JSON for each call.
+It registers with the given kubelet socket, keeps its own socket in the same directory, and restarts whenever the
+kubelet's socket is no longer the one that it registered with. It hands out every device as it is.
+``python -m tests.vendor_plugin`` runs it. A test changes its behaviour through the control file (a JSON object, see
+:class:`Control`), and reads the calls that it received in the record, one JSON line per call.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 
 PATIENCE = 40.0
-"""Seconds after which a test gives up; nothing is measured by it."""
+"""Seconds after which a test gives up; no test measures it."""
 RETRY = 0.2
-"""Seconds after which a start that failed is tried again; NVIDIA's waits 30."""
+"""Seconds after which a failed start is retried; NVIDIA's plugin waits 30."""
 
 Context = Any
 
@@ -39,9 +39,9 @@ class Control:
     """What a test may change while the plugin runs.
 
     Attributes:
-        unhealthy: ids that it calls so.
+        unhealthy: ids that it reports as unhealthy.
         hang: names of calls that it never answers.
-        pre_start: whether it wants to be asked before a start; read when it registers.
+        pre_start: whether it requires ``PreStartContainer``; read when it registers.
     """
 
     unhealthy: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ class Control:
 
 
 def device_ids(sim: Path, naming: str) -> dict[str, Path]:
-    """What the plugin calls the devices of the simulated node: id → the device's memory.
+    """Return what the plugin calls the devices of the simulated node: id → the device's memory.
 
-    ``naming``: ``uuid``, ``index``, ``replicas`` (two of each) or ``serial``, by which no service knows them.
+    ``naming``: ``uuid``, ``index``, ``replicas`` (two of each) or ``serial``, which no service can map to a device.
     """
     found: dict[str, Path] = {}
     for place in sorted((sim / "devices").iterdir()):
@@ -82,7 +82,7 @@ def device_ids(sim: Path, naming: str) -> dict[str, Path]:
 
 @dataclass(slots=True)
 class VendorPlugin(rpc.DevicePluginServicer):
-    """One resource."""
+    """The plugin, which serves one resource."""
 
     kubelet: Path
     resource: str
@@ -93,14 +93,14 @@ class VendorPlugin(rpc.DevicePluginServicer):
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     stopping: bool = False
     registered_with: tuple[int, int] | None = None
-    """The kubelet's socket: the news that it is there may come after the registration with it."""
+    """The kubelet socket registered with: the notification of its creation may arrive after the registration."""
 
     @property
     def socket(self) -> Path:
         return self.kubelet.with_name(f"vendor-{self.resource.rpartition('/')[2]}.sock")
 
     async def run(self) -> None:
-        """Serve and register, and do it again whenever the kubelet's socket is made anew."""
+        """Serve and register, and repeat both whenever the kubelet's socket is created again."""
         watching = watchfiles.awatch(
             self.kubelet.parent, watch_filter=None, debounce=50, step=10, recursive=False, rust_timeout=1000
         )
@@ -141,7 +141,7 @@ class VendorPlugin(rpc.DevicePluginServicer):
             await asyncio.sleep(RETRY)
 
     def _found(self) -> tuple[int, int] | None:
-        """Which socket of the kubelet's is there."""
+        """Return the identity of the kubelet's current socket."""
         try:
             found = self.kubelet.stat()
         except OSError:
@@ -230,17 +230,17 @@ class Running:
     record: Path
 
     def says(self, control: Control) -> None:
-        """Change its mind."""
+        """Change its behaviour."""
         control.write(self.control_file)
 
     def calls(self, call: str) -> list[list[str]]:
-        """The ids of each call of that name so far."""
+        """Return the ids of each call of that name so far."""
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         noted = [json.loads(line) for line in lines]
         return [each["ids"] for each in noted if each["call"] == call]
 
     async def has_called(self, call: str, times: int) -> None:
-        """Wait until there are so many calls of that name."""
+        """Wait until there have been so many calls of that name."""
         async with asyncio.timeout(PATIENCE):
             if len(self.calls(call)) < times:
                 watching = watchfiles.awatch(self.record.parent, debounce=50, step=10, rust_timeout=200,
@@ -259,7 +259,7 @@ class Running:
 async def running(
     directory: Path, sim: Path, *, resource: str = "vendor.example/gpu", naming: str = "uuid"
 ) -> AsyncIterator[Running]:
-    """The plugin beside ``directory/kubelet.sock``, of the simulated node at ``sim``."""
+    """Run the plugin beside ``directory/kubelet.sock``, for the simulated node at ``sim``."""
     name = resource.rpartition("/")[2]
     control, record = directory / f"{name}.control.json", directory / f"{name}.record"
     process = await asyncio.create_subprocess_exec(

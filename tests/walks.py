@@ -1,4 +1,4 @@
-"""Walks over ``/proc`` on a machine that others use, too."""
+"""Walks over ``/proc`` on a machine that other processes use, too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["finished_report"]
 
 
 async def finished_report(holders: Holders, device: Device, but: Collection[int] = ()) -> HolderReport:
-    """Return the report of a walk that got through all processes of this machine but those in ``but``, and met no relay.
+    """Return the report of a walk that inspected all processes except those in ``but``, and found no relay.
 
-    Other tests start and end processes all the time. A walk that they kept from its end says so, and names no ghost.
+    Other tests start and end processes all the time. A walk that they kept from finishing reports the uninspected
+    processes, and names no ghost.
     """
     while True:
         report = await holders.list_holders(device)

@@ -1,1 +1,1 @@
-"""What a scrub costs on a GPU, measured by ``make gpu-check`` beside what the same GPU can do at best in the same run."""
+"""Cost of a scrub on a GPU, measured by ``make gpu-check`` against the best rates of the same GPU in the same run."""

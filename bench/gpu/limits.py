@@ -1,8 +1,8 @@
-"""What this GPU reads, writes and copies when nothing else is asked: the reference of every pass, of the same run.
+"""The maximum read, write and copy rates of this GPU: the reference of every pass in the same run.
 
-Runs as ``python -m bench.gpu.limits BYTES REPEATS`` with one GPU visible, and prints one JSON object: bytes per second by
-name, each the best median over the launch shapes tried, and the seconds that a context takes. It writes to no memory but
-its own, and is the only place here that touches CUDA.
+Runs as ``python -m bench.gpu.limits BYTES REPEATS`` with one GPU visible, and prints one JSON object: bytes per second
+by name, each the best median over the launch shapes tried, and the seconds to create a context. It writes only to its
+own memory, and is the only module here that uses CUDA.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BLOCKS_PER_SM = (2, 4, 8, 16, 32)
 _THREADS = (256, 512, 1024)
 _GRAIN = 2 << 20
 _MEMORY_SHARE = 0.5
-"""Of what is free, at most."""
+"""Maximum share of the free memory."""
 
 
 class MemoryBench:
-    """One buffer, and the ways to fill and read it. All sizes are bytes."""
+    """One buffer, and the ways to fill and read it. All sizes are in bytes."""
 
     def __init__(self, size: int, repeats: int) -> None:
-        import cupy  # so that its import can be told apart from the context
+        import cupy  # so that its import and the context are timed separately
 
         self._cupy: Any = cupy
         self._runtime: Any = cupy.cuda.runtime
@@ -48,11 +48,11 @@ class MemoryBench:
         self._sink = self._runtime.malloc(_GRAIN)
 
     def memset(self) -> float:
-        """Bytes per second of the driver's own fill."""
+        """Return the rate of the driver's own fill in bytes per second."""
         return self._rate(self.size, lambda: self._runtime.memsetAsync(self._buffer, 0, self.size, 0))
 
     def best_kernel_rate(self, name: str, moved: int, *arguments: int) -> tuple[float, tuple[int, int]]:
-        """The best rate of kernel ``name``, which moves ``moved`` bytes, and its grid and block."""
+        """Return the best rate of kernel ``name``, which moves ``moved`` bytes, and its grid and block."""
         kernel = self._module.get_function(name)
         numbers = tuple(self._cupy.uint64(each) for each in arguments)
         found: list[tuple[float, tuple[int, int]]] = []
@@ -84,7 +84,7 @@ class MemoryBench:
         }
 
     def _rate(self, moved: int, work: Callable[[], object]) -> float:
-        """Bytes per second by the device's own clock: the median of some runs after one that does not count."""
+        """Return bytes per second by the device's own clock: the median of several runs after a warm-up."""
         work()
         seconds: list[float] = []
         for _ in range(self._repeats):

@@ -1,7 +1,7 @@
 """The two paths of a hand-over on a GPU, timed part by part from the outside, through the ports that the engine uses.
 
-Promise: what is timed is what ships. The slow path is every act between the request and what a certificate is made of;
-the fast path is its two questions. Storing the certificate is the ledger's, which ``make bench`` measures.
+Invariant: the timed code is the shipped code. The slow path is every step from the request to the facts of a
+certificate; the fast path is its two checks. The ledger stores the certificate, which ``make bench`` measures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What a scrub needs of a backend."""
+    """The ports of a backend that a scrub needs."""
 
     holders: Holders
     telemetry: Telemetry
@@ -33,7 +33,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class SlowPath:
-    """One slow path. ``parts`` are seconds by name, in order; ``passes`` those that the eraser told, by phase."""
+    """One slow path. ``parts`` are seconds by name, in order; ``passes`` those that the eraser reported, by phase."""
 
     seconds: float
     parts: Mapping[str, float]
@@ -42,13 +42,13 @@ class SlowPath:
 
 
 async def slow_path(ports: Ports, device: Device, settings: Mapping[str, str], *, pattern: bool = False) -> SlowPath:
-    """Holders, health, memory with the processors, settings, health again, holders again.
+    """Run the steps: holders, health, memory with the processors, settings, health again, holders again.
 
     Args:
-        settings: the settings to restore. None are touched when it is empty.
+        settings: the settings to restore; none are changed when it is empty.
 
     Raises:
-        ScrubberError: as the ports do.
+        ScrubberError: errors of the ports.
     """
     parts: dict[str, float] = {}
     begun = time.perf_counter()
@@ -74,7 +74,7 @@ async def slow_path(ports: Ports, device: Device, settings: Mapping[str, str], *
 
 
 def rates(path: SlowPath, limits: Mapping[str, float]) -> dict[str, float]:
-    """Bytes per second of each pass, and its share of what the device did at best in the same run.
+    """Return bytes per second of each pass, and its share of the device's best rate in the same run.
 
     Args:
         limits: bytes per second by ``read`` and ``write``.
@@ -92,7 +92,7 @@ def rates(path: SlowPath, limits: Mapping[str, float]) -> dict[str, float]:
 async def fast_path(
     ports: Ports, device: Device, samples: int, reference_call: Callable[[], Awaitable[object]]
 ) -> tuple[Quantiles, Quantiles | None]:
-    """Its two questions ``samples`` times, and ``reference_call`` once for every twenty of them, in turn."""
+    """Measure its two checks ``samples`` times, and ``reference_call`` once after every twentieth of them."""
     seconds: list[float] = []
     reference: list[float] = []
     for sample in range(samples):

@@ -1,7 +1,7 @@
-"""What was promised for a scrub on a GPU, compared with what was measured, in one table.
+"""Targets for a scrub on a GPU, compared with the measurements, in one table.
 
-The targets are those of the H200; on another model a missed one is a figure, no fault. What was not measured is said to
-be unmeasured, and is neither met nor missed.
+The targets are those of the H200; on another model a missed one is only information. What was not measured is reported
+as unmeasured, and is neither met nor missed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["TARGETS", "GpuTarget", "GpuTargetResult", "evaluate_targets"]
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """A promise about one figure.
+    """A target for one figure.
 
     Attributes:
         figure: ``<result>:<figure>`` as the check names it.
-        least, most: the bounds that hold; None for none.
+        least, most: the bounds; None for none.
         unit: ``share`` is printed as a percentage.
     """
 
@@ -68,7 +68,7 @@ class GpuTargetResult:
 
 
 def evaluate_targets(figure: Callable[[str], float | None]) -> tuple[GpuTargetResult, ...]:
-    """Every target with the number that ``figure`` gives for it."""
+    """Return every target with the value that ``figure`` returns for it."""
     return tuple(GpuTargetResult(target, figure(target.figure)) for target in TARGETS)
 
 

@@ -1,4 +1,4 @@
-"""The boards, from the whole fleet down to one device. Each answers what its reader asks first at its top."""
+"""The boards, from the whole fleet down to one device. Each shows at its top what its reader needs first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the two daemons of a node are well: the lower half of the node's board."""
+"""Panels on the state of a node's two daemons: the lower half of the node board."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REGISTRATION: Final = (
 
 
 def service_panels() -> list[model.Panel]:
-    """Does the service answer, store, and keep its children?"""
+    """Return panels on whether the service responds, stores changes, and keeps its child processes running."""
     commit = "scrubber_ledger_commit_duration_seconds"
     return [
         time_series_panel(
@@ -76,8 +76,8 @@ def service_panels() -> list[model.Panel]:
         event_count_panel(
             "Children started",
             "Which child processes are started? Erasers come with scrubs, the driver's and the events' with resets.",
-            Query(increase_per_step("scrubber_child_starts_total", by=("child",)), "{{child}}"),
-            Query(increase_per_step("scrubber_children_abandoned_total"), "could not be ended"),
+            Query(increase_per_step("scrubber_child_process_starts_total", by=("child",)), "{{child}}"),
+            Query(increase_per_step("scrubber_child_processes_abandoned_total"), "could not be ended"),
             span=6,
             colours={
                 "driver": Colour.DIRTY,
@@ -94,7 +94,7 @@ def service_panels() -> list[model.Panel]:
             "Other things that went wrong",
             "Did the ledger fail, were devices used without a grant, did the kubelet restart, were log lines lost?",
             Query(increase_per_step("scrubber_ledger_failures_total"), "ledger failed"),
-            Query(increase_per_step("scrubber_ungranted_uses_total"), "ungranted uses"),
+            Query(increase_per_step("scrubber_unauthorized_uses_total"), "ungranted uses"),
             Query(increase_per_step("scrubber_kubelet_restarts_total"), "kubelet restarted"),
             Query(increase_per_step("scrubber_log_lines_lost_total"), "log lines lost, service"),
             Query(increase_per_step("scrubber_plugin_log_lines_lost_total"), "log lines lost, plugin"),
@@ -112,7 +112,7 @@ def service_panels() -> list[model.Panel]:
 
 
 def plugin_panels() -> list[model.Panel]:
-    """Is the plugin registered, does it answer, and what does it say?"""
+    """Return panels on whether the plugin is registered and responds, and what it reports."""
     registered = aggregate(
         "min",
         "scrubber_plugin_registered",
@@ -142,10 +142,10 @@ def plugin_panels() -> list[model.Panel]:
             "Registrations",
             "How often does the plugin register, how often does a registration end, and why?",
             Query(
-                increase_per_step("scrubber_plugin_registrations_total", by=("way", "outcome")),
-                "by {{way}}: {{outcome}}",
+                increase_per_step("scrubber_plugin_registrations_total", by=("mode", "outcome")),
+                "by {{mode}}: {{outcome}}",
             ),
-            Query(increase_per_step("scrubber_plugin_registration_ends_total", by=("why",)), "ended: {{why}}"),
+            Query(increase_per_step("scrubber_plugin_registration_ends_total", by=("reason",)), "ended: {{reason}}"),
             Query(increase_per_step("scrubber_plugin_service_outages_total"), "service went away"),
             colours={
                 "by classic: ok": Colour.CLEAN,
@@ -165,13 +165,13 @@ def plugin_panels() -> list[model.Panel]:
         event_count_panel(
             "Starts refused at the gate",
             "With which code were container starts refused?",
-            Query(increase_per_step("scrubber_plugin_gate_refusals_total", by=("code",)), "{{code}}"),
+            Query(increase_per_step("scrubber_plugin_handover_refusals_total", by=("code",)), "{{code}}"),
             nothing="No start was refused in this range",
         ),
         time_series_panel(
             "Streams to the kubelet",
             "Does the kubelet listen to each resource?",
-            Query(aggregate("sum", "scrubber_plugin_streams", by=("resource",)), "{{resource}}"),
+            Query(aggregate("sum", "scrubber_plugin_listandwatch_streams", by=("resource",)), "{{resource}}"),
             unit="none",
             decimals=0,
             colours={},
@@ -179,15 +179,15 @@ def plugin_panels() -> list[model.Panel]:
         event_count_panel(
             "Lists to the kubelet",
             "How often is the kubelet told something new?",
-            Query(increase_per_step("scrubber_plugin_lists_sent_total", by=("resource",)), "{{resource}}"),
+            Query(increase_per_step("scrubber_plugin_listandwatch_updates_total", by=("resource",)), "{{resource}}"),
             nothing="Nothing new to tell in this range",
         ),
         event_count_panel(
             "Words to the cluster",
             "Do events, conditions, labels and evictions reach the API server?",
             Query(
-                increase_per_step("scrubber_plugin_cluster_writes_total", by=("what", "outcome")),
-                "{{what}}: {{outcome}}",
+                increase_per_step("scrubber_plugin_cluster_writes_total", by=("kind", "outcome")),
+                "{{kind}}: {{outcome}}",
             ),
             nothing="Nothing was written: there was nothing to say, or there are no credentials",
         ),

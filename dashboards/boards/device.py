@@ -1,4 +1,4 @@
-"""One device: its states, its scrubs, what was proved of it, what it complained of, and why it is where it is."""
+"""The board of one device: its states, scrubs, certificates and errors, and the reasons for its current state."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from dashboards.value_mappings import (
 __all__ = ["device_dashboard"]
 
 _SLOW_CLEAR: Final = 0.7
-"""Of its own week's rate; the alert speaks below it."""
+"""Fraction of the device's own rate over the week; the alert fires below it."""
 
 _OVERRIDE_STATES: Final = (State(51, "broken", Colour.CONDEMNED),)
 _SIGNAL_STATES: Final = (State(1, "stands", Colour.SCRUBBING),)
 
 
 def device_dashboard() -> model.Dashboard:
-    """The device that is picked."""
+    """Return the board of the selected device."""
     return build_dashboard(
         DashboardName.DEVICE,
         "GPU scrubber / Device",
@@ -67,7 +67,7 @@ def _summary() -> list[model.Panel]:
         stat_panel(
             "To the kubelet",
             "Is it offered to new pods?",
-            binary_state_query("scrubber_device_offered", OFFERED, DEVICE_MATCHER, by=("device",)),
+            binary_state_query("scrubber_device_advertised", OFFERED, DEVICE_MATCHER, by=("device",)),
             unit="none",
             span=4,
             mappings=[state_mapping(OFFERED)],
@@ -113,27 +113,27 @@ def _summary() -> list[model.Panel]:
 
 def _states() -> list[model.Panel]:
     by = ("device",)
-    glass = f"max by (device) ({selector('scrubber_break_glass', DEVICE_MATCHER)}) + {_OVERRIDE_STATES[0].number - 1}"
+    glass = f"max by (device) ({selector('scrubber_break_glass_active', DEVICE_MATCHER)}) + {_OVERRIDE_STATES[0].number - 1}"
     return [
         state_timeline_panel(
             "What it went through",
             "What was on its memory, could it be trusted, was it offered, and was its glass broken?",
             Query(state_number_query(HYGIENE, DEVICE_MATCHER, by=by), "hygiene"),
             Query(state_number_query(HEALTH, DEVICE_MATCHER, by=by), "health"),
-            Query(binary_state_query("scrubber_device_offered", OFFERED, DEVICE_MATCHER, by=by), "to the kubelet"),
+            Query(binary_state_query("scrubber_device_advertised", OFFERED, DEVICE_MATCHER, by=by), "to the kubelet"),
             Query(glass, "break-glass"),
             mappings=[state_mapping((*HYGIENE, *HEALTH, *OFFERED, *_OVERRIDE_STATES))],
         ),
         table_panel(
             "Why it is out of service",
             "What took it out, and what brings it back? (Which XID it was is below, under XIDs.)",
-            f"time() - max by (instance, cause_class, way_back) "
+            f"time() - max by (instance, cause_class, recovery_method) "
             f"({selector('scrubber_quarantine_start_timestamp_seconds', DEVICE_MATCHER)})",
             columns=[
                 PanelColumn("instance", "Node"),
                 PanelColumn("cause_class", "Cause"),
                 PanelColumn("Value", "For", unit="s"),
-                PanelColumn("way_back", "Way back"),
+                PanelColumn("recovery_method", "Way back"),
             ],
             span=12,
             height=5,
@@ -213,7 +213,7 @@ def _health() -> list[model.Panel]:
         state_timeline_panel(
             "What was off",
             "Which signals stood, and for how long?",
-            Query(aggregate("max", "scrubber_device_signal", DEVICE_MATCHER, by=("code",)), "{{code}}"),
+            Query(aggregate("max", "scrubber_device_condition", DEVICE_MATCHER, by=("code",)), "{{code}}"),
             mappings=[state_mapping(_SIGNAL_STATES)],
             span=24,
             height=6,

@@ -1,4 +1,4 @@
-"""The fleet: is tenants' data safe everywhere, are devices available, does anybody wait, and where to look next."""
+"""The board of the fleet: safety of tenants' data, availability of devices, waiting starts, and links to details."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DEVICE: Final = PanelColumn("device", "Device", link=DEVICE_LINK)
 
 
 def fleet_dashboard() -> model.Dashboard:
-    """All nodes that the variables pick."""
+    """Return the board of all nodes that the variables select."""
     return build_dashboard(
         DashboardName.FLEET,
         "GPU scrubber / Fleet",
@@ -62,7 +62,8 @@ def fleet_dashboard() -> model.Dashboard:
 
 def _summary() -> list[model.Panel]:
     answering = f"count ({series_count('scrubber_build_info', by=('instance',))})"
-    # Seen within the time range, and not up now: with every job picked, "up" alone counts what is none of ours.
+    # Seen within the time range, and not up now: with every job selected, "up" alone would count other services'
+    # targets.
     known = f"last_over_time({selector('scrubber_build_info')}[$__range])"
     known_plugins = f"last_over_time({selector('scrubber_plugin_build_info')}[$__range])"
     away = f"count ({selector('up')} == 0 and on (job, instance) ({known} or {known_plugins}))"
@@ -90,7 +91,7 @@ def _summary() -> list[model.Panel]:
         stat_panel(
             "Ungranted uses",
             "How often was a device used by somebody to whom it was not granted, within the time range?",
-            occurrences("scrubber_ungranted_uses_total"),
+            occurrences("scrubber_unauthorized_uses_total"),
             unit="none",
             decimals=0,
             steps=_ZERO_IS_GOOD,
@@ -98,14 +99,14 @@ def _summary() -> list[model.Panel]:
         stat_panel(
             "Break-glass open",
             "How many devices are handed out on a person's word, whatever is known of them?",
-            or_zero(aggregate("sum", "scrubber_break_glass"), series_count(DEVICE_STATE_METRIC)),
+            or_zero(aggregate("sum", "scrubber_break_glass_active"), series_count(DEVICE_STATE_METRIC)),
             unit="none",
             steps=_ZERO_IS_GOOD,
         ),
         stat_panel(
             "Devices only observed",
             "How many devices are judged but never refused, because their policy observes?",
-            aggregate("sum", "scrubber_enforcement", 'mode="observe"'),
+            aggregate("sum", "scrubber_devices", 'enforcement="observe"'),
             unit="none",
             steps=_ZERO_IS_USUAL,
         ),
@@ -138,14 +139,14 @@ def _devices() -> list[model.Panel]:
             "Devices out of service",
             "Which devices are out of service, since when, why, and what brings each of them back? (Which XID it was is on "
             "the device's board.)",
-            f"max by (instance, device, health, cause_class, way_back) ({quarantined})",
+            f"max by (instance, device, health, cause_class, recovery_method) ({quarantined})",
             columns=[
                 _NODE,
                 _DEVICE,
                 PanelColumn("health", "State", width=110, mappings=[health_mapping()], filled=True),
                 PanelColumn("cause_class", "Cause", width=170),
                 PanelColumn("Value", "For", unit="s", width=110),
-                PanelColumn("way_back", "Way back", width=90),
+                PanelColumn("recovery_method", "Way back", width=90),
             ],
             span=16,
             height=7,
@@ -160,7 +161,7 @@ def _devices() -> list[model.Panel]:
                 series_count(DEVICE_STATE_METRIC, 'hygiene="in-use"', by=("instance",)),
                 series_count(DEVICE_STATE_METRIC, by=("instance",)),
             ),
-            aggregate("max", "instance:scrubber_devices_out:ratio", by=("instance",)),
+            aggregate("max", "instance:scrubber_devices_out_of_service:ratio", by=("instance",)),
             aggregate("sum", "scrubber_handovers_waiting", by=("instance",)),
             aggregate("max", ANSWER_P99_METRIC, by=("instance",)),
             aggregate("min", "instance:scrubber_handovers:fast_ratio5m", by=("instance",)),
@@ -296,9 +297,9 @@ def _findings() -> list[model.Panel]:
         table_panel(
             "Tenants whose devices went out",
             "In whose hands did devices go out of service within the time range, and how often?",
-            f"{occurrences('scrubber_tenant_quarantines_total', by=('tenant_namespace',))} > 0",
+            f"{occurrences('scrubber_tenant_quarantines_total', by=('tenant',))} > 0",
             columns=[
-                PanelColumn("tenant_namespace", "Tenant's namespace"),
+                PanelColumn("tenant", "Tenant's namespace"),
                 PanelColumn("Value", "Times", unit="none", decimals=0, width=80),
             ],
             span=6,
@@ -309,7 +310,7 @@ def _findings() -> list[model.Panel]:
         table_panel(
             "Ungranted uses, by node",
             "On which nodes were devices used without a grant within the time range, and how?",
-            f"{occurrences('scrubber_ungranted_uses_total', by=('instance', 'use'))} > 0",
+            f"{occurrences('scrubber_unauthorized_uses_total', by=('instance', 'use'))} > 0",
             columns=[
                 PanelColumn("instance", "Node", link=NODE_LINK),
                 PanelColumn("use", "Use", width=150),
@@ -324,7 +325,7 @@ def _findings() -> list[model.Panel]:
 
 
 def _rules() -> list[model.Panel]:
-    ends = f"max by (instance, device) ({selector('scrubber_break_glass_end_timestamp_seconds')}) - time()"
+    ends = f"max by (instance, device) ({selector('scrubber_break_glass_expiry_timestamp_seconds')}) - time()"
     return [
         table_panel(
             "Break-glass",
@@ -338,10 +339,10 @@ def _rules() -> list[model.Panel]:
         table_panel(
             "Breakers",
             "Which nodes recover no more devices by themselves, because too many went out at once?",
-            f"max by (instance, what) ({selector('scrubber_breaker_open')}) == 1",
+            f"max by (instance, breaker) ({selector('scrubber_breaker_open')}) == 1",
             columns=[
                 PanelColumn("instance", "Node", link=NODE_LINK),
-                PanelColumn("what", "Stopped", width=120),
+                PanelColumn("breaker", "Stopped", width=120),
                 PanelColumn(
                     "Value",
                     "Breaker",
@@ -357,7 +358,7 @@ def _rules() -> list[model.Panel]:
         time_series_panel(
             "Devices by enforcement",
             "Are hand-overs refused where they have to be, or only observed?",
-            Query(aggregate("sum", "scrubber_enforcement", by=("mode",)), "{{mode}}"),
+            Query(aggregate("sum", "scrubber_devices", by=("enforcement",)), "{{enforcement}}"),
             unit="none",
             span=6,
             height=6,

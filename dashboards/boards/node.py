@@ -1,4 +1,4 @@
-"""A node: what its devices went through, how its scrubs and hand-overs went, and whether both of its daemons are well."""
+"""The board of a node: the history of its devices, its scrubs and hand-overs, and the state of both daemons."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _SLOW: Final = 'path="slow"'
 
 
 def node_dashboard() -> model.Dashboard:
-    """One node, or several that are picked; all of them at once is the fleet's board."""
+    """Return the board of one or several selected nodes; the fleet board covers all of them."""
     return build_dashboard(
         DashboardName.NODE,
         "GPU scrubber / Node",
@@ -125,7 +125,7 @@ def _devices() -> list[model.Panel]:
             f"max by (instance, device, index, model, hygiene, health) ({described})",
             aggregate(
                 "max",
-                "scrubber_device_offered",
+                "scrubber_device_advertised",
                 by=("instance", "device"),
             ),
             f"time() - max by (instance, device) ({selector('scrubber_certificate_issued_timestamp_seconds')})",
@@ -205,8 +205,8 @@ def _scrubs() -> list[model.Panel]:
             colours={
                 "fast, passed": "light-green",
                 "slow, passed": "dark-green",
-                "fast, held-up": "light-yellow",
-                "slow, held-up": "dark-yellow",
+                "fast, blocked": "light-yellow",
+                "slow, blocked": "dark-yellow",
                 "fast, failed": "light-red",
                 "slow, failed": "dark-red",
                 "fast, abandoned": "light-orange",
@@ -254,7 +254,7 @@ def _scrubs() -> list[model.Panel]:
         event_count_panel(
             "Leftovers and resets",
             "How often had something that outlived its pod to be ended, and how often a device to be reset?",
-            Query(increase_per_step("scrubber_leftovers_ended_total", by=("act",)), "ended: {{act}}"),
+            Query(increase_per_step("scrubber_kills_total", by=("target",)), "killed: {{target}}"),
             Query(increase_per_step("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
             nothing="Nothing had to be ended or reset in this range",
         ),
@@ -262,7 +262,7 @@ def _scrubs() -> list[model.Panel]:
             "Erasers",
             "Are there enough erasers, or do scrubs wait for one?",
             Query(aggregate("sum", "scrubber_eraser_slots", by=("state",)), "{{state}}"),
-            Query(aggregate("sum", "scrubber_erasers_waiting"), "scrubs that wait"),
+            Query(aggregate("sum", "scrubber_eraser_queue_length"), "scrubs that wait"),
             unit="none",
             decimals=0,
             stacked=True,

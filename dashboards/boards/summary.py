@@ -1,4 +1,4 @@
-"""What the fleet's and the node's boards say first, asked in the same words, so that their numbers can be compared."""
+"""The first panels of the fleet and node boards, with the same queries, so that their numbers can be compared."""
 
 from __future__ import annotations
 
@@ -40,31 +40,32 @@ DEVICE_STATE_METRIC: Final = "scrubber_device_state"
 HANDOVER_DURATION_METRIC: Final = "scrubber_handover_duration_seconds"
 GRANTED_MATCHER: Final = 'outcome="granted"'
 
-ANSWER_P99_METRIC: Final = "instance:scrubber_handover_answers:p99_5m"
-"""Waits of starts that were refused, too: what the alert looks at. Who waits in vain is not among those that were granted."""
+ANSWER_P99_METRIC: Final = "instance:scrubber_handover_response:p99_5m"
+"""Waits including refused starts, as in the alert: a start that waited in vain is not among the granted ones."""
 
 _BLANK: Final = {"noValue": " "}
-"""Of a cell for which there is nothing to say: Grafana would put there what the table says when it is empty."""
+"""Property of a cell without a value: otherwise Grafana would show the text of an empty table there."""
 
-_SUBJECT_LABELS: Final = ("use", "code", "cause_class", "what", "child", "resource", "tenant_namespace")
+_SUBJECT_LABELS: Final = ("use", "code", "cause_class", "breaker", "child", "resource", "tenant")
 """Labels that say of an alert what it is about. No alert has more than one of them."""
 
 UNVERIFIED_THRESHOLDS: Final = ((None, Colour.CLEAN), (1e-16, Colour.DIRTY), (0.01, Colour.QUARANTINED))
-"""Of a device's memory. Only none at all is green: nothing that a share of one can lack is less than that."""
+"""Thresholds for the unverified share of a device's memory. Only exactly none is green: any real share exceeds 1e-16.
+"""
 
 SLOW_WAIT: Final = 20.0
-"""Seconds. The kubelet gives a start 30, the gate answers after 25; the alert speaks from here on."""
+"""Seconds. The kubelet allows 30 for a start, and the gate answers after 25; the alert fires from this value on."""
 
 
 def device_count_panel(span: int) -> model.Panel:
-    """How many there are."""
+    """Return the panel with the number of devices."""
     return stat_panel(
         "Devices", "How many devices are looked after?", series_count(DEVICE_STATE_METRIC), unit="none", span=span
     )
 
 
 def out_of_service_panel(span: int) -> model.Panel:
-    """How many of them are handed to nobody."""
+    """Return the panel with the number of devices that are not handed over."""
     return stat_panel(
         "Out of service",
         "How many devices are handed to nobody: quarantined, recovering, on probation or condemned?",
@@ -76,7 +77,7 @@ def out_of_service_panel(span: int) -> model.Panel:
 
 
 def waiting_starts_panel(span: int) -> model.Panel:
-    """How many starts wait."""
+    """Return the panel with the number of waiting starts."""
     return stat_panel(
         "Starts that wait",
         "How many containers wait for their device at this moment?",
@@ -87,7 +88,7 @@ def waiting_starts_panel(span: int) -> model.Panel:
 
 
 def start_wait_panel(span: int) -> model.Panel:
-    """How long they waited, where they waited longest."""
+    """Return the panel with the wait of starts, on the node with the longest waits."""
     return stat_panel(
         "Slowest wait, p99",
         "How long did the slowest hundredth of the granted starts wait for their device, on the node where that was longest? "
@@ -101,7 +102,7 @@ def start_wait_panel(span: int) -> model.Panel:
 
 
 def fast_path_share_panel(span: int) -> model.Panel:
-    """How many of them met a device that was proved clean before they came."""
+    """Return the panel with the share of starts whose device was certified clean beforehand."""
     fast = increase("scrubber_handovers_total", GRANTED_MATCHER, 'path="fast"')
     return stat_panel(
         "Fast-path share",
@@ -116,18 +117,19 @@ def fast_path_share_panel(span: int) -> model.Panel:
 
 
 def unverified_share_query(*matchers: str, by: Sequence[str]) -> str:
-    """A query: the share of a device's memory that its last slow path did not clear and read back.
+    """Return a query for the share of a device's memory that its last slow path did not clear and read back.
 
-    The rest of one, not the share that was covered: beside 0.99999905 of it a reader is told 100 %.
+    The complement of the coverage, because 0.99999905 of it would be displayed as 100 %.
     """
     return f"1 - {aggregate('min', 'scrubber_memory_coverage_ratio', *matchers, by=by)}"
 
 
 def alerts_panel(span: int, height: int) -> model.Panel:
-    """What the alerts say at present, whichever job's series they are made of.
+    """Return the table of firing alerts, independent of the selected job.
 
-    An alert has the labels that its rule leaves: one that a service is away has no ``job``, and one that is about a tenant, or
-    that there is no target at all, has no ``instance``. So jobs pick nothing here, and what is of no node is always shown.
+    An alert has only the labels that its rule keeps: an alert that a service is away has no ``job``, and one about a
+    tenant, or about missing targets, has no ``instance``. So jobs select nothing here, and alerts without a node are
+    always shown.
     """
     urgency = {"critical": Colour.QUARANTINED, "warning": Colour.DIRTY, "info": Colour.IN_USE}
     picked = 'alertname=~"Scrubber.+", instance=~"$instance|"'

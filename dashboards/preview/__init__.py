@@ -1,4 +1,4 @@
-"""Pictures of the committed boards, drawn by Grafana's own panel components from recorded answers of a Prometheus.
+"""Pictures of the committed boards, drawn by Grafana's own panel components from recorded Prometheus responses.
 
-For development only: nothing of it is shipped.
+For development only; not shipped.
 """

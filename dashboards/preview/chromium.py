@@ -1,6 +1,6 @@
-"""Pictures of a file by a headless Chromium that is spoken to through a pipe: no port, no network, nothing kept.
+"""Takes screenshots of a file with a headless Chromium over a pipe, without a port, network access or stored data.
 
-Debian's package `chromium` is what is looked for; SCRUBBER_PREVIEW_BROWSER names another.
+It uses Debian's package `chromium`; SCRUBBER_PREVIEW_BROWSER names another browser.
 """
 
 import base64
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-# Without --no-sandbox Chromium refuses to run as root; it shows files of this tree only and can reach no address.
+# Without --no-sandbox Chromium refuses to run as root; it opens only files of this tree and has no network access.
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -42,7 +42,7 @@ MAX_SCREENSHOTS = 20
 
 
 class BrowserError(Exception):
-    """There is no browser, it did not answer, or the page says that it could not be drawn."""
+    """There is no browser, it did not respond, or the page reports that it could not be drawn."""
 
 
 def find_browser() -> str:
@@ -54,7 +54,7 @@ def find_browser() -> str:
 
 
 class Chromium:
-    """A browser for the length of a `with`."""
+    """A browser, for use in a `with` statement."""
 
     def __init__(self, deadline: float = 60.0) -> None:
         self._deadline = deadline
@@ -62,7 +62,7 @@ class Chromium:
         self._sent = 0
         self._unread = b""
         self.page_errors: list[str] = []
-        # Chromium reads commands from descriptor 3 and answers on 4.
+        # Chromium reads commands from descriptor 3 and writes responses to 4.
         shell = ["sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null', "sh"]
         self._process = subprocess.Popen(
             [*shell, find_browser(), *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"],
@@ -86,7 +86,7 @@ class Chromium:
         self._profile.cleanup()
 
     def screenshot(self, page: Path, width: int) -> bytes:
-        """The PNG of a page, `width` pixels wide and as high as its content, once it says that it is done."""
+        """Return a PNG of a page, `width` pixels wide and as high as its content, once it reports that it is done."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self._call("Runtime.enable", session)
@@ -99,7 +99,7 @@ class Chromium:
         if (state := self._evaluate(session, "window.previewFinished()")) != "done":
             raise BrowserError(str(state))
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        # On a busy machine layers that scroll come some frames later than the rest, and nothing tells when.
+        # On a busy machine, scrolling layers are drawn some frames later than the rest, without any notification.
         shot = ""
         for _ in range(MAX_SCREENSHOTS):
             before = shot

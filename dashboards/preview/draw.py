@@ -1,4 +1,4 @@
-"""A board and its recorded data become a picture: bundle, page, browser."""
+"""Turns a board and its recorded data into a picture: bundle, page, browser."""
 
 import json
 import shutil
@@ -28,13 +28,13 @@ class ToolMissing(Exception):
 
 
 class StaleRecording(Exception):
-    """The board has other queries than when it was recorded."""
+    """The board's queries have changed since it was recorded."""
 
 
 def bundle() -> None:
-    """Installs what package-lock.json names, unless it is there, and bundles the page.
+    """Install the packages of package-lock.json unless they are installed, and bundle the page.
 
-    Raises ToolMissing without npm; a failed installation or build ends with the tool's own words.
+    Raises ToolMissing without npm; a failed installation or build shows the tool's own output.
     """
     npm = _tool("npm")
     lock, installed = HERE / "package-lock.json", HERE / "node_modules" / ".package-lock.json"
@@ -45,10 +45,10 @@ def bundle() -> None:
 
 
 def draw(browser: Chromium, board: dict[str, Any], recorded: dict[str, Any]) -> bytes:
-    """The PNG of `board` with what `record` wrote.
+    """Return a PNG of `board` with the data that `record` wrote.
 
-    Raises StaleRecording where the board asks what was not recorded, and BrowserError where a panel cannot be drawn as
-    the board says.
+    Raises StaleRecording if a query of the board was not recorded, and BrowserError if a panel cannot be drawn as the
+    board specifies.
     """
     if missing := changed_queries(board, recorded):
         raise StaleRecording(f"{board['uid']}: changed since it was recorded: {'; '.join(missing)}")

@@ -1,7 +1,7 @@
-"""What a Prometheus answers to every query of a board, written to a file from which the board is drawn later.
+"""Records Prometheus' responses to every query of a board in a file, from which the board is drawn later.
 
-The file is a board's own time range in one step per panel, so a picture can be drawn again without the story that
-made it. Values are numbers, null where there is none, and "NaN", "+Inf", "-Inf", which JSON does not have.
+The file covers a board's own time range with one step per panel, so a picture can be drawn again without repeating the
+scenario. Values are numbers, null where there is none, and "NaN", "+Inf", "-Inf", which JSON cannot represent.
 """
 
 import json
@@ -25,7 +25,7 @@ SampleValue = float | str | None
 
 
 class PrometheusError(Exception):
-    """Prometheus refused a query, with its own words."""
+    """Prometheus refused a query; contains its message."""
 
 
 class Prometheus:
@@ -76,10 +76,10 @@ def record(
     scrape: float = 15.0,
     values: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Every query of every panel of `board` between `start` and `end` (seconds since the epoch).
+    """Return the responses to all queries of `board` between `start` and `end` (seconds since the epoch).
 
-    `scrape` is how often the Prometheus scrapes, in seconds; `values` picks values of variables by name.
-    Raises PrometheusError for a query that is refused and UnknownVariable for one that cannot be put together.
+    `scrape` is Prometheus' scrape interval in seconds; `values` sets variables by name. Raises PrometheusError for a
+    refused query and UnknownVariable for one with an undefined variable.
     """
     chosen = choose_values(
         board, values or {}, lambda selector, label: prometheus.label_values(selector, label, start, end)
@@ -104,7 +104,7 @@ def record(
 
 
 def write_recording(recorded: Mapping[str, Any], path: Path) -> None:
-    """One line of JSON; what was asked and not answered is told on stderr."""
+    """Write one line of JSON; list queries without series on stderr."""
     path.write_text(json.dumps(recorded, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
     sys.stderr.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
     for panel, answers in recorded["panels"].items():
@@ -114,7 +114,7 @@ def write_recording(recorded: Mapping[str, Any], path: Path) -> None:
 
 
 def changed_queries(board: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """The queries of `board` that are not those of the recording, as "title, reference"."""
+    """Return the queries of `board` that differ from those of the recording, as "title, reference"."""
     return [
         f"{panel['title']}, {target['refId']}"
         for panel in panels_of(board)
@@ -125,7 +125,7 @@ def changed_queries(board: Mapping[str, Any], recorded: Mapping[str, Any]) -> li
 
 
 def panels_of(board: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The board's panels, those of collapsed rows too."""
+    """Yield the board's panels, including those of collapsed rows."""
     for panel in board["panels"]:
         yield from panel.get("panels", [])
         if panel["type"] != "row":
@@ -137,7 +137,7 @@ def _step(least: float, scrape: float) -> float:
 
 
 def _first(start: float, step: float) -> float:
-    """Grafana's points lie on multiples of the step."""
+    """Return the first point: Grafana's points are multiples of the step."""
     return math.ceil(start / step) * step
 
 

@@ -1,12 +1,11 @@
-"""The minutes that the committed pictures show: three simulated nodes in an ordinary day's trouble, played fast.
+"""The scenario of the committed pictures: three simulated nodes with everyday problems, in fast motion.
 
-    python -m dashboards.preview.scenario [DIR]    plays it, records the three boards into dashboards/preview/recorded,
-                                                and leaves what Prometheus scraped in DIR
+    python -m dashboards.preview.scenario [DIR]    runs it, records the three boards into dashboards/preview/recorded,
+                                                and leaves Prometheus' data in DIR
 
-
-Tenants come and go on all nodes. On each something goes wrong that an SRE would want to see on a board: a device whose
-memory does not verify, one that its tenants drive into errors, a stranger, an open break-glass, a service that restarts.
-Prometheus and its rules are the real ones.
+Tenants come and go on all nodes. On each node there are problems that an SRE would want to see on a board: a device
+whose memory does not verify, one that its tenants drive into errors, an unauthorized user, an active break-glass
+override, a service that restarts. Prometheus and its rules are the real ones.
 """
 
 import asyncio
@@ -65,7 +64,7 @@ diagnostics:
 
 
 class FrequentPrometheus(Prometheus):
-    """Scrapes as a fleet is scraped, only more often: on a busy machine an answer may take a second."""
+    """Scrapes like a fleet's Prometheus, but more often: on a busy machine a response may take a second."""
 
     def _configuration(self) -> dict[str, Any]:
         every = f"{SCRAPE}s"
@@ -75,7 +74,7 @@ class FrequentPrometheus(Prometheus):
 
 @dataclass(slots=True)
 class NodeScenario:
-    """What happens on a node until ``stopped``; ``rng`` make it the same each time, as far as a machine allows."""
+    """The events of a node until ``stopped``; ``rng`` makes them reproducible, as far as a machine allows."""
 
     node: Node
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,14 +86,14 @@ class NodeScenario:
                 await self.stopped.wait()
 
     async def run_jobs(self, queue: int) -> None:
-        """One queue of jobs: each writes, stays, ends; between two of them the device may idle."""
+        """Run one queue of jobs: each writes, waits, ends; the device may be idle between two of them."""
         for number in count():
             await self.sleep(self.rng.uniform(1, 25))
             if self.stopped.is_set():
                 return
             team = self.rng.choice(TEAMS)
             stays = f"{self.rng.uniform(10, 70):.0f}"
-            leaves = ["--leave-child"] if self.rng.random() < 0.15 else []
+            leaves = ["--leave-leftover"] if self.rng.random() < 0.15 else []
             argv = tenant_argv("--write", team, "--hold", stays, *leaves)
             with suppress(TimeoutError):
                 async with asyncio.timeout(DURATION):
@@ -112,14 +111,14 @@ class NodeScenario:
                     await self.node.kubelet.delete(pod, grace=0)
 
     async def raise_xids(self, index: str, xid: int, every: float) -> None:
-        """A device reports an XID now and then."""
+        """Report an XID of a device at random intervals."""
         while not self.stopped.is_set():
             await self.sleep(self.rng.uniform(0.5, 1.5) * every)
             if not self.stopped.is_set():
                 control.add_faults(self.node.sim_dir, index, xid=xid)
 
     async def fail_memory(self, index: str, delay: float, duration: float) -> None:
-        """A device cannot be cleared; then its memory is changed and a person lets it back."""
+        """Make a device unclearable; later replace its memory, and have an operator return it to service."""
         await self.sleep(delay)
         control.add_faults(self.node.sim_dir, index, wont_clear=True)
         await self.sleep(duration)
@@ -147,7 +146,7 @@ class NodeScenario:
         await self.sleep(delay)
         if not self.stopped.is_set():
             reason = "--reason", "the last device for an incident"
-            await self.node.run_command("break-glass", index, "--for", "30m", "--yes", *reason)
+            await self.node.run_command("break-glass", index, "--duration", "30m", "--yes", *reason)
 
     async def restart_service(self, delay: float) -> None:
         await self.sleep(delay)
@@ -162,7 +161,7 @@ class NodeScenario:
 
 
 async def run_scenario(a: NodeScenario, b: NodeScenario, c: NodeScenario) -> None:
-    """All of it, for LASTS seconds; what is running then goes on until the scenes are over."""
+    """Run all events for DURATION seconds; jobs in progress continue until the nodes are stopped."""
     acts = [
         a.raise_xids("3", 31, 60.0),
         a.raise_xids("4", 95, 150.0),
@@ -184,7 +183,7 @@ async def run_scenario(a: NodeScenario, b: NodeScenario, c: NodeScenario) -> Non
 
 
 def record_dashboards(address: str, start: float, end: float, variables: Mapping[str, str]) -> None:
-    """Record the three boards: the fleet whole, the other two of one node, and of one device of it."""
+    """Record the three boards: the whole fleet, one of its nodes, and one device of that node."""
     prometheus = recording.Prometheus(address)
     RECORDED.mkdir(exist_ok=True)
     for name in NAMES:
@@ -198,7 +197,7 @@ def record_dashboards(address: str, start: float, end: float, variables: Mapping
 
 @asynccontextmanager
 async def slow_nodes(*fleet: Node) -> AsyncIterator[None]:
-    """All of them, running and clean; clearing takes seconds, as on a device, from the first scrub on."""
+    """Yield with all nodes running and clean; from the first scrub on, clearing takes seconds, as on a real device."""
     dice = random.Random(7)
     async with AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as group:
@@ -219,7 +218,10 @@ async def main(records: Path) -> None:
         for name in ("node-a", "node-b", "node-c"):
             cluster.add_node(name)
             (records / name).mkdir(parents=True)
-            login = {"SCRUBBER_CLUSTER": "auto", "KUBECONFIG": str(kubeconfig(records / name, cluster.url).path)}
+            login = {
+                "SCRUBBER_CLUSTER_REPORTING": "auto",
+                "KUBECONFIG": str(kubeconfig(records / name, cluster.url).path),
+            }
             fleet.append(
                 Node(name, POLICY.format(name="pool"), records, devices=DEVICES, memory="4MiB", environment=login)
             )

@@ -1,6 +1,6 @@
-"""What a board's variables stand for while it is recorded, chosen as Grafana chooses: all, or the first of a list.
+"""Values of a board's variables for a recording, chosen as Grafana chooses them: all, or the first of a list.
 
-Queries are recorded with their variables put in; the page gets the names of what was chosen for titles and pickers.
+Queries are recorded with their variables replaced; the page gets the names of the values for titles and pickers.
 """
 
 import re
@@ -12,24 +12,24 @@ REFERENCE = re.compile(r"\$(\w+)|\$\{(\w+)(?::\w+)?\}|\[\[(\w+)\]\]")
 SPECIAL = re.compile(r"[\\^$*+?.()|{}\[\]]")
 LABEL_VALUES = re.compile(r"^\s*label_values\(\s*(?:(?P<metric>.+?)\s*,\s*)?(?P<label>\w+)\s*\)\s*$", re.DOTALL)
 
-# The values of a label among the series that a selector names: (selector or None, label) -> sorted values.
+# The values of a label among the series of a selector: (selector or None, label) -> sorted values.
 LabelValues = Callable[[str | None, str], list[str]]
 
 
 class UnknownVariable(Exception):
-    """A query names what the board does not define, or defines in a way that the preview does not know."""
+    """A query uses a variable that the board does not define, or defines in a way that the preview does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariableValue:
-    """What a picker shows and what a query gets for one variable."""
+    """The text of a variable in a picker and its value in a query."""
 
     text: str
     query: str
 
 
 def substitute(text: str, values: Mapping[str, VariableValue]) -> str:
-    """`text` with every variable replaced; raises UnknownVariable for one that has no value."""
+    """Return `text` with every variable replaced; raise UnknownVariable for one without a value."""
 
     def value(match: re.Match[str]) -> str:
         name = next(group for group in match.groups() if group)
@@ -43,7 +43,7 @@ def substitute(text: str, values: Mapping[str, VariableValue]) -> str:
 def choose_values(
     board: Mapping[str, Any], requested: Mapping[str, str], label_values: LabelValues
 ) -> dict[str, VariableValue]:
-    """The value of each variable in the board's order; `requested` names values that are asked for."""
+    """Return the value of each variable, in the board's order; `requested` sets some by name."""
     chosen: dict[str, VariableValue] = {}
     for variable in board.get("templating", {}).get("list", []):
         name = variable["name"]
@@ -85,5 +85,5 @@ def _query_value(
 
 
 def _escaped(value: str) -> str:
-    """A literal of a regular expression within a string of PromQL, where a backslash itself is escaped."""
+    """Return a regular expression's literal for a PromQL string, in which backslashes are escaped again."""
     return SPECIAL.sub(r"\\\\\g<0>", value)

@@ -1,6 +1,7 @@
-"""The kubelet's device-plugin and plugin-registration protocols, version ``v1beta1`` and ``v1`` of the watcher.
+"""Generated code of the kubelet's device-plugin (``v1beta1``) and plugin-registration (watcher ``v1``) protocols.
 
-The ``.proto`` files state interface facts (names and field numbers) in our own words; the ``_pb2`` modules are made
-from them by ``make protos`` and kept honest by ``tests/project/test_protos.py``. Upstream gives its files one base
-name; ours have distinct paths, because Python's descriptor pool takes equal file names for the same file.
+The ``.proto`` files state interface facts (names and field numbers) in our own words. ``make protos`` generates the
+``_pb2`` modules from them, and ``tests/project/test_protos.py`` fails when the two differ. Upstream gives both of its
+files the same base name. Ours have distinct paths, because Python's descriptor pool treats equal file names as the same
+file.
 """

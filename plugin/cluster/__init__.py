@@ -1,5 +1,6 @@
-"""The node as the cluster sees it: a condition, labels, events and, where it is allowed, evictions.
+"""Reports the node to the Kubernetes API server: a condition, labels, events and, where allowed, evictions.
 
-Promise: whatever the API server does, nobody waits for it. What is told is the present state and never a queue of old
-ones, and without credentials nothing is asked, loaded or said.
+Invariants: no other part of the plugin waits for the API server, whatever it does. Only the current state is written,
+never a queue of old states. Without credentials, no client library is loaded, no request is sent and no event is
+written.
 """

@@ -1,10 +1,11 @@
-"""The API server: the one module that knows its client library, and the edge where that library's errors end.
+"""Client of the API server: the only module that uses ``lightkube``, and the boundary where its errors are translated.
 
-It is loaded where there are credentials, and not in the event loop: loading takes a noticeable part of a second.
+It is loaded only if there are credentials, and not in the event loop, because loading takes a noticeable part of a
+second.
 
-Promises: one request at a time from this node, each within a deadline of its own. Whatever comes back, an answer that
-makes no sense or never ends included, is either a value or a :class:`plugin.cluster.errors.ClusterError`, and takes no
-more than a few times :data:`MAX_ANSWER_BYTES` of memory.
+Invariants: one request at a time from this node, each within its own deadline. Every response, including one that is
+malformed or never ends, becomes either a value or a :class:`plugin.cluster.errors.ClusterError`, and uses at most a few
+times :data:`MAX_ANSWER_BYTES` of memory.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ from plugin.cluster.view import CONDITION_TYPE, ConditionStatus, NodeCondition
 __all__ = ["MAX_ANSWER_BYTES", "ApiServerClient"]
 
 FIELD_MANAGER = "scrubber-plugin"
-"""Who we are in ``managedFields`` and in the source of events."""
+"""The plugin's name in ``managedFields`` and in the source of events."""
 
 MAX_ANSWER_BYTES = 2 << 20
-"""Bytes of an answer. The cluster's store takes no object of more than 1.5 MiB, and a node has some ten KiB."""
+"""Limit of a response, in bytes. etcd accepts no object larger than 1.5 MiB, and a node has about ten KiB."""
 
 _T = TypeVar("_T")
 
 
 class ApiServerClient:
-    """The API server by ``lightkube``, on behalf of one node.
+    """The API server through ``lightkube``, on behalf of one node.
 
     Args:
-        deadline: seconds that one request may take, from the first byte to the last.
+        deadline: seconds for one request, from the first byte to the last.
     """
 
     def __init__(self, credentials: Credentials, node: str, *, deadline: float) -> None:
@@ -83,7 +84,7 @@ class ApiServerClient:
             "lastTransitionTime": _time(since),
             "lastHeartbeatTime": _time(now),
         }
-        # A strategic merge goes by the type of the condition: those of others stay as they are.
+        # The strategic merge key is the condition's type, so the conditions of other writers stay unchanged.
         patch = {"status": {"conditions": [entry]}}
         return _cluster_node(await self._request(lambda client: client.patch(NodeStatus, self._node, patch)))
 
@@ -93,7 +94,7 @@ class ApiServerClient:
 
     async def create_event(self, event: EventContent, now: datetime) -> None:
         about = event.target
-        # core/v1, not events.k8s.io/v1, which does not let the note of a repeated event say what is so by now.
+        # core/v1, not events.k8s.io/v1: the latter does not allow the note of a repeated event to be updated.
         created = Event(
             metadata=ObjectMeta(name=event.name, namespace=about.event_namespace),
             involvedObject=ObjectReference(
@@ -134,7 +135,8 @@ class ApiServerClient:
         if answer.status == "Failure":
             raise ApiBusy(f"The API server did not evict the pod: {answer.message or 'it does not say why.'}")
 
-    # -- the edge ------------------------------------------------------------------------------------------------------
+    # -- translation of the library's errors
+    # ----------------------------------------------------------------------------
 
     async def _request(self, request: Callable[[AsyncClient], Awaitable[_T]]) -> _T:
         async with self._lock:
@@ -151,13 +153,13 @@ class ApiServerClient:
             except _LIBRARY_ERRORS as error:
                 refusal, sound = _cluster_error(error)
                 if not sound:
-                    # Certificates and tokens are files that others renew: the next request reads them anew.
+                    # Certificates and tokens are files that other processes renew: the next request reads them again.
                     await self.close()
                 raise refusal from error
 
 
 class _Eviction(PodEviction):
-    """An eviction and its answer, which is a ``Status``: "Failure" comes with 201 when two disruption budgets fit."""
+    """An eviction and its response, a ``Status``: 201 with "Failure" when two disruption budgets match the pod."""
 
     status: str | None = None
     message: str | None = None
@@ -165,10 +167,10 @@ class _Eviction(PodEviction):
 
 _LIBRARY_ERRORS = (
     *(HTTPError, InvalidURL, ConfigError, MsgspecError, YAMLError, OSError),
-    # Without a content type, or with a status that is no object, lightkube stumbles over its own error.
+    # lightkube raises one of these itself when a response has no content type or a status that is not an object.
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
 )
-"""Everything that the client raises, also about an answer that is none of the API's."""
+"""Every error that the client raises, including those for a response that is not from the API."""
 
 _KINDS: Mapping[int, type[ClusterError]] = {
     400: ApiInvalidRequest,
@@ -182,7 +184,7 @@ _KINDS: Mapping[int, type[ClusterError]] = {
 
 
 def _cluster_error(error: Exception) -> tuple[ClusterError, bool]:
-    """What it means for whoever asked, and whether the connection and its credentials are worth keeping."""
+    """Return the error for the caller, and whether the connection and its credentials may be kept."""
     answered: BaseException | None = error
     while answered is not None and not isinstance(answered, HTTPStatusError):
         answered = answered.__context__
@@ -204,13 +206,13 @@ def _error_text(error: Exception) -> str:
 
 
 def _retry_after(header: str) -> float:
-    """``Retry-After`` in seconds; its other form, a date, is not used by API servers."""
+    """Return ``Retry-After`` in seconds. API servers do not use its other form, a date."""
     return float(header) if header.isdecimal() and len(header) < 6 else 0.0
 
 
 def _connected(credentials: Credentials, deadline: float) -> AsyncClient:
     client = AsyncClient(_config(credentials), timeout=Timeout(deadline), field_manager=FIELD_MANAGER)
-    # lightkube has no way to say this. A transport of our own would be one, but with that no proxy is looked for.
+    # lightkube has no option for this. A custom transport would do it, but then no proxy configuration is read.
     http = client._client._client
     http.headers["Accept-Encoding"] = "identity"
     http.event_hooks = {"response": [_limit_body]}
@@ -218,10 +220,10 @@ def _connected(credentials: Credentials, deadline: float) -> AsyncClient:
 
 
 async def _limit_body(response: Response) -> None:
-    """See to it that no more is read of an answer than :data:`MAX_ANSWER_BYTES`; one that is packed is not read at all.
+    """Limit the response body to :data:`MAX_ANSWER_BYTES`; refuse a compressed one without reading it.
 
     Raises:
-        ApiUnavailable: it is packed, which makes a thousand bytes of one. Nobody asked for that.
+        ApiUnavailable: the response is compressed, although that was not requested. One byte can expand to a thousand.
     """
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiUnavailable(
@@ -232,7 +234,7 @@ async def _limit_body(response: Response) -> None:
 
 
 class _LimitedBody(AsyncByteStream):
-    """A body that ends with :class:`ApiUnavailable` where it gets too long."""
+    """A response body that raises :class:`ApiUnavailable` when it exceeds the limit."""
 
     def __init__(self, stream: AsyncByteStream) -> None:
         self._stream = stream
@@ -250,10 +252,10 @@ class _LimitedBody(AsyncByteStream):
 
 
 def _config(credentials: Credentials) -> SingleConfig:
-    """What ``lightkube`` connects by.
+    """Return the connection configuration for ``lightkube``.
 
     Raises:
-        ApiUnavailable: the file cannot be used, as it is.
+        ApiUnavailable: the file cannot be used in its present form.
     """
     if isinstance(credentials, PodServiceAccount):
         server = Server(server=credentials.server, certificate_auth=str(credentials.ca_file))

@@ -1,8 +1,8 @@
-"""Whether there is a cluster to tell, and by what right: decided once, from what the process was given.
+"""Decides, once at start, whether the plugin writes to a cluster, and with which credentials.
 
-Promise: nothing is written to a cluster unless ``--cluster`` asks for it: ``KUBECONFIG`` in the environment is often some
-administrator's, and ``~/.kube/config`` always is; that one is never looked for. Without credentials the answer is None, and
-nothing else happens.
+Invariant: nothing is written to a cluster unless ``--cluster-reporting`` requests it. ``KUBECONFIG`` in the environment often
+belongs to an administrator, and ``~/.kube/config`` always does, so the latter is never read. Without credentials the
+result is None, and nothing else happens.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ SERVICE_ACCOUNT_DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""A node's name; it becomes part of a URL."""
+"""A valid node name; it becomes part of a URL."""
 
 
+# See docs/decisions/0040-only-the-plugin-writes-to-the-cluster.md.
 class ClusterMode(StrEnum):
-    """``--cluster``."""
+    """Values of ``--cluster-reporting``."""
 
     AUTO = "auto"
     OFF = "off"
@@ -42,7 +43,7 @@ class ClusterMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodServiceAccount:
-    """A pod's own account. The kubelet replaces the token file before the token runs out."""
+    """The pod's own service account. The kubelet replaces the token file before the token expires."""
 
     server: str
     ca_file: Path
@@ -66,7 +67,7 @@ Credentials = PodServiceAccount | Kubeconfig
 
 
 def find_credentials(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT_DIRECTORY) -> Credentials | None:
-    """``KUBECONFIG`` before the pod's service account; None when there is neither."""
+    """Return the credentials: ``KUBECONFIG`` before the pod's service account, None when neither exists."""
     if written := environment.get("KUBECONFIG", ""):
         return Kubeconfig(Path(written))
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "")
@@ -79,23 +80,23 @@ def find_credentials(environment: Mapping[str, str], account: Path = SERVICE_ACC
 def resolve_credentials(
     mode: str, node: str, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT_DIRECTORY
 ) -> tuple[Credentials | None, str]:
-    """By what right the cluster is told, if it is, and the reason why it is not.
+    """Return the credentials to write to the cluster with, or None and the reason why nothing is written.
 
-    Credentials without the node's name are of no use: a host name in a pod is the pod's, and a node that is told of
-    under another one's name would take that one's place.
+    Credentials are useless without the node's name: the host name in a pod is the pod's, and a report under the name of
+    another node would overwrite that node's status.
 
     Raises:
-        InvalidConfiguration: ``mode`` is no word for it, or ``node`` no name.
+        InvalidConfiguration: ``mode`` is not a valid mode, or ``node`` is not a valid node name.
     """
     try:
         wish = ClusterMode(mode)
     except ValueError:
         known = " or ".join(ClusterMode)
-        raise InvalidConfiguration(f"--cluster {mode!r} means nothing: write {known}.") from None
+        raise InvalidConfiguration(f"--cluster-reporting {mode!r} means nothing: write {known}.") from None
     if node and not _NODE.fullmatch(node):
         raise InvalidConfiguration(f"--node-name {node!r} is no name that a node can have in a cluster.")
     if wish is ClusterMode.OFF:
-        return None, "--cluster off"
+        return None, "--cluster-reporting off"
     credentials = find_credentials(environment, account)
     if credentials is None:
         return None, "there are no credentials"

@@ -1,16 +1,17 @@
-"""What the API server's refusals mean to whoever asked, split by what is done next.
+"""Errors of requests to the API server, grouped by what the caller does next.
 
 ::
 
     ClusterError
-    ├── Later       away, slow, signed out, or its answer makes no sense: the same again after a pause
-    │   └── Busy      it answered, and asks for patience, perhaps for this one request only
-    ├── Denied      the role does not allow it: a long pause, because a person must act first
-    ├── Exists      the object is there already, or is another one than was meant
-    ├── Missing     the object, or its namespace, is not there
-    └── Rejected    the request itself is refused: sending it again changes nothing
+    ├── ApiUnavailable     away, slow, rejects the credentials, or malformed response: repeat after a pause
+    │   └── ApiBusy        it responded and asks to wait, perhaps for this one request only
+    ├── ApiForbidden       the role does not allow it: a long pause, because an administrator must act first
+    ├── ApiConflict        the object exists already, or is not the intended one
+    ├── ApiNotFound        the object or its namespace does not exist
+    └── ApiInvalidRequest  the request itself is refused: sending it again changes nothing
 
-None of these is a :class:`scrubber.domain.errors.ScrubberError`: those end the plugin, and no answer of the API server does.
+None of these is a :class:`scrubber.domain.errors.ScrubberError`: those stop the plugin, and no response of the API
+server does.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ __all__ = [
 
 
 class ClusterError(Exception):
-    """Base of the above.
+    """Base class of the errors above.
 
     Args:
-        message: one sentence for the plugin's log.
-        retry_after: seconds that the API server asks for; 0 when it named none.
+        message: one line for the plugin's log.
+        retry_after: seconds that the API server asks to wait; 0 when it gave none.
     """
 
     def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
@@ -40,24 +41,24 @@ class ClusterError(Exception):
 
 
 class ApiUnavailable(ClusterError):
-    """Nothing is wrong with the request."""
+    """The request itself is valid."""
 
 
 class ApiBusy(ApiUnavailable):
-    """429, also of a disruption budget; 500 and above."""
+    """Status 429, including a disruption budget; 500 and above."""
 
 
 class ApiForbidden(ClusterError):
-    """403. A namespace that is being deleted answers so, too."""
+    """Status 403, also for a namespace that is being deleted."""
 
 
 class ApiConflict(ClusterError):
-    """409."""
+    """Status 409."""
 
 
 class ApiNotFound(ClusterError):
-    """404."""
+    """Status 404."""
 
 
 class ApiInvalidRequest(ClusterError):
-    """400, 413, 422 and their like."""
+    """Status 400, 413, 422 and similar."""

@@ -1,11 +1,11 @@
-"""Which events are due: the difference between what was told and what is so, and nothing else.
+"""Computes which Kubernetes events are due: the difference between what was reported and the current state.
 
-Promises: the present is told, not the past; a device that went and came back while nobody could be told is not told of.
-One thing is told by one event object, also across restarts of the plugin, which is repeated rather than made again. No
-object is written more than once a minute, and no more than a number of them a minute in all. What is kept is bounded by
-the newest view, and by a number of devices that went.
+Invariants: only the present is reported. A device that disappeared and came back while no event could be written
+produces none. Each fact has one event object, also across restarts of the plugin; it is repeated instead of created
+again. An object is written at most once a minute, and the number of writes a minute is limited in total. Memory is
+bounded by the newest view and by a fixed number of removed devices.
 
-Everything here is pure. ``now`` is seconds on one monotonic clock that the caller reads.
+Everything here is pure. ``now`` is in seconds on one monotonic clock that the caller reads.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from plugin.cluster.view import ClusterDevice, ClusterView, DeviceServiceStatus,
 __all__ = ["GONE_REASON", "MAX_MESSAGE_BYTES", "REASONS", "EventDiff", "EventDiffTimes", "PendingEvent"]
 
 MAX_MESSAGE_BYTES = 1024
-"""Bytes that the message of an event may have."""
+"""Limit of an event's message, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventDiffTimes:
-    """Seconds, but for ``max_events``.
+    """Limits of the events; seconds, except for ``max_events`` and ``max_gone_devices``.
 
     Attributes:
-        spacing: between two writes of one object.
-        window, max_events: no more than ``max_events`` events are written within ``window``.
-        repeat_after: after which a pod's owner is told the same again; the API server keeps events for an hour.
-        refused_retry: how long an event is left alone that the API server refused for good.
-        max_gone_devices: devices that were told to have gone and are remembered, so that their coming back is told too.
+        spacing: minimum time between two writes of one object.
+        window, max_events: at most ``max_events`` events are written within ``window``.
+        repeat_after: time after which the same event is repeated for a pod's owner; the API server keeps events for an
+            hour.
+        refused_retry: pause for an event that the API server refused permanently.
+        max_gone_devices: number of devices reported as removed that are remembered, so that their return is reported
+            too.
     """
 
     spacing: float = 60.0
@@ -46,7 +48,7 @@ class EventDiffTimes:
 
 @dataclass(slots=True)
 class _Object:
-    """One event object: when it may be written again, and its count; 0 while it is not known to be there."""
+    """One event object: when it may be written again, and its count (0 while it is not known to exist)."""
 
     free_at: float = -1.0
     count: int = 0
@@ -54,11 +56,11 @@ class _Object:
 
 @dataclass(slots=True)
 class _Subject:
-    """What the cluster was told of one device, or of one pod for one reason.
+    """What was reported about one device, or about one pod for one reason.
 
     Attributes:
-        reported: of a device the reason, of a pod the sentence, as told last; empty: nothing was said of it.
-        reported_at: when that was; None: never since the plugin started.
+        reported: last reported reason (device) or message (pod); empty: nothing was reported.
+        reported_at: when that was; None: not since the plugin started.
     """
 
     reported: str = ""
@@ -75,7 +77,7 @@ class PendingEvent:
     """An event to write.
 
     Attributes:
-        count: of the object, as it is there; 0: not known to be there, so that it is to be made.
+        count: current count of the object; 0: not known to exist, so it must be created.
     """
 
     event: EventContent
@@ -87,31 +89,31 @@ REASONS: Mapping[DeviceServiceStatus, str] = {
     DeviceServiceStatus.IN_SERVICE: "GpuBackInService",
     DeviceServiceStatus.OUT_OF_SERVICE: "GpuOutOfService",
     DeviceServiceStatus.CONDEMNED: "GpuCondemned",
-    DeviceServiceStatus.UNVERIFIED: "GpuOfferedUnproved",
+    DeviceServiceStatus.UNVERIFIED: "GpuAdvertisedUnverified",
 }
-GONE_REASON = "GpuGone"
+GONE_REASON = "GpuRemoved"
 _IN_SERVICE_REASON = REASONS[DeviceServiceStatus.IN_SERVICE]
 
 
 class EventDiff:
-    """The events of one node."""
+    """The due events of one node."""
 
     def __init__(self, node: str, times: EventDiffTimes) -> None:
-        self._node = EventTarget("Node", node, uid=node)  # as the kubelet's events of a node, which have no other UID
+        self._node = EventTarget("Node", node, uid=node)  # the kubelet's own node events have no other UID either
         self._times = times
         self._view = ClusterView()
         self._subjects: dict[_Key, _Subject] = {}
         self._written: deque[float] = deque(maxlen=times.max_events)
 
     def update(self, view: ClusterView) -> None:
-        """Take in the newest view. That nobody is heard is the condition's to say: then there is nothing to tell here."""
+        """Store the newest view. Without a ready service nothing is reported here: the node condition covers that."""
         self._view = view
         if not view.service_ready:
             return
         for device in view.devices:
             subject = self._subjects.setdefault((device.id,), _Subject())
             if not subject.reported and device.status is DeviceServiceStatus.IN_SERVICE:
-                subject.reported = _IN_SERVICE_REASON  # that all is well is no news
+                subject.reported = _IN_SERVICE_REASON  # a device in service needs no event
         devices, pods = {(each.id,) for each in view.devices}, {_pod(each) for each in view.notices}
         for key, subject in list(self._subjects.items()):
             vanished_unreported = len(key) == 1 and key not in devices and not subject.reported
@@ -129,7 +131,7 @@ class EventDiff:
             del self._subjects[key]
 
     def seconds_until_due(self, now: float) -> float | None:
-        """Seconds until an event may be written, 0 or less when one may be now; None when there is none to write."""
+        """Return the seconds until an event may be written (0 or less: now); None when there is none to write."""
         waits = [each.free_at - now for each, _ in self._candidates(now)]
         reminders = [
             subject.reported_at + self._times.repeat_after - now
@@ -141,31 +143,31 @@ class EventDiff:
         return max(min([*waits, *reminders]), self._rate_limit_wait(now))
 
     def next_event(self, now: float) -> PendingEvent | None:
-        """The event to write now: of those that may be, the one whose object was left alone longest."""
+        """Return the event to write now: of those allowed, the one whose object may be written for the longest time."""
         if self._rate_limit_wait(now) > 0:
             return None
         free = [(each.free_at, due) for each, due in self._candidates(now) if each.free_at <= now]
         return min(free, key=lambda each: each[0])[1] if free else None
 
     def on_written(self, due: PendingEvent, now: float, count: int) -> None:
-        """``due`` was written, and its object now has ``count``."""
+        """Record that ``due`` was written and that its object now has ``count``."""
         self._written.append(now)
         subject = self._subjects.get(due.key)
         if subject is None:
-            return  # the pod went while its owner was being told
+            return  # the pod was deleted during the write
         subject.objects[due.event.name] = _Object(now + self._times.spacing, count)
         subject.reported, subject.reported_at = due.event.reason if len(due.key) == 1 else due.event.message, now
 
     def on_refused(self, due: PendingEvent, now: float) -> None:
-        """The API server will not have ``due``, whenever it is asked: it is left for a while, and the others go on."""
+        """Postpone ``due``, which the API server refuses permanently; the other events continue."""
         self._written.append(now)
         self._object(due).free_at = now + self._times.refused_retry
 
     def on_missing(self, due: PendingEvent) -> None:
-        """The object is there no more: events are kept for an hour. It is to be made again."""
+        """Record that the object no longer exists (events are kept for an hour), so that it is created again."""
         self._object(due).count = 0
 
-    # -- what is so, and was not told ----------------------------------------------------------------------------------
+    # -- differences that are not reported yet -------------------------------------------------------------------------
 
     def _candidates(self, now: float) -> Iterator[tuple[_Object, PendingEvent]]:
         if not self._view.service_ready:
@@ -214,7 +216,7 @@ class EventDiff:
         return subject.objects.setdefault(due.event.name, _Object())
 
     def _rate_limit_wait(self, now: float) -> float:
-        """Seconds until the bound on all events lets one more be written."""
+        """Return the seconds until the overall rate limit allows another write."""
         if len(self._written) < self._times.max_events:
             return 0.0
         return max(0.0, self._written[0] + self._times.window - now)
@@ -225,6 +227,6 @@ def _pod(notice: OwnerNotice) -> _Key:
 
 
 def _truncate(message: str) -> str:
-    """As much as fits, and whole characters."""
+    """Return ``message``, truncated to the limit without splitting a character."""
     raw = message.encode()
     return message if len(raw) <= MAX_MESSAGE_BYTES else raw[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…"

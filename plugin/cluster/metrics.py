@@ -1,4 +1,4 @@
-"""The API server, with what it takes and what it does not take being counted on the way."""
+"""An API server client that counts successful and failed writes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _T = TypeVar("_T")
 
 
 class MeteredClusterApi:
-    """``cluster``, whose writes ``observer`` is told of.
+    """``cluster``, with its writes reported to ``observer``.
 
-    That an event is there already or not any more, or that a pod is gone or another one by now, is an answer about the
-    object and leads to another write or to none: it counts as neither. A request that was taken back counts as neither,
-    too.
+    An event that exists already or no longer exists, and a pod that is gone or was replaced, are normal responses about
+    the object: they lead to another write or to none, and count as neither success nor failure. A cancelled request
+    counts as neither, too.
     """
 
     def __init__(self, cluster: ClosableClusterApi, observer: ClusterObserver) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of the API server, and in which words: the seam between what is told and how it is sent."""
+"""The interface to the API server: the requests that the writers need, independent of the client library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["ClosableClusterApi", "ClusterApi", "ClusterNode", "EventContent", "E
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """What of the node concerns us.
+    """The parts of the node object that the plugin uses.
 
     Attributes:
-        status: of our condition; None when the node has none.
-        transition_time: when it became so.
-        labels: all of the node's.
+        status: status of our condition; None when the node has none.
+        transition_time: last transition time of that condition.
+        labels: all labels of the node.
     """
 
     status: ConditionStatus | None
@@ -29,7 +29,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class EventTarget:
-    """What an event is about. A node has no namespace, and its events are kept in ``default``."""
+    """The object that an event is about. A node has no namespace, and its events are kept in ``default``."""
 
     kind: str
     name: str
@@ -38,7 +38,7 @@ class EventTarget:
 
     @property
     def event_namespace(self) -> str:
-        """The namespace that the event lives in."""
+        """The namespace that contains the event."""
         return self.namespace or "default"
 
 
@@ -54,7 +54,10 @@ class EventContent:
 
 
 class ClusterApi(Protocol):
-    """What the duties ask. All raise the errors of :mod:`plugin.cluster.errors`; times are aware, in UTC."""
+    """The requests of the writers.
+
+    All raise the errors of :mod:`plugin.cluster.errors`; times are timezone-aware, in UTC.
+    """
 
     async def get_node(self) -> ClusterNode: ...
 
@@ -65,13 +68,13 @@ class ClusterApi(Protocol):
     async def create_event(self, event: EventContent, now: datetime) -> None: ...
 
     async def repeat_event(self, event: EventContent, now: datetime, count: int | None) -> int:
-        """Say it again, with ``count`` (None: leave it); answers the count that the event now has."""
+        """Update the event with ``count`` (None: leave it unchanged); return the count that it now has."""
         ...
 
     async def evict_pod(self, namespace: str, pod: str, uid: str) -> None: ...
 
 
 class ClosableClusterApi(ClusterApi, Protocol):
-    """A cluster that holds connections."""
+    """A cluster client that holds connections."""
 
     async def close(self) -> None: ...

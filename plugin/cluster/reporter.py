@@ -1,8 +1,9 @@
-"""The task that keeps the cluster told, apart from everything else that the plugin does.
+"""The background task that reports the node to the cluster, isolated from the rest of the plugin.
 
-Promises: nobody waits for it, and no failure of it reaches anybody; it is said, and begun anew. What the service says is
-taken in at once and told when the API server is ready to hear it: the newest state, for nothing else is kept. Of several
-instances of the plugin on a node one writes at a time: the others wait, and write as soon as it has ended.
+Invariants: no other part waits for it, and no failure of it affects another part; a failure is logged and the task
+restarts. Snapshots of the service are stored at once and reported when the API server accepts them; only the newest
+state is kept. If several instances of the plugin run on a node, one writes at a time. The others wait, and write as
+soon as it has stopped.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ __all__ = ["BackoffTimes", "ClosableClusterApi", "ClusterReporter", "ClusterRepo
 
 @dataclass(frozen=True, slots=True)
 class BackoffTimes:
-    """Seconds.
+    """Pauses after failures, in seconds.
 
     Attributes:
-        first, max: the pause after a failure is doubled from one to the other.
-        denied: after the role did not allow it.
+        first, max: first pause, and the limit up to which it doubles after each failure.
+        denied: pause after the role did not allow a request.
     """
 
     first: float = 1.0
@@ -49,15 +50,15 @@ class BackoffTimes:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReporterTimes:
-    """Seconds.
+    """Times of the reporter, in seconds.
 
     Attributes:
-        deadline: of one request.
-        first_snapshot: that the first word of the service is waited for before it is called away.
-        shutdown: that the last words may take when the plugin ends.
-        lock_poll: between looks whether another instance of the plugin has gone.
-        log_interval: between two lines of the log about the same failure.
-        restart: before the task is begun anew after an error that nobody foresaw.
+        deadline: limit of one request.
+        first_snapshot: wait for the first snapshot of the service before it is reported as unavailable.
+        shutdown: limit of the last write when the plugin stops.
+        lock_poll: interval of checks whether another instance of the plugin has stopped.
+        log_interval: time between two log lines about the same failure.
+        restart: pause before the task is restarted after an unexpected error.
     """
 
     deadline: float = 10.0
@@ -72,7 +73,7 @@ class ClusterReporterTimes:
 
 
 class WriterBackoff:
-    """How long one duty is left alone after failures in a row; spread out, so that a fleet does not come back at once."""
+    """Backoff of one writer after consecutive failures, with jitter so that a fleet's nodes do not retry at once."""
 
     def __init__(self, times: BackoffTimes, jitter: Callable[[], float]) -> None:
         self._times = times
@@ -81,7 +82,7 @@ class WriterBackoff:
         self._until = 0.0
 
     def remaining(self, now: float) -> float:
-        """Seconds until the next attempt; 0 or less: now."""
+        """Return the seconds until the next attempt; 0 or less: now."""
         return self._until - now
 
     def on_failure(self, error: ClusterError, now: float) -> None:
@@ -96,12 +97,13 @@ class WriterBackoff:
         self._failures, self._until = 0, 0.0
 
 
+# See docs/decisions/0040-only-the-plugin-writes-to-the-cluster.md.
 class ClusterReporter:
-    """Tells the cluster of one node.
+    """Reports one node to the cluster.
 
     Args:
-        connect: makes the cluster's client; is called in a thread, because that loads its library.
-        lock: which instance of the plugin writes.
+        connect: creates the cluster's client; called in a thread, because that loads its library.
+        lock: decides which instance of the plugin writes.
         uses_envvar: as in :func:`plugin.service_client.advertised_devices`.
         clock: monotonic seconds; ``wall_clock``: seconds since the epoch; ``jitter``: random, in [0, 1).
     """
@@ -141,24 +143,26 @@ class ClusterReporter:
         self._task: asyncio.Task[NoReturn] | None = None
 
     def on_snapshot(self, snapshot: pb.Snapshot | None) -> None:
-        """Take in a snapshot of the service; None: none that is ready was there for the whole grace period.
+        """Store a snapshot of the service; None: no service was ready during the whole grace period.
 
-        Only puts it down, in the place of the one before: whoever calls must not suffer from what is made of it. One that
-        is not ready says nothing, and must not take the place of the word that nobody is there.
+        This only replaces the previous snapshot, so that an error in its processing cannot affect the caller. A
+        snapshot that is not ready contains no information, and must not replace the information that the service is
+        away.
         """
         if snapshot is None or snapshot.ready:
             self._snapshot = snapshot
             self._snapshot_arrived.set()
 
     def start(self) -> None:
-        """Begin; a task of its own, whose end concerns nobody."""
-        self._lock.try_acquire()  # before all that takes a while: an instance that ends looks for its successor
+        """Start the background task."""
+        self._lock.try_acquire()  # before all slow steps: an instance that stops checks for a successor
         self._task = asyncio.create_task(self._run_forever(), name="the cluster")
 
     async def stop(self) -> None:
-        """End, and have the condition say that nobody watches any more, if that can be said in a moment.
+        """Stop, and set the condition to "plugin stopped" if that succeeds within ``times.shutdown``.
 
-        With a successor the condition stays as it is: the successor writes once this instance has written its last.
+        If there is a successor, the condition stays unchanged: the successor writes after the last write of this
+        instance.
         """
         task, self._task = self._task, None
         try:
@@ -179,7 +183,7 @@ class ClusterReporter:
             if condition is not None and not self._lock.has_successor():
                 await condition.write_stopped()
         except ClusterError as error:
-            self._log.info("cluster.farewell-failed", sentence=str(error))
+            self._log.info("cluster.shutdown-update-failed", message=str(error))
         finally:
             await cluster.close()
 
@@ -187,7 +191,7 @@ class ClusterReporter:
         while True:
             work = asyncio.create_task(self._run_writers(), name="telling the cluster")
             try:
-                # A task, and not a call: whatever ends it, a mistake of ours included, ends there.
+                # A task instead of a call, so that every exception, including one from a bug of ours, ends there.
                 await asyncio.wait({work})
             finally:
                 work.cancel()
@@ -219,7 +223,7 @@ class ClusterReporter:
             await self._follow_snapshots()
 
     async def _follow_snapshots(self) -> NoReturn:
-        """Make a view of the newest snapshot, and of none when there is none for too long after the start."""
+        """Build a view from each new snapshot, and an empty one when the first snapshot is late."""
         if self._view is None:
             await _wait_for(self._snapshot_arrived, self._times.first_snapshot)
             if not self._snapshot_arrived.is_set():
@@ -256,20 +260,20 @@ class ClusterReporter:
                     await writer.write(now)
                 except ClusterError as error:
                     pause.on_failure(error, self._clock())
-                    reminder.log_waiting("cluster.away", what=writer.name, sentence=str(error))
+                    reminder.log_waiting("cluster.write-failed", kind=writer.name, message=str(error))
                 else:
                     pause.reset()
-                    reminder.log_ended("cluster.there", what=writer.name)
+                    reminder.log_ended("cluster.write-succeeded", kind=writer.name)
         finally:
             self._wakeups.discard(wakeup)
 
     async def _wait_for_lock(self) -> None:
         """Wait until no other instance of the plugin writes."""
-        async with self._lock_wait:  # one of the duties looks, for all of them
+        async with self._lock_wait:  # one writer polls on behalf of all
             logged = False
             while not self._lock.try_acquire():
                 if not logged:
-                    self._log.info("cluster.standing-by", node=self._node)
+                    self._log.info("cluster.standby", node=self._node)
                 logged = True
                 await asyncio.sleep(self._times.lock_poll)
 
@@ -285,7 +289,7 @@ class ClusterReporter:
 
 
 async def _wait_for(wakeup: asyncio.Event, seconds: float | None) -> None:
-    """Return when ``wakeup`` rings, or after ``seconds``."""
+    """Return when ``wakeup`` is set, or after ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             await wakeup.wait()

@@ -1,7 +1,7 @@
-"""What the cluster is to know of the node, from one snapshot of the service: pure, and the same for the same snapshot.
+"""Builds what the cluster should know about the node from one snapshot of the service: pure and deterministic.
 
-Promise: a service that is away, or has not looked at every device yet, never counts as one that found all in order. No
-sentence is made up about a pod here: what reaches an event is what the service wrote for it.
+Invariant: a service that is away, or has not checked every device yet, never counts as one that found everything in
+order. Messages about a pod are not composed here: an event contains what the service wrote for it.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ __all__ = [
 ]
 
 CONDITION_TYPE = "GpusInService"
-"""Type of the node's condition. It says nothing about clean and dirty, which change with every pod: each change is a
-write of the whole node to the cluster's store, and so is one of a label. The labels count those, and follow slowly."""
+"""Type of the node's condition.
+
+It does not depend on clean and dirty, which change with every pod: each change is a write of the whole node to etcd,
+and so is each change of a label. The labels count clean and dirty devices, and are updated slowly.
+"""
 
 LABEL_PREFIX = "scrubber.dev/gpus."
 QUARANTINED_LABEL = f"{LABEL_PREFIX}quarantined"
-"""The label that only a device's health changes, and no pod that comes or goes."""
+"""The label that depends only on the health of devices, not on pods that start or end."""
 
 _OUT_OF_SERVICE_STATES = frozenset({"quarantined", "recovering", "probation", "condemned", "break-glass"})
-"""States in which a device is not handed out, but for an order of a person's or of the policy."""
+"""States in which a device is handed over only by order of an operator or of the policy."""
 
 _MAX_NAMED_DEVICES = 8
-"""Devices that a condition names; the rest are counted."""
+"""Number of devices that a condition names; the rest are counted."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""Of a namespace or a pod. Both become parts of a URL, so nothing else is let through."""
+"""A valid name of a namespace or a pod. Both become parts of a URL, so nothing else is accepted."""
 
 
 class ConditionStatus(StrEnum):
-    """Of a condition, in the words of the API."""
+    """Status values of a condition, as the API spells them."""
 
     TRUE = "True"
     FALSE = "False"
@@ -66,18 +69,22 @@ class NodeCondition:
 
 
 class DeviceServiceStatus(StrEnum):
-    """Where a device stands, as far as an event is worth it."""
+    """Service status of a device, in the granularity of events."""
 
     IN_SERVICE = "in-service"
     OUT_OF_SERVICE = "out"
     CONDEMNED = "condemned"
     UNVERIFIED = "unproved"
-    """Offered although its state says otherwise: broken glass, a policy that observes, or news held back till release."""
+    """Offered although its state is out of service.
+
+    The reason is an active break-glass override, a policy in observe mode, or a quarantine deferred until the device is
+    released.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDevice:
-    """One device. ``message`` says why it is not simply in service; empty when it is."""
+    """One device. ``message`` explains why it is not simply in service; empty when it is."""
 
     id: str
     status: DeviceServiceStatus
@@ -88,7 +95,7 @@ class ClusterDevice:
 
 @dataclass(frozen=True, slots=True)
 class OwnerNotice:
-    """What a pod's owner should be told of some of its devices. ``evict``: the policy wants the pod gone."""
+    """A message for a pod's owner about some of its devices. ``evict``: the policy requests the eviction of the pod."""
 
     namespace: str
     pod: str
@@ -101,7 +108,7 @@ class OwnerNotice:
 
 SERVICE_AWAY_CONDITION = NodeCondition(
     ConditionStatus.UNKNOWN,
-    "ScrubServiceAway",
+    "ScrubServiceUnavailable",
     "The scrub service of this node does not answer, or has not looked at every device yet: no GPU is handed out.",
 )
 PLUGIN_STOPPED_CONDITION = NodeCondition(
@@ -113,12 +120,13 @@ PLUGIN_STOPPED_CONDITION = NodeCondition(
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All that the cluster is told.
+    """Everything that is reported to the cluster.
 
     Attributes:
-        service_ready: a service that has looked at every device spoke; else nobody vouches for anything.
-        devices: as of the last time that it did.
-        notices: of pods; none while nobody is heard.
+        service_ready: the last report came from a service that has checked every device; if False, no state is vouched
+            for.
+        devices: as of the last report of such a service.
+        notices: notices for pods; none while the service is away.
     """
 
     service_ready: bool = False
@@ -126,7 +134,7 @@ class ClusterView:
     notices: tuple[OwnerNotice, ...] = ()
 
     def without_service(self) -> ClusterView:
-        """The same node once nobody is heard any more: nothing is clean, and no pod is judged."""
+        """Return the view of the same node without a service: no device is clean, and there are no notices for pods."""
         return ClusterView(devices=self.devices)
 
     @property
@@ -148,16 +156,16 @@ class ClusterView:
             words.append(f"Offered although not proved: {_listed(loose)}.")
         message = " ".join(words)
         if not out:
-            return NodeCondition(ConditionStatus.TRUE, "SomeUnproved" if loose else "AllInService", message)
+            return NodeCondition(ConditionStatus.TRUE, "SomeUnverified" if loose else "AllInService", message)
         reason = "NoneInService" if len(out) == len(self.devices) else "SomeOutOfService"
         return NodeCondition(ConditionStatus.FALSE, reason, message)
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """How many devices are clean, dirty and quarantined; the three make up all of them.
+        """How many devices are clean, dirty and quarantined; the three add up to all devices.
 
-        Empty before any service was heard. Clean is what has an unused certificate and is not handed out by way of an
-        exception; a device in use is dirty. While nobody is heard, nothing is clean.
+        Empty before the first ready service. A clean device has an unused certificate and is not handed over by
+        exception; a device in use is dirty. While the service is away, no device is clean.
         """
         if not self.service_ready and not self.devices:
             return {}
@@ -173,14 +181,14 @@ class ClusterView:
 
 
 def view_after(snapshot: pb.Snapshot, before: ClusterView, *, uses_envvar: bool = False) -> ClusterView:
-    """The view after ``snapshot``; one of a service that is not ready changes nothing.
+    """Return the view after ``snapshot``; a snapshot of a service that is not ready changes nothing.
 
     Args:
         uses_envvar: as in :func:`plugin.service_client.advertised_devices`.
     """
     if not snapshot.ready:
         return before
-    # The plugin withholds some devices that the service would hand out; the kubelet is told so, and so is the cluster.
+    # The plugin withholds some devices that the service would hand over: the kubelet and the cluster both learn that.
     refusals = {
         each.id: each.refusal
         for each in advertised_devices(snapshot, uses_envvar=uses_envvar)
@@ -202,16 +210,16 @@ def _cluster_device(device: pb.SnapshotDevice, refusal: str | None) -> ClusterDe
 
 
 def _notices(notices: Iterable[pb.PodNotice]) -> Iterable[OwnerNotice]:
-    """One for each pod, reason and set of devices; what else there is to say of the same is added to it."""
+    """Return one notice for each pod, reason and set of devices; further messages with the same key are appended."""
     merged: dict[tuple[str, str, str, str, tuple[str, ...]], OwnerNotice] = {}
     for each in notices:
-        if not (_NAME.fullmatch(each.namespace) and _NAME.fullmatch(each.name) and each.reason and each.sentence):
+        if not (_NAME.fullmatch(each.namespace) and _NAME.fullmatch(each.name) and each.reason and each.message):
             continue
         devices = tuple(sorted(set(each.devices)))
         key = (each.namespace, each.name, each.uid, each.reason, devices)
         before = merged.get(key)
-        message = each.sentence if before is None else f"{before.message} {each.sentence}"
-        # Without a UID it could be a later pod of the same name that goes.
+        message = each.message if before is None else f"{before.message} {each.message}"
+        # Without a UID, the eviction could hit a later pod of the same name.
         evict = (each.evict and bool(each.uid)) or (before is not None and before.evict)
         merged[key] = OwnerNotice(each.namespace, each.name, each.uid, each.reason, message, evict, devices)
     return merged.values()

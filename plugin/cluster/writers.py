@@ -1,9 +1,9 @@
-"""What is kept in step with the view, each for itself: the condition, the labels, the events, the evictions.
+"""Writers that keep the condition, the labels, the events and the evictions in step with the view, one each.
 
-Promise: a duty holds what is so and what was written, and writes when the two differ. So it makes no difference how much
-happened while the API server was away.
+Invariant: a writer holds the desired state and what was written, and writes when the two differ. So it does not matter
+how much happened while the API server was away.
 
-``now`` is monotonic seconds; ``wall`` gives aware times in UTC for what others read.
+``now`` is in monotonic seconds; ``wall`` returns seconds since the epoch, for timestamps in the API.
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ __all__ = ["ClusterWriter", "ConditionWriter", "EventsWriter", "EvictionWriter",
 
 
 class ClusterWriter(Protocol):
-    """One thing to keep in step. ``name`` is for the log: what is not told while it fails."""
+    """One part to keep in step. ``name`` is for the log: what is not reported while the writer fails."""
 
     name: str
 
     def update(self, view: ClusterView) -> None:
-        """Take in the newest view."""
+        """Store the newest view."""
         ...
 
     def seconds_until_due(self, now: float) -> float | None:
-        """Seconds until there is something to do, 0 or less when there is now; None: not before the next view."""
+        """Return the seconds until the next write (0 or less: now); None: not before the next view."""
         ...
 
     async def write(self, now: float) -> None:
-        """Do the next thing that is due; raises the errors of :mod:`plugin.cluster.errors`."""
+        """Do the next write that is due; raises the errors of :mod:`plugin.cluster.errors`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WriterTimes:
-    """Seconds.
+    """Times of the writers, in seconds.
 
     Attributes:
-        spacing: between two writes of the condition, and between two of the labels when the count of quarantined differs.
-        labels: between two of the labels when only clean and dirty differ, which every pod changes.
-        heartbeat: after which the condition is written though nothing has changed.
-        confirm: the same for the first write of this plugin: a last one of an earlier instance, which gave its request up,
-            may have arrived after it.
+        spacing: between two writes of the condition, and between two of the labels when the count of quarantined
+            differs.
+        labels: between two writes of the labels when only clean and dirty differ, which change with every pod.
+        heartbeat: after which the condition is written again although nothing has changed.
+        confirm: the same for the first write of this plugin: a last write of an earlier instance, which gave up waiting
+            for its request, may have arrived after it.
         eviction: between two evictions.
-        retry: after which a pod that was not, or seems not to have been, evicted is tried again.
-        long_retry: the same for one that was, or must not be; and the longest that the API server may ask for.
+        retry: after which a pod is tried again that was not, or seems not to have been, evicted.
+        long_retry: the same for a pod that was evicted or must not be; also the longest ``Retry-After`` that is
+            honored.
     """
 
     spacing: float = 10.0
@@ -73,11 +75,11 @@ class WriterTimes:
 
 
 class ConditionWriter:
-    """The node's condition. Its transition time changes with its status only, also across restarts of the plugin.
+    """The node's condition. Its transition time changes only with its status, also across restarts of the plugin.
 
     Args:
-        on_node: is shown the node as it was after each of our writes.
-        jitter: in [0, 1), so that a fleet's heartbeats do not come together.
+        on_node: receives the node as it was after each of our writes.
+        jitter: in [0, 1), so that the heartbeats of a fleet do not coincide.
     """
 
     name = "condition"
@@ -99,9 +101,9 @@ class ConditionWriter:
         self._desired: NodeCondition | None = None
         self._written: NodeCondition | None = None
         self._sent: NodeCondition | None = None
-        """The last one that was sent, whether or not it was written."""
+        """The last condition that was sent, whether or not it was written."""
         self._observed: ClusterNode | None = None
-        """The node as the API server has it; None when that is not known."""
+        """The node in the API server's last response; None when that is unknown."""
         self._next_write_at = 0.0
         self._heartbeat_at = 0.0
         self._first = True
@@ -123,12 +125,15 @@ class ConditionWriter:
             self._first = False
 
     async def write_stopped(self) -> None:
-        """Nobody watches any more; without a word, the last one would stand. Nothing when none was ever said."""
+        """Report that the plugin no longer watches; otherwise the last condition would stay.
+
+        Does nothing when no condition was sent.
+        """
         if self._sent is not None and self._sent != SERVICE_AWAY_CONDITION:
             await self._write_condition(PLUGIN_STOPPED_CONDITION)
 
     async def _write_condition(self, desired: NodeCondition) -> None:
-        there, self._observed = self._observed, None  # until an answer says otherwise
+        there, self._observed = self._observed, None  # unknown until the response arrives
         if there is None:
             there = await self._cluster.get_node()
         now = datetime.fromtimestamp(self._wall(), UTC)
@@ -142,8 +147,8 @@ class ConditionWriter:
 class LabelsWriter:
     """The node's labels: how many devices are clean, dirty and quarantined.
 
-    A write of a label is one of the whole node, which all who watch nodes are sent: how often a tenant's pods come and go
-    must not decide how often that is.
+    A write of a label is a write of the whole node, which is sent to every watcher of nodes. So the rate of these
+    writes must not depend on how often a tenant's pods start and end.
     """
 
     name = "labels"
@@ -159,7 +164,7 @@ class LabelsWriter:
         self._desired = view.labels
 
     def on_node(self, node: ClusterNode) -> None:
-        """The node has these labels: somebody may have changed ours, or the node is a new one of the same name."""
+        """Store the node's labels: another client may have changed ours, or this is a new node of the same name."""
         self._observed = {name: value for name, value in node.labels.items() if name in self._desired}
 
     def seconds_until_due(self, now: float) -> float | None:
@@ -177,7 +182,7 @@ class LabelsWriter:
 
 
 class EventsWriter:
-    """The events that the bulletin has, one at a time."""
+    """The events of the event diff, one at a time."""
 
     name = "events"
 
@@ -210,12 +215,12 @@ class EventsWriter:
                     await self._cluster.create_event(due.event, at)
                     count = 1
                 except ApiConflict:
-                    # An earlier run of the plugin told it, and may have told it more than once: its count stays.
+                    # An earlier run of the plugin created the event, and may have repeated it: keep its count.
                     count = await self._cluster.repeat_event(due.event, at, None)
         except (ApiForbidden, ApiInvalidRequest, ApiNotFound, ApiConflict) as error:
-            # A namespace that is being deleted takes no events: that is no reason to tell nobody else.
+            # A namespace that is being deleted refuses events; that must not stop the events of others.
             self._log.warning(
-                "cluster.event-refused", about=due.event.target.name, kind=due.event.reason, sentence=str(error)
+                "cluster.event-refused", about=due.event.target.name, kind=due.event.reason, message=str(error)
             )
             self._event_diff.on_refused(due, now)
         else:
@@ -223,11 +228,11 @@ class EventsWriter:
 
 
 class EvictionWriter:
-    """The pods that the policy wants gone, one at a time, each by its UID; disruption budgets are respected.
+    """Evicts the pods that the policy requests, one at a time, each by its UID; disruption budgets are respected.
 
-    A request is taken back as soon as nobody wants it any more: its turn, or the API server, may be long in coming, and
-    the pod may have been given its device meanwhile. A refusal, of the role's too, is the one pod's: a namespace that is
-    being deleted must not keep the others'.
+    A request is cancelled as soon as it is no longer wanted: its turn or the API server may take long, and the pod may
+    have been granted its device meanwhile. A refusal, including one by the role, concerns only that pod: a namespace
+    that is being deleted must not delay the evictions in others.
     """
 
     name = "evictions"
@@ -240,7 +245,7 @@ class EvictionWriter:
         self._free_at: dict[str, float] = {}
         self._next_at = 0.0
         self._request: tuple[str, asyncio.Task[None]] | None = None
-        """The request that is under way: the pod's UID, and its task."""
+        """The request in progress: the pod's UID and the task."""
 
     def update(self, view: ClusterView) -> None:
         self._pods_to_evict = {each.uid: each for each in view.notices if each.evict}
@@ -263,25 +268,28 @@ class EvictionWriter:
             asked = await self._evict(notice)
         except ApiForbidden as error:
             self._free_at[uid] = now + self._times.long_retry
-            self._log.warning("eviction.refused", **who, sentence=str(error))
+            self._log.warning("eviction.refused", **who, message=str(error))
         except (ApiConflict, ApiInvalidRequest) as error:
-            self._log.warning("eviction.refused", **who, sentence=str(error))
+            self._log.warning("eviction.refused", **who, message=str(error))
         except ApiNotFound:
             self._free_at[uid] = now + self._times.long_retry
         except ApiBusy as error:
             self._free_at[uid] = now + max(self._times.retry, min(error.retry_after, self._times.long_retry))
-            self._log.info("eviction.delayed", **who, sentence=str(error))
+            self._log.info("eviction.delayed", **who, message=str(error))
         else:
             if asked:
                 self._free_at[uid] = now + self._times.long_retry
-                self._log.warning("pod.evicted", **who, sentence=notice.message)
+                self._log.warning("pod.evicted", **who, message=notice.message)
             else:
                 self._log.warning(
-                    "eviction.withdrawn", **who, sentence="It was taken back, and may have arrived all the same."
+                    "eviction.withdrawn", **who, message="It was taken back, and may have arrived all the same."
                 )
 
     async def _evict(self, notice: OwnerNotice) -> bool:
-        """Whether it was answered, with a success; not when it was taken back, which says nothing of whether it arrived."""
+        """Return True when the API server confirmed the eviction, and False when the request was cancelled.
+
+        A cancelled request may have arrived.
+        """
         eviction = asyncio.create_task(self._cluster.evict_pod(notice.namespace, notice.pod, notice.uid))
         self._request = notice.uid, eviction
         try:

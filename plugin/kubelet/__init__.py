@@ -1,1 +1,1 @@
-"""The kubelet's side of the plugin: registration, the device-plugin calls, and the devices that they list."""
+"""The kubelet's side of the plugin: registration, the device-plugin calls, and the advertised devices."""

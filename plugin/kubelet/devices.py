@@ -1,10 +1,11 @@
-"""What the kubelet is to see of the devices: their health, and one place from which every stream sends full lists.
+"""The devices as the kubelet sees them: their health, and the one place from which every stream sends full lists.
 
-Promises: a restart of the service changes nobody's health for a grace period; after it no device is healthy until a
-service that has looked at every device says so. A device that the service never spoke for is never healthy. A device
-once listed stays listed: the kubelet shows an omitted device as healthy, so what vanishes is listed as unhealthy.
+Invariants: a restart of the service changes no device's health during a grace period. After it, no device is healthy
+until a service that has checked every device reports so. A device that no ready service has reported is never healthy.
+A device once listed stays listed: the kubelet shows an omitted device as healthy, so a device that disappears is listed
+as unhealthy.
 
-There is no queue that somebody can fail to read: a slow stream skips versions and always sends the newest, and the
+There is no queue that a slow reader could fill: a slow stream skips versions and always sends the newest, and the
 version grows only when something that is sent has changed.
 
 :class:`Availability` is pure: its times are seconds on one monotonic clock that the caller reads.
@@ -25,28 +26,27 @@ __all__ = ["AdvertisedDevice", "AdvertisedDevices", "Availability", "ServiceVerd
 
 
 class ServiceVerdict(StrEnum):
-    """The last thing that a service which was ready said about a device."""
+    """The last verdict of a ready service on a device."""
 
-    OFFERED = "offered"
+    OFFERED = "advertised"
     WITHHELD = "withheld"
     """Quarantined, or gone from the node: the device's ``refusal`` says which."""
-    NONE = "none"
+    NONE = "unknown"
     """No service was ready since this plugin saw the device first."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedDevice:
-    """A device as the kubelet is to see it: the one shape between the service's snapshot and the kubelet's list.
+    """A device as the kubelet should see it: the one shape between the service's snapshot and the kubelet's list.
 
     Attributes:
-        certified, scrubbing: clean with a certificate that is not used up; being scrubbed. Hints for the order of
-            preference.
-        parent: id of the GPU that an instance is cut from; empty for a whole GPU.
-        profile: what kind of instance it is, in the driver's words; empty for a whole GPU.
-        pci_address: of its GPU for an instance; empty where there is none.
-        refusal: a sentence for a pod's status; empty while the device is offered.
+        certified, scrubbing: clean with an unused certificate; being scrubbed. Hints for the order of preference.
+        parent: id of the GPU that a MIG instance belongs to; empty for a whole GPU.
+        profile: profile of a MIG instance, as the driver names it; empty for a whole GPU.
+        pci_address: PCI address, of the GPU for a MIG instance; empty where there is none.
+        refusal: message for a pod's status; empty while the device is offered.
         gone: it is no longer on this node, and is listed only because it once was.
-        share_of: of one of several shares of a device, that device's id; empty for the device itself.
+        share_of: id of the device that this is a share of; empty for the device itself.
     """
 
     id: str
@@ -67,16 +67,16 @@ class AdvertisedDevice:
 
     @property
     def device_id(self) -> str:
-        """The id of the device that this is, or is a share of."""
+        """The id of this device, or of the device that this is a share of."""
         return self.share_of or self.id
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether NVIDIA's flags say how containers are given it: it has a device node of NVIDIA's driver."""
+        """Whether NVIDIA's flags control its injection into containers: it has a device node of NVIDIA's driver."""
         return has_nvidia_node(self.access)
 
     def as_withheld(self, refusal: str) -> AdvertisedDevice:
-        """The same device, out of service for the reason in ``refusal``; one that is so already keeps its own."""
+        """Return the device, out of service for the reason in ``refusal``; an earlier reason is kept."""
         if self.verdict is ServiceVerdict.WITHHELD:
             return self
         return replace(
@@ -90,18 +90,18 @@ class AdvertisedDevice:
 
 
 def index_sort_key(device: AdvertisedDevice) -> tuple[list[tuple[int, str]], str]:
-    """``"2"`` before ``"10"``, ``"0:1"`` after ``"0"``; the id settles what is left."""
+    """Return a key that sorts ``"2"`` before ``"10"`` and ``"0:1"`` after ``"0"``; ties are resolved by the id."""
     return [(int(part) if part.isdecimal() else -1, part) for part in device.index.split(":")], device.id
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What is known of the devices, and since when nobody has watched them.
+    """What is known of the devices, and since when no ready service has watched them.
 
     Attributes:
-        grace: seconds that the last verdict outlives the service.
-        all_devices: every device that was ever seen, in the order of its index; their health is of :meth:`devices`.
-        epoch: of the last snapshot; empty while the service is away.
+        grace: seconds for which the last verdict remains valid after the service is lost.
+        all_devices: every device that was ever seen, in the order of its index; :meth:`devices` computes their health.
+        epoch: epoch of the last snapshot; empty while the service is away.
         not_ready_since: when the service was lost or stopped being ready; None while a ready service watches.
     """
 
@@ -114,7 +114,7 @@ class Availability:
     def on_snapshot(
         self, devices: Iterable[AdvertisedDevice], *, epoch: str, version: int, ready: bool, now: float
     ) -> Availability:
-        """A snapshot has come. One that is older than what is known already changes nothing.
+        """Return the state after a snapshot. A snapshot older than the known one changes nothing.
 
         Args:
             devices: with the verdict of this snapshot, which counts only if its service is ``ready``.
@@ -128,32 +128,32 @@ class Availability:
             missing = {id_: _as_missing(device) for id_, device in before.items() if id_ not in seen}
         else:
             seen = {id_: _with_verdict_of(device, before.get(id_)) for id_, device in seen.items()}
-            # A service that is not ready may not have read its inventory to the end: missing is not vanished.
+            # A service that is not ready may not have read its whole inventory: a missing device need not be gone.
             missing = {id_: _without_certificate(device) for id_, device in before.items() if id_ not in seen}
         known = tuple(sorted((seen | missing).values(), key=index_sort_key))
         since = None if ready else self._since(now)
         return replace(self, all_devices=known, epoch=epoch, version=version, not_ready_since=since)
 
     def on_disconnect(self, now: float) -> Availability:
-        """The service does not answer. Its certificates went with it: cleanness does not outlive who watched."""
+        """Return the state without a service. It drops all certificates: an unwatched device cannot be certified."""
         known = tuple(_without_certificate(device) for device in self.all_devices)
         return replace(self, all_devices=known, epoch="", version=0, not_ready_since=self._since(now))
 
     def devices(self, now: float) -> tuple[AdvertisedDevice, ...]:
-        """Every device, in the order of its index, with its health at ``now``."""
+        """Return every device, in the order of its index, with its health at ``now``."""
         trusted = not self.is_expired(now)
         return tuple(
             replace(device, healthy=trusted and device.verdict is ServiceVerdict.OFFERED) for device in self.all_devices
         )
 
     def seconds_until_expiry(self, now: float) -> float | None:
-        """Seconds until the grace period is over; None when a service watches, or when it is over already."""
+        """Return the seconds until the grace period ends; None while a ready service watches, or when it has ended."""
         if self.not_ready_since is None or self.is_expired(now):
             return None
         return self.not_ready_since + self.grace - now
 
     def is_expired(self, now: float) -> bool:
-        """Whether the grace period is over; so it is before anybody has watched."""
+        """Return whether the grace period has ended; also True before any ready service has watched."""
         return self.not_ready_since is not None and now >= self.not_ready_since + self.grace
 
     def _since(self, now: float) -> float:
@@ -161,7 +161,7 @@ class Availability:
 
 
 def _with_verdict_of(device: AdvertisedDevice, before: AdvertisedDevice | None) -> AdvertisedDevice:
-    """``device`` as it is described now, with the verdict that it had ``before``."""
+    """Return ``device`` as it is described now, with the verdict that it had ``before``."""
     if before is None:
         return replace(device, verdict=ServiceVerdict.NONE, refusal="")
     return replace(device, verdict=before.verdict, refusal=before.refusal)
@@ -177,11 +177,11 @@ def _as_missing(device: AdvertisedDevice) -> AdvertisedDevice:
 
 
 class AdvertisedDevices:
-    """The devices, their version, and a bell that rings at every change.
+    """The devices, their version, and a notification at every change.
 
     Attributes:
-        version: 0 until the first snapshot of the service has come.
-        epoch: which run of the service is heard at present; empty while it is away.
+        version: 0 until the first snapshot of the service has arrived.
+        epoch: run of the service that is connected; empty while it is away.
     """
 
     def __init__(self) -> None:
@@ -196,14 +196,14 @@ class AdvertisedDevices:
 
     @property
     def health(self) -> tuple[bool, ...]:
-        """Whether each id of the list is healthy, as the kubelet is told."""
+        """Whether each id of the list is healthy, as reported to the kubelet."""
         return tuple(device.healthy for device in self._devices.values())
 
     def find(self, id_: str) -> AdvertisedDevice | None:
         return self._devices.get(id_)
 
     async def update(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
-        """Replace everything; the version grows when something in the kubelet's list is different."""
+        """Replace all devices; the version grows when something in the kubelet's list is different."""
         before = (self.epoch, self._kubelet_fields())
         self._devices = {device.id: device for device in devices}
         self.epoch = epoch
@@ -214,15 +214,15 @@ class AdvertisedDevices:
             await self.notify()
 
     def _kubelet_fields(self) -> list[tuple[str, bool, int | None]]:
-        """What of the devices is sent to the kubelet: id, health and NUMA node."""
+        """Return the fields that are sent to the kubelet: id, health and NUMA node."""
         return [(device.id, device.healthy, device.numa_node) for device in self._devices.values()]
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; it is looked at again at every change and every :meth:`notify`."""
+        """Return once ``condition`` holds; it is evaluated again at every change and every :meth:`notify`."""
         async with self._changed:
             await self._changed.wait_for(condition)
 
     async def notify(self) -> None:
-        """Have everybody who waits look again."""
+        """Make every waiter evaluate its condition again."""
         async with self._changed:
             self._changed.notify_all()

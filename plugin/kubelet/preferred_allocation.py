@@ -1,8 +1,8 @@
-"""Which of the available devices the kubelet should take: clean ones first, then those close to each other.
+"""Chooses the devices that the kubelet should prefer: clean ones first, then those close to each other.
 
-Promises: a pure function of what is advertised, so no hardware is touched; it never fails, whatever it is given,
-because an error here would fail a pod for good; and it does not depend on the order of the ids, which is random in
-every message of the kubelet.
+Invariants: a pure function of what is advertised, so no hardware is touched. It never fails, for any input, because an
+error here would fail a pod permanently. It does not depend on the order of the ids, which is random in every message of
+the kubelet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plugin.kubelet.shares import SharePreference, choose_shares
 __all__ = ["preferred_devices"]
 
 MAX_SEEDS = 16
-"""The kubelet's main loop waits for the answer: on a topology of many kinds, the first so many are tried."""
+"""Limit of start devices to try on a topology with many kinds: the kubelet's main loop waits for the response."""
 
 
 def preferred_devices(
@@ -26,13 +26,14 @@ def preferred_devices(
     devices: Mapping[str, AdvertisedDevice],
     preference: SharePreference = SharePreference.DISTRIBUTED,
 ) -> tuple[str, ...]:
-    """Choose ``size`` ids, those of ``must_include`` first; fewer when there are not so many.
+    """Choose ``size`` ids, those of ``must_include`` first; fewer when there are not enough.
 
-    Readiness decides: certified-clean, then being scrubbed, then dirty or unknown, then out of service. Within the
-    last readiness that is taken in part, topology decides: fast links to what is chosen, then its NUMA node, then
-    leaving the groups of the others whole. Instances of one GPU are as close as linked GPUs.
+    Readiness is the first criterion: certified-clean, then being scrubbed, then dirty or unknown, then out of service.
+    Within the last readiness of which only a part is taken, topology decides: fast links to the chosen devices, then
+    their NUMA node, then keeping the groups of the remaining devices whole. Instances of one GPU count as close as
+    linked GPUs.
 
-    Where there are shares, ``preference`` decides first (:func:`plugin.kubelet.shares.choose_shares`).
+    Where there are shares, ``preference`` is the first criterion (:func:`plugin.kubelet.shares.choose_shares`).
     """
     chosen = sorted(set(must_include))[: max(size, 0)]
     left = set(available).difference(chosen)
@@ -56,7 +57,7 @@ def _readiness(device: AdvertisedDevice | None) -> int:
 
 
 def _by_parent(ids: Iterable[str], devices: Mapping[str, AdvertisedDevice]) -> dict[str, set[str]]:
-    """The instances among ``ids``, by the GPU that they are cut from."""
+    """Return the MIG instances among ``ids``, by their GPU."""
     found: dict[str, set[str]] = {}
     for id_ in ids:
         if (device := devices.get(id_)) and device.parent:
@@ -65,7 +66,7 @@ def _by_parent(ids: Iterable[str], devices: Mapping[str, AdvertisedDevice]) -> d
 
 
 class _Topology:
-    """How close devices are, and how much a choice would cut off from the rest."""
+    """How close devices are, and how many links a choice would break to the rest."""
 
     def __init__(self, devices: Mapping[str, AdvertisedDevice], chosen: Iterable[str], left: Iterable[str]) -> None:
         self._left = frozenset(left)
@@ -86,19 +87,19 @@ class _Topology:
         return Counter(node for id_ in ids if (node := self.node[id_]) is not None)
 
     def inside(self, group: Collection[str]) -> tuple[int, int]:
-        """Fast links within ``group``, and pairs on the same NUMA node; each pair counts from both its ends."""
+        """Return the fast links within ``group``, and the pairs on the same NUMA node; each pair counts twice."""
         links = sum(len(self.links[id_].intersection(group)) for id_ in group)
         return (links, sum(count * (count - 1) for count in self._on_nodes(group).values()))
 
     def cut(self, group: Collection[str]) -> tuple[int, int]:
-        """The same, summed over the pairs of a device of ``group`` and one that would stay behind."""
+        """Return the same numbers for pairs of a device of ``group`` and a device that would be left."""
         of_group = self._on_nodes(group)
         links = sum(len((self.links[id_] & self._left).difference(group)) for id_ in group)
         near = sum(count * (self._nodes[node] - count) for node, count in of_group.items())
         return (links, near)
 
     def seeds(self, pool: Sequence[str]) -> list[str]:
-        """One device of each kind that topology cannot tell apart, so that 256 equal instances cost one attempt."""
+        """Return one device of each kind with equal topology, so that 256 equal instances cost one attempt."""
         kinds: dict[tuple[int | None, frozenset[str]], str] = {}
         for id_ in pool:
             links = self.links[id_]
@@ -107,7 +108,7 @@ class _Topology:
 
 
 class _ChosenDevices:
-    """The devices taken so far, and how close each candidate is to them: kept up to date, never counted anew."""
+    """The devices taken so far, and how close each candidate is to them, updated incrementally."""
 
     def __init__(self, topology: _Topology, pool: Sequence[str], cut: Mapping[str, tuple[int, int]]) -> None:
         self._topology = topology
@@ -116,7 +117,7 @@ class _ChosenDevices:
         self._near: dict[int | None, int] = dict.fromkeys(topology.node.values(), 0)
 
     def add(self, id_: str) -> None:
-        """Take ``id_``; it is no candidate any more."""
+        """Take ``id_``, which is then no longer a candidate."""
         self._links.pop(id_, None)
         for peer in self._topology.links[id_]:
             if peer in self._links:
@@ -125,14 +126,17 @@ class _ChosenDevices:
             self._near[node] += 1
 
     def closest(self) -> str:
-        """The candidate with the most fast links to the company, then the most neighbours on its NUMA node, then the
-        one that cuts off least; the first of equals, in the order of the pool."""
+        """Return the candidate that is closest to the devices taken so far.
+
+        The criteria are the most fast links to them, then the most devices of theirs on its NUMA node, then the fewest
+        links broken to the rest. Ties are resolved by the order of the pool.
+        """
         node, near, cut = self._topology.node, self._near, self._cut
         return max(self._links.items(), key=lambda each: (each[1], near[node[each[0]]], cut[each[0]]))[0]
 
 
 def _closest(pool: Sequence[str], need: int, chosen: Sequence[str], topology: _Topology) -> list[str]:
-    """``need`` ids of ``pool`` (longer than that), close to ``chosen`` or, when nothing is chosen, to each other."""
+    """Return ``need`` ids of the longer ``pool``, close to ``chosen`` or, when nothing is chosen, to each other."""
     cut = {id_: _negative(topology.cut((id_,))) for id_ in pool}
     if chosen:
         return _grow([], need, chosen, _ChosenDevices(topology, pool, cut))
@@ -141,7 +145,7 @@ def _closest(pool: Sequence[str], need: int, chosen: Sequence[str], topology: _T
 
 
 def _grow(start: Sequence[str], need: int, chosen: Sequence[str], company: _ChosenDevices) -> list[str]:
-    """Greedily add the closest id."""
+    """Add the closest id greedily until there are ``need`` ids."""
     taken = list(start)
     for id_ in (*chosen, *taken):
         company.add(id_)

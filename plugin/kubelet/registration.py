@@ -1,14 +1,15 @@
-"""How the kubelet gets to know this plugin, and gets to know it again.
+"""Registers the plugin with the kubelet, and again whenever the kubelet may have lost it.
 
-Promises: the plugin serves before it registers. It registers again whenever the kubelet's socket is created anew, its
-own socket is removed, or a ``ListAndWatch`` stream ends for any reason: the kubelet never reconnects, and until then
-it starts containers without asking. At any time it has a socket in one of the kubelet's two directories only, and only one
-instance of the plugin on a node is registered (:mod:`plugin.instance_lock`).
+Invariants: the plugin serves before it registers. It registers again whenever the kubelet's socket is created again,
+the plugin's socket is removed, or a ``ListAndWatch`` stream ends for any reason: the kubelet never reconnects, and
+until then it starts containers without calling the plugin. At any time the plugin has a socket in only one of the
+kubelet's two directories, and only one instance of the plugin on a node is registered (:mod:`plugin.instance_lock`).
 
-Two ways. By the *classic* way the plugin calls ``Register``, which takes milliseconds; a restarted kubelet has it before
-its first node status. By the *watcher*, the kubelet comes to a socket in ``plugins_registry/``; but after a restart it looks
-there only when it has published that the node has no devices, which stays so until the next node status, 10 s later.
-``auto`` is the classic way, and the watcher only where ``device-plugins/`` is not there.
+There are two modes. In *classic* mode the plugin calls ``Register``, which takes milliseconds; a restarted kubelet
+knows the plugin before its first node status. In *watcher* mode the kubelet connects to a socket in
+``plugins_registry/``. After a restart, however, it reads that directory only after it has published that the node has
+no devices, and that remains so until the next node status, 10 s later. ``auto`` is the classic mode; it is the watcher
+mode only where ``device-plugins/`` does not exist.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ __all__ = ["KubeletPaths", "Registrar", "RegistrationMode", "RegistrationTimes",
 
 API_VERSION = "v1beta1"
 NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-"""Statuses that say that there was no answer; any other one is the kubelet's."""
+"""Status codes that mean that the kubelet did not respond; any other one is a response of the kubelet."""
 
 
+# See docs/decisions/0014-plugin-registration.md.
 class RegistrationMode(StrEnum):
-    """How to register."""
+    """Mode of registration."""
 
     AUTO = "auto"
     WATCHER = "watcher"
@@ -50,7 +52,7 @@ class RegistrationMode(StrEnum):
 
 
 class RegistrationEnd(StrEnum):
-    """Why an incarnation of the plugin is over."""
+    """Why an incarnation of the plugin ended."""
 
     STREAM_ENDED = "the kubelet's stream ended"
     NO_STREAM = "the kubelet accepted the plugin but opened no stream"
@@ -60,7 +62,7 @@ class RegistrationEnd(StrEnum):
 
     @property
     def label(self) -> str:
-        """For metrics."""
+        """Label value for metrics."""
         return _END_LABELS[self]
 
 
@@ -68,34 +70,35 @@ _END_LABELS = {
     RegistrationEnd.STREAM_ENDED: "stream-ended",
     RegistrationEnd.NO_STREAM: "no-stream",
     RegistrationEnd.SOCKET_REMOVED: "socket-removed",
-    RegistrationEnd.KUBELET_RESTARTED: "kubelet-anew",
-    RegistrationEnd.WATCHER_DID_NOT_CALL: "unheard",
+    RegistrationEnd.KUBELET_RESTARTED: "kubelet-restarted",
+    RegistrationEnd.WATCHER_DID_NOT_CALL: "watcher-did-not-call",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationTimes:
-    """Seconds.
+    """Times of registration, in seconds.
 
     Attributes:
-        poll: between looks at socket files while the plugin is not registered; a kubelet that has just started is noticed
-            within this time.
-        idle_poll: the same once it is; a kubelet that goes ends its stream, which is noticed at once.
-        watcher_fallback: that ``device-plugins/`` may be missing before ``auto`` takes the watcher: a kubelet's first start makes
-            both directories, one after the other.
-        watcher_call: that the kubelet may take to come to ``plugins_registry/`` before the log says that it is waited for.
-        register: for ``Register``; the kubelet dials us back inside and takes up to 10 s.
-        stream: from an accepted registration to the kubelet's stream, which comes within milliseconds, or never when
-            the end of an older stream took the new client along; doubled each time in a row, up to ``stream_max``.
-        retry: between attempts to register with a kubelet that does not answer or refuses.
-        lock_poll: between looks whether another instance of the plugin has gone.
-        reregister_delay: from the end of a stream to the next ``Register``, by whichever instance. The kubelet first drops the
-            connection and then marks the resource's endpoint, whichever it is by then, as stopped; nothing tells an
-            endpoint that registered in between.
-        stable: a registration that the kubelet dropped is made again at once when it lasted for so long, or was the
-            first in a row to be shorter.
-        back_off: the pause after the second such one, doubling up to ``back_off_max``.
-        log_interval: between log lines about something that is waited for.
+        poll: interval of checks of socket files while the plugin is not registered; a kubelet that has just started is
+            noticed within this time.
+        idle_poll: the same while it is registered; a kubelet that stops ends its stream, which is noticed at once.
+        watcher_fallback: how long ``device-plugins/`` may be missing before ``auto`` uses the watcher: the first start
+            of a kubelet creates both directories, one after the other.
+        watcher_call: how long the kubelet may take to connect in ``plugins_registry/`` before the wait is logged.
+        register: limit of ``Register``; the kubelet dials the plugin back within the call and takes up to 10 s.
+        stream: from an accepted registration to the kubelet's stream, which arrives within milliseconds, or never if
+            the end of an older stream removed the new client; doubled after each consecutive failure, up to
+            ``stream_max``.
+        retry: between attempts to register with a kubelet that does not respond or refuses.
+        lock_poll: interval of checks whether another instance of the plugin has stopped.
+        reregister_delay: from the end of a stream to the next ``Register``, by any instance. The kubelet first drops
+            the connection and then marks the resource's endpoint, whichever it is by then, as stopped; an endpoint that
+            registered in between is not notified.
+        stable: a registration that the kubelet dropped is repeated at once when it lasted this long, or was the first
+            of a series of shorter ones.
+        back_off: pause after the second of such a series, doubling up to ``back_off_max``.
+        log_interval: between log lines about a wait.
     """
 
     poll: float = 0.05
@@ -116,7 +119,7 @@ class RegistrationTimes:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPaths:
-    """Where the kubelet keeps what concerns a device plugin, below ``root`` (``/var/lib/kubelet``)."""
+    """The kubelet's files for a device plugin, below ``root`` (``/var/lib/kubelet``)."""
 
     root: Path
     resource: str
@@ -135,11 +138,14 @@ class KubeletPaths:
 
     @property
     def socket_prefix(self) -> str:
-        """How the names of our sockets begin."""
+        """Prefix of the names of the plugin's sockets."""
         return f"scrubber-{self.resource.rpartition('/')[2][:24]}"
 
     def writer_lock_directory(self, mode: RegistrationMode) -> Path:
-        """Where the lock of the instance that writes to the API server is: in a directory that ``mode`` registers in."""
+        """Return the directory for the lock of the writing instance: one that ``mode`` registers in.
+
+        The instance that holds this lock writes to the API server.
+        """
         by_watcher = (
             mode is RegistrationMode.AUTO and not self.device_plugins.is_dir() and self.plugins_registry.is_dir()
         )
@@ -149,7 +155,7 @@ class KubeletPaths:
         return directory / f"{self.socket_prefix}-{token}.sock"
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything is tried.
+        """Refuse settings that cannot work, before anything is tried.
 
         Raises:
             InvalidConfiguration: a resource name that the kubelet would refuse; a directory that is a file or whose
@@ -166,7 +172,7 @@ class KubeletPaths:
 
 
 def resource_name_error(name: str) -> str:
-    """Why the kubelet would refuse a resource of this name; empty when it would not."""
+    """Return why the kubelet would refuse a resource of this name; empty when it would not."""
     domain, _, base = name.partition("/")
     label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
     hint = "Write DOMAIN/NAME, such as scrubber.dev/gpu."
@@ -184,12 +190,13 @@ class Registrar:
     """Keeps the plugin registered with the kubelet.
 
     Args:
-        plugin: makes the servicer of one incarnation.
-        token: makes eight characters that were never used before.
+        plugin: creates the servicer of one incarnation.
+        token: creates eight characters that were never used before.
         clock: monotonic seconds.
 
     Attributes:
-        is_ready: this instance has been ready to register since its start, apart from another one that may be registered.
+        is_ready: this instance has been ready to register since its start, except that another instance may be
+            registered.
     """
 
     def __init__(
@@ -220,7 +227,7 @@ class Registrar:
         self.is_ready = False
 
     async def run(self) -> NoReturn:
-        """Until cancelled; leaving ends the streams and removes our socket."""
+        """Run until cancelled; on exit, end the streams and remove the plugin's socket."""
         pause = self._times.reregister_delay
         over: RegistrationEnd | None = None
         self._observer.on_registration_status(self._paths.resource, registered=False)
@@ -240,11 +247,11 @@ class Registrar:
                 elif over is RegistrationEnd.STREAM_ENDED:
                     self._stream_timeout = self._times.stream
                 self._log.warning(
-                    "kubelet.registering-again",
+                    "kubelet.registration-lost",
                     resource=self._paths.resource,
                     reason=over.label,
-                    sentence=f"{over.value.capitalize()}.",
-                    way=way.value,
+                    message=f"{over.value.capitalize()}.",
+                    mode=way.value,
                 )
                 dropped = over in (RegistrationEnd.STREAM_ENDED, RegistrationEnd.NO_STREAM)
                 if not dropped or self._clock() - began >= self._times.stable:
@@ -257,7 +264,7 @@ class Registrar:
                 lock.release()
 
     async def _choose_mode(self) -> RegistrationMode:
-        """How to register this time; waits until there is a directory to do it in."""
+        """Return how to register this time; wait until there is a directory for it."""
         places = self._paths
         since = self._clock()
         while True:
@@ -271,12 +278,12 @@ class Registrar:
             await asyncio.sleep(self._times.poll)
 
     async def _run_watcher(self) -> RegistrationEnd:
-        """One incarnation in ``plugins_registry/``, until it is over."""
+        """Run one incarnation in ``plugins_registry/`` until it ends."""
         times = self._times
         path = self._paths.plugin_socket(self._paths.plugins_registry, self._token())
         watcher = _PluginInfoService(self._paths.resource, path, log=self._log, observer=self._observer)
         accepted_at: float | None = None
-        await self._wait_for_lock(path.parent, None)  # first: the kubelet comes to a socket as soon as it is there
+        await self._wait_for_lock(path.parent, None)  # first: the kubelet connects to a socket as soon as it exists
         expected = self._clock() + times.watcher_call
         async with self._serving(path, watcher) as endpoint:
             while True:
@@ -297,7 +304,7 @@ class Registrar:
                         self._log_waiting("It has not come to plugins_registry/ yet.")
 
     async def _run_classic(self) -> RegistrationEnd:
-        """One incarnation in ``device-plugins/``, until it is over."""
+        """Run one incarnation in ``device-plugins/`` until it ends."""
         kubelet = await self._wait_for_kubelet()
         path = self._paths.plugin_socket(self._paths.device_plugins, self._token())
         async with self._serving(path, None) as endpoint:
@@ -320,13 +327,13 @@ class Registrar:
     async def _wait_for_lock(
         self, directory: Path, endpoint: PluginServer | None, kubelet: SocketFile | None = None
     ) -> RegistrationEnd | None:
-        """Wait until no other instance is registered. Return why ``endpoint`` is over, if it is before that."""
+        """Wait until no other instance is registered; return why ``endpoint`` ended, if it ends before that."""
         self.is_ready = True
         lock = self._locks.setdefault(directory, InstanceLock(directory, self._paths.resource))
         waited = 0
         while not lock.try_acquire():
             if not waited:
-                self._log.info("plugin.standing-by", resource=self._paths.resource)
+                self._log.info("plugin.standby", resource=self._paths.resource)
             waited += 1
             await asyncio.sleep(self._times.lock_poll)
             if (
@@ -338,17 +345,17 @@ class Registrar:
         return None
 
     async def _wait_for_kubelet(self) -> SocketFile:
-        """The kubelet's socket; waits for it."""
+        """Return the kubelet's socket; wait until it exists."""
         while (identity := SocketFile.of(self._paths.kubelet_socket)) is None:
             self._log_waiting(f"{self._paths.kubelet_socket} does not exist.")
             await asyncio.sleep(self._times.poll)
         return identity
 
     async def _register(self, endpoint: str) -> None:
-        """Call ``Register``; on a channel of its own, because a channel that failed once backs off for seconds.
+        """Call ``Register`` on a new channel, because a channel that failed once backs off for seconds.
 
         Raises:
-            Unavailable: the kubelet does not answer, or refuses; the message says what it said.
+            Unavailable: the kubelet does not respond, or refuses; the message contains its response.
         """
         request = deviceplugin_pb2.RegisterRequest(
             version=API_VERSION, endpoint=endpoint, resource_name=self._paths.resource
@@ -384,18 +391,18 @@ class Registrar:
                 self._observer.on_registration_status(self._paths.resource, registered=False)
 
     async def _release_to_successor(self, endpoint: PluginServer) -> None:
-        """End the streams and let the next instance register, before the calls under way are waited for."""
+        """End the streams and let the next instance register, before waiting for the calls in progress."""
         await endpoint.withdraw()
         await asyncio.sleep(self._times.reregister_delay)
         for lock in self._locks.values():
             lock.release()
 
     def _log_waiting(self, message: str) -> None:
-        self._reminder.log_waiting("kubelet.away", resource=self._paths.resource, sentence=message)
+        self._reminder.log_waiting("kubelet.unavailable", resource=self._paths.resource, message=message)
 
     async def _report_registered(self, endpoint: PluginServer) -> None:
         await endpoint.streams.opened.wait()
-        self._reminder.log_ended("kubelet.there", resource=self._paths.resource)
+        self._reminder.log_ended("kubelet.available", resource=self._paths.resource)
         way = (
             RegistrationMode.WATCHER
             if endpoint.path.parent == self._paths.plugins_registry
@@ -403,12 +410,12 @@ class Registrar:
         )
         self._observer.on_registration_attempt(self._paths.resource, way.value, "ok")
         self._observer.on_registration_status(self._paths.resource, registered=True)
-        self._log.info("kubelet.registered", resource=self._paths.resource, way=way.value, socket=str(endpoint.path))
+        self._log.info("kubelet.registered", resource=self._paths.resource, mode=way.value, socket=str(endpoint.path))
 
     async def _poll_until(
         self, endpoint: PluginServer, kubelet: SocketFile | None, seconds: float
     ) -> RegistrationEnd | None:
-        """Look until the incarnation is over, a stream is open, or ``seconds`` have passed."""
+        """Poll until the incarnation ends, a stream is open, or ``seconds`` have passed."""
         until = self._clock() + seconds
         while not endpoint.streams.opened.is_set() and self._clock() < until:
             over = await self._poll_once(endpoint, kubelet)
@@ -417,7 +424,7 @@ class Registrar:
         return None
 
     async def _poll_once(self, endpoint: PluginServer, kubelet: SocketFile | None) -> RegistrationEnd | None:
-        """Why the incarnation is over, if it is. Takes one poll unless a stream ends."""
+        """Return why the incarnation ended, or None. Takes one poll interval unless a stream ends."""
         registered = endpoint.streams.opened.is_set()
         try:
             async with asyncio.timeout(self._times.idle_poll if registered else self._times.poll):
@@ -427,7 +434,7 @@ class Registrar:
             return self._socket_change(endpoint, kubelet)
 
     def _socket_change(self, endpoint: PluginServer, kubelet: SocketFile | None) -> RegistrationEnd | None:
-        """Why the incarnation is over, by the socket files."""
+        """Return why the incarnation ended according to the socket files, or None."""
         if not endpoint.is_intact:
             return RegistrationEnd.SOCKET_REMOVED
         if kubelet is not None and SocketFile.of(self._paths.kubelet_socket) not in (None, kubelet):
@@ -436,11 +443,11 @@ class Registrar:
 
 
 class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
-    """What the kubelet's plugin watcher is told when it comes to our socket, and what it makes of that.
+    """Answers the kubelet's plugin watcher when it connects to the plugin's socket, and records its response.
 
     Attributes:
-        contacted: the kubelet was here.
-        accepted: it said that it took us.
+        contacted: the kubelet has called.
+        accepted: the kubelet reported that it registered the plugin.
     """
 
     def __init__(self, resource: str, endpoint: Path, *, log: Logger, observer: RegistrationObserver) -> None:
@@ -472,5 +479,5 @@ class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
         self.accepted = request.plugin_registered
         if not request.plugin_registered:
             self._observer.on_registration_attempt(self._resource, "watcher", "refused")
-            self._log.error("kubelet.refused", resource=self._resource, sentence=request.error)
+            self._log.error("kubelet.registration-refused", resource=self._resource, message=request.error)
         return pluginregistration_pb2.RegistrationStatusResponse()

@@ -1,9 +1,10 @@
-"""Which resource a device is advertised as, and the list of each resource.
+"""Maps devices to resources, and holds the list of each resource.
 
-Promises: a device once listed stays listed where it was, because the kubelet shows an omitted device as healthy. No resource mixes kinds of instances behind one name: a node
-that cannot be advertised as the administrator asked is not advertised, with a sentence that says why.
+Invariants: a device once listed stays in the same list, because the kubelet shows an omitted device as healthy. No
+resource mixes kinds of instances behind one name: a node that cannot be advertised as configured is not advertised, and
+a message gives the reason.
 
-The decision is pure (:class:`ResourceLayout`); :class:`AdvertisedResources` acts on it.
+The decision is pure (:class:`ResourceLayout`); :class:`AdvertisedResources` applies it.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ __all__ = [
 SIMULATED_RESOURCE = "scrubber.dev/gpu"
 NVIDIA_RESOURCE = "nvidia.com/gpu"
 UNKNOWN_PROFILE = "unknown"
-"""The profile of an instance of which the driver says nothing: two of them need not be alike."""
+"""Profile of an instance that the driver does not describe: two such instances need not be alike."""
 
 
 class MigStrategy(StrEnum):
-    """How instances of a GPU are advertised; as in NVIDIA's plugin."""
+    """How MIG instances are advertised; as in NVIDIA's plugin."""
 
     NONE = "none"
     """Whole GPUs only."""
     SINGLE = "single"
-    """All GPUs of the node are cut into instances of one profile, or none is: one resource."""
+    """Either all GPUs of the node are partitioned into instances of one profile or none is: one resource."""
     MIXED = "mixed"
-    """A resource for each profile, beside that of the whole GPUs."""
+    """One resource for each profile, beside that of the whole GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedLists:
-    """What is advertised as what.
+    """The devices to advertise for each resource.
 
     Attributes:
         lists: resource → its full list, in the order of the devices.
-        devices: all devices as they are to be seen, advertised or not.
-        error: why the node cannot be advertised as asked; empty when it can.
+        devices: all devices as they should be seen, advertised or not.
+        error: why the node cannot be advertised as configured; empty when it can.
         warnings: what is left out, and what would change that.
     """
 
@@ -65,13 +66,13 @@ class AdvertisedLists:
 
 @dataclass(frozen=True, slots=True)
 class ResourceLayout:
-    """The rule, and what it has decided so far.
+    """The rule that maps devices to resources, and its decisions so far.
 
     Attributes:
-        resource: the name for whole devices; empty: by what they are.
+        resource: the name for whole devices; empty: depends on the kind of device.
         sharing: which of them are advertised as shares.
-        listed_resources: id → resources under which the device was ever listed, by their names when they are not shared. An
-            instance may come back under its old id as one of another profile.
+        listed_resources: id → resources under which the device was ever listed, by their unshared names. An instance
+            may return under its old id with another profile.
     """
 
     mig: MigStrategy = MigStrategy.NONE
@@ -80,7 +81,7 @@ class ResourceLayout:
     listed_resources: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def assign_resources(self, devices: Iterable[AdvertisedDevice]) -> tuple[ResourceLayout, AdvertisedLists]:
-        """Deal ``devices`` out, and remember where each has gone."""
+        """Map ``devices`` to lists; return them with a layout that remembers each device's resource."""
         devices = tuple(devices)
         error = self._single_strategy_error(devices) if self.mig is MigStrategy.SINGLE else ""
         judged = tuple(device.as_withheld(error) if error and device.is_nvidia else device for device in devices)
@@ -91,7 +92,7 @@ class ResourceLayout:
             home = self._resource_of(device)
             if not home and not device.gone:
                 notes[self._unlisted_reason(device)] += 1
-            # A device that only a service that is not ready has named may not be all of its kind.
+            # A device reported only by a service that is not ready may be just one of several kinds.
             waits = device.is_nvidia and (
                 error or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.NONE)
             )
@@ -115,7 +116,7 @@ class ResourceLayout:
         return replace(self, listed_resources=listed), arrangement
 
     def _single_strategy_error(self, devices: Iterable[AdvertisedDevice]) -> str:
-        """Why the GPUs of this node are not of one kind. What only a service that is not ready has said counts not."""
+        """Return why the GPUs of this node are not of one kind. Reports of a service that is not ready do not count."""
         gpus = [
             device
             for device in devices
@@ -134,7 +135,7 @@ class ResourceLayout:
         return f"With --mig-strategy single nothing can be advertised: {why}. Choose mixed, or cut all GPUs alike."
 
     def _resource_of(self, device: AdvertisedDevice) -> str:
-        """The resource of a device; empty for none."""
+        """Return the resource of a device; empty for none."""
         if not device.is_nvidia:
             return self.resource or SIMULATED_RESOURCE
         whole = self.resource or NVIDIA_RESOURCE
@@ -146,20 +147,20 @@ class ResourceLayout:
         return "" if device.profile in ("", UNKNOWN_PROFILE) or resource_name_error(name) else name
 
     def _unlisted_reason(self, device: AdvertisedDevice) -> str:
-        """Why a device has no resource."""
+        """Return why a device has no resource."""
         if self.mig is MigStrategy.NONE:
             return "MIG instances are not advertised: --mig-strategy is none; choose single or mixed"
         return f'A MIG instance of profile "{device.profile}" is not advertised: no resource can be called after that'
 
 
 def _mig_resource(whole: str, profile: str) -> str:
-    """``nvidia.com/mig-1g.10gb.me`` for the profile ``1g.10gb+me``: a resource's name may hold no plus sign."""
+    """Return ``nvidia.com/mig-1g.10gb.me`` for the profile ``1g.10gb+me``: plus signs are invalid in resource names."""
     domain = whole.partition("/")[0]
     return f"{domain}/mig-{profile.replace('+', '.')}"
 
 
 PublishDevices = Callable[[Sequence[AdvertisedDevice], str], Mapping[str, str]]
-"""Makes devices usable by containers before they are advertised; answers id → why it could not."""
+"""Makes devices usable by containers before they are advertised; returns id → why that failed."""
 
 
 def _nothing_to_publish(devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
@@ -167,13 +168,13 @@ def _nothing_to_publish(devices: Sequence[AdvertisedDevice], epoch: str) -> Mapp
 
 
 class AdvertisedResources(AdvertisedDevices):
-    """The node's devices, dealt out to a list for each resource.
+    """The node's devices, with one list for each resource.
 
     Args:
-        publish_mapping: told of every list before it is shown.
+        publish_mapping: called with every list before the list is visible.
 
     Attributes:
-        lists: resource → its list; one that is there stays.
+        lists: resource → its list; a list is never removed.
         error: see :class:`AdvertisedLists`.
     """
 
@@ -196,7 +197,7 @@ class AdvertisedResources(AdvertisedDevices):
         self._warnings: tuple[str, ...] = ()
 
     async def update(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
-        async with self._update_lock:  # announcing takes a while, and what was seen later is shown later
+        async with self._update_lock:  # publishing takes a while, and updates must become visible in order
             await self._update(devices, epoch)
 
     async def _update(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
@@ -222,10 +223,10 @@ class AdvertisedResources(AdvertisedDevices):
 
     def _log_changes(self, arrangement: AdvertisedLists) -> None:
         if arrangement.error and arrangement.error != self.error:
-            self._log.error("node.not-advertised", sentence=arrangement.error)
+            self._log.error("node.not-advertised", message=arrangement.error)
         elif self.error and not arrangement.error:
             self._log.info("node.advertised")
         for note in arrangement.warnings:
             if note not in self._warnings:
-                self._log.warning("node.partly-advertised", sentence=note)
+                self._log.warning("node.partially-advertised", message=note)
         self.error, self._warnings = arrangement.error, arrangement.warnings

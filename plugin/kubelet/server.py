@@ -1,12 +1,13 @@
-"""The five calls of the kubelet's device-plugin protocol, and the server that takes them.
+"""The five calls of the kubelet's device-plugin protocol, and the server that answers them.
 
-Promises: ``ListAndWatch`` sends full lists, and nothing when nothing has changed; ``GetPreferredAllocation`` never
-fails; ``Allocate`` refuses only what no retry would mend (it fails the pod for good); ``PreStartContainer`` is the
-gate. A status message names devices and states, never another tenant: it ends up in a pod's status.
+Invariants: ``ListAndWatch`` sends full lists, and nothing when nothing has changed. ``GetPreferredAllocation`` never
+fails. ``Allocate`` refuses only what no retry would fix, because a refusal fails the pod permanently.
+``PreStartContainer`` is the gate. A status message names devices and states, never another tenant: it appears in a
+pod's status.
 
-One incarnation of the plugin is a server on a socket whose name was never used before. A new name every time, because the
-end of an old stream can make the kubelet drop the new client of the same name, and because gRPC silently takes over a live
-socket and removes by path when it stops, whoever owns the path by then.
+One incarnation of the plugin is a server on a socket whose name was never used before. The name is new every time for
+two reasons: the end of an old stream can make the kubelet drop the new client of the same name, and gRPC silently takes
+over a live socket and removes it by path when it stops, even if the path belongs to another server by then.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ UNHEALTHY = "Unhealthy"
 INTERNAL_ERROR = "The device plugin on this node failed to answer; its log says why."
 
 SOCKET_UMASK = 0o117
-"""umask: the kubelet is root, and nobody else has business with this socket."""
+"""umask: the kubelet runs as root, and no other user needs this socket."""
 
 STOP_GRACE = 0.25
-"""Seconds for calls under way at a stop; streams end by themselves, the kubelet repeats the rest."""
+"""Seconds for calls in progress at a stop; streams end without it, and the kubelet repeats the other calls."""
 
 
 class Gatekeeper(Protocol):
-    """Who is asked before a container gets a device; :class:`plugin.gate.Gate` asks the service."""
+    """Decides before a container gets a device; :class:`plugin.gate.Gate` requests it from the service."""
 
     async def reserve(self, device_ids: Sequence[str], resource: str, span: Span) -> None: ...
 
@@ -81,11 +82,11 @@ class ListAndWatchStreams:
     """The ``ListAndWatch`` streams of one incarnation of the plugin.
 
     Args:
-        resource: whose lists they are, for ``observer``.
+        resource: resource of the lists, for ``observer``.
 
     Attributes:
         opened: set once the kubelet has opened a stream.
-        ended: set as soon as a stream is over, also when another is open: the end of any one makes the kubelet forget
+        ended: set as soon as a stream ends, even while another is open: the end of any stream makes the kubelet forget
             the resource.
     """
 
@@ -120,11 +121,11 @@ class ListAndWatchStreams:
         await self._all_closed.wait()
 
     def record_list_sent(self) -> None:
-        """The kubelet has taken a full list."""
+        """Record that a full list was sent to the kubelet."""
         self._observer.on_list_sent(self._resource)
 
     async def close(self) -> None:
-        """Have every stream end in good order."""
+        """End every stream cleanly."""
         self.closing = True
         await self._advertised.notify()
 
@@ -132,15 +133,15 @@ class ListAndWatchStreams:
 _REFUSAL_EVENTS: Mapping[str, str] = {
     "Allocate": "allocation.refused",
     "PreStartContainer": "handover.refused",
-    "GetPreferredAllocation": "preference.refused",
+    "GetPreferredAllocation": "preferred-allocation.refused",
 }
-"""What a line about a call that was refused is called."""
+"""Log event of a refused call."""
 TRACED_CALLS = frozenset({"Allocate", "PreStartContainer"})
-"""Calls that a trace has a span of."""
+"""Calls that get a span in traces."""
 
 
 def call_fields(call: str, resource: str, request: object) -> dict[str, object]:
-    """What every line about a call names; ids are those that the kubelet knows."""
+    """Return the fields of every log line about a call; ids are the kubelet's."""
     facts: dict[str, object] = {"method": call, "resource": resource}
     if isinstance(request, kubelet.PreStartContainerRequest):
         facts["devices"] = sorted(request.devices_ids)
@@ -150,7 +151,7 @@ def call_fields(call: str, resource: str, request: object) -> dict[str, object]:
 
 
 def log_refusal(log: Logger, call: str, error: ScrubberError) -> None:
-    log.warning(_REFUSAL_EVENTS[call], code=error.code, sentence=str(error), told=error.public_message)
+    log.warning(_REFUSAL_EVENTS[call], code=error.code, message=str(error), public_message=error.public_message)
 
 
 @contextmanager
@@ -163,11 +164,11 @@ def call_context(
     tracer: Tracer,
     refused: Callable[[Logger, str, ScrubberError], None] = log_refusal,
 ) -> Iterator[Span]:
-    """A call of the kubelet's, from its beginning to its answer: its span, and what its lines name, how it failed too.
+    """Wrap one call of the kubelet from its start to its response: its span, its log fields and its failure.
 
     Args:
         call: the name of its method.
-        refused: writes the line about an error that was raised on purpose.
+        refused: logs an error that was raised on purpose.
     """
     facts = call_fields(call, resource, request)
     asked = facts.get("devices")
@@ -179,7 +180,7 @@ def call_context(
         except ScrubberError as error:
             refused(log, call, error)
             raise
-        except Exception as error:  # its text is not for a pod's status; the log has all of it
+        except Exception as error:  # its text must not appear in a pod's status; the log has all of it
             log.error("api.failed", exc_info=error)
             raise
 
@@ -191,7 +192,7 @@ _Spanned = Callable[["DevicePlugin", _Request, "grpc.aio.ServicerContext[_Reques
 
 
 def _errors_to_status(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Answer]:
-    """Turn errors into statuses: the public sentence of those raised on purpose, and of a fault nothing but that."""
+    """Turn errors into statuses: the public message of those raised on purpose, and a fixed message for any other."""
 
     @functools.wraps(call)
     async def answer(
@@ -202,7 +203,7 @@ def _errors_to_status(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Ans
                 return await call(self, request, context, span)
         except ScrubberError as error:
             await context.abort(grpc_status(error), error.public_message)
-        except Exception:  # noqa: BLE001 - told of where it was met; the pod reads no more than this
+        except Exception:  # noqa: BLE001 - logged in call_context; the pod's status shows only this message
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
         raise AssertionError("abort raises")
 
@@ -210,11 +211,11 @@ def _errors_to_status(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Ans
 
 
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Answers the kubelet from what is advertised and through the gate. One for each incarnation; both outlive it.
+    """Answers the kubelet with the advertised devices and through the gate. One for each incarnation; both outlive it.
 
     Args:
-        resource: as which ``advertised`` are advertised.
-        tracer: is told of every allocation and every start.
+        resource: resource of ``advertised``.
+        tracer: records a span of every allocation and every start.
     """
 
     def __init__(
@@ -313,12 +314,12 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return self._streams.closing or self._advertised.version > sent
 
     def _allocatable(self, device_ids: Sequence[str]) -> list[AdvertisedDevice]:
-        """The devices of a container's devices.
+        """Return the devices of a container.
 
         Raises:
             InvalidRequest: none, unknown or duplicate ids.
             Quarantined: one of the devices is out of service. A device that is unhealthy only because the service is
-                away is none of these: refusing it would fail the pod for something temporary.
+                away is accepted: a refusal would fail the pod for a temporary reason.
         """
         devices = []
         for id_ in unique_ids(device_ids):
@@ -332,7 +333,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
 
 
 def list_response(devices: Sequence[AdvertisedDevice]) -> kubelet.ListAndWatchResponse:
-    """The full list as the kubelet reads it; anything but exactly ``Healthy`` is unhealthy to it."""
+    """Return the full list for the kubelet, which treats every health except ``Healthy`` as unhealthy."""
     return kubelet.ListAndWatchResponse(
         devices=[
             kubelet.Device(
@@ -348,10 +349,10 @@ def list_response(devices: Sequence[AdvertisedDevice]) -> kubelet.ListAndWatchRe
 
 
 def unique_ids(device_ids: Sequence[str]) -> list[str]:
-    """The ids in a stable order; the kubelet's is random.
+    """Return the ids in a stable order; the kubelet's order is random.
 
     Raises:
-        InvalidRequest: there is none, an empty one, or one twice.
+        InvalidRequest: there is none, an empty one, or a duplicate.
     """
     ids = sorted(device_ids)
     if not ids:
@@ -365,7 +366,7 @@ def unique_ids(device_ids: Sequence[str]) -> list[str]:
 
 
 def grpc_status(error: ScrubberError) -> grpc.StatusCode:
-    """What the kubelet is answered with an error that was raised on purpose."""
+    """Return the status code for an error that was raised on purpose."""
     if isinstance(error, InvalidRequest):
         return grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(error, RetryableError):
@@ -374,9 +375,9 @@ def grpc_status(error: ScrubberError) -> grpc.StatusCode:
 
 
 class PluginServer:
-    """Serves the device-plugin protocol, and on the same socket the kubelet's registration when it is to come here.
+    """Serves the device-plugin protocol and, on the same socket, the kubelet's registration service if one is given.
 
-    Use as a context manager: it serves once entered, and its socket is gone once left.
+    Use as a context manager: it serves once entered, and removes its socket on exit.
     """
 
     def __init__(
@@ -397,11 +398,11 @@ class PluginServer:
         self._identity: SocketFile | None = None
 
     async def __aenter__(self) -> Self:
-        """Serve.
+        """Start to serve.
 
         Raises:
-            Unavailable: the directory is not there (any more).
-            InvalidConfiguration: the socket cannot be made there.
+            Unavailable: the directory does not exist (any more).
+            InvalidConfiguration: the socket cannot be created there.
         """
         server = grpc.aio.server(interceptors=[self._timing])
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
@@ -431,10 +432,10 @@ class PluginServer:
             await self._server.stop(STOP_GRACE)
 
     async def withdraw(self) -> None:
-        """End the streams and remove the socket; calls under way go on, and the kubelet makes no new connection.
+        """End the streams and remove the socket; calls in progress continue, and the kubelet makes no new connection.
 
-        The socket goes before another instance registers: the kubelet's plugin watcher takes a socket that has gone for the
-        end of whatever is registered for the resource by then.
+        The socket must be removed before another instance registers: the kubelet's plugin watcher treats a removed
+        socket as the end of the endpoint that is registered for the resource by then.
         """
         await self.streams.close()
         with suppress(TimeoutError):
@@ -445,7 +446,7 @@ class PluginServer:
 
     @property
     def is_intact(self) -> bool:
-        """Whether the socket file is still the one that was made here; the kubelet wipes its directory at its start."""
+        """Whether the socket file is still the one created here; the kubelet clears its directory when it starts."""
         return self._identity is not None and SocketFile.of(self.path) == self._identity
 
 
@@ -453,9 +454,9 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class _CallTimer(grpc.aio.ServerInterceptor):
-    """Tells ``observer`` how long each of the kubelet's calls took: the one place through which all of them pass.
+    """Reports the duration of each of the kubelet's calls to ``observer``: the one place that all of them pass.
 
-    A ``ListAndWatch`` is no call in this sense: it lasts as long as the kubelet does.
+    ``ListAndWatch`` is excluded: it lasts as long as the kubelet runs.
 
     Args:
         clock: monotonic seconds.
@@ -472,7 +473,7 @@ class _CallTimer(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
-            return handler  # None: no such method, which gRPC answers
+            return handler  # None: unknown method, which gRPC answers
         method = str(handler_call_details.method).rpartition("/")[2]
         return grpc.unary_unary_rpc_method_handler(
             self._timed(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer

@@ -1,8 +1,8 @@
-"""One device as several: the replicas of time slicing, as in NVIDIA's plugin.
+"""Time slicing: one device advertised as several replicas, as in NVIDIA's plugin.
 
-A share is the device under an id of its own, ``<device id>::<n>``. Promises: what holds of a device holds of each of its
-shares (health, NUMA node, quarantine), and a container that has several shares of a device is given that device once.
-Who may be on a device beside whom is no business of this module: the service decides it before each start.
+A share is the device under another id, ``<device id>::<n>``. Invariants: the state of a device applies to each of its
+shares (health, NUMA node, quarantine), and a container that has several shares of a device gets that device once. This
+module does not decide which pods may use a device at the same time: the service decides that before each start.
 
 Pure. Source: the documentation and the code of NVIDIA's device plugin, version 0.20.
 """
@@ -29,18 +29,18 @@ __all__ = [
 ]
 
 SHARED_SUFFIX = ".shared"
-"""Behind the name of a resource that is renamed because it is shared."""
+"""Suffix of a resource that is renamed because it is shared."""
 MAX_SHARES = 256
-"""Of one device: a list of them has to fit into one message to the kubelet."""
+"""Limit of shares of one device: the list has to fit into one message to the kubelet."""
 
 
 class SharePreference(StrEnum):
-    """On which device the next share is preferred; as in NVIDIA's plugin."""
+    """The device that the next share is preferably taken from; as in NVIDIA's plugin."""
 
     DISTRIBUTED = "distributed"
-    """On the one with the fewest shares given out."""
+    """The device with the fewest allocated shares."""
     PACKED = "packed"
-    """On the one with the most."""
+    """The device with the most allocated shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,11 @@ class TimeSlicing:
     """What is advertised as shares.
 
     Attributes:
-        shares: resource, by its name when it is not shared → how many shares each of its devices has; at least 2.
-        use_shared_suffix: whether what is shared is advertised under a name of its own.
-        single_share_only: whether a container that asks for more than one share is refused: a second one gives it nothing.
-        preference: among devices, for the next share.
+        shares: resource, by its unshared name → number of shares of each of its devices; at least 2.
+        use_shared_suffix: whether a shared resource is advertised under a name with :data:`SHARED_SUFFIX`.
+        single_share_only: whether a container that requests more than one share is refused: a second one gives it
+            nothing.
+        preference: the device to take the next share from.
     """
 
     shares: Mapping[str, int] = field(default_factory=dict)
@@ -60,11 +61,11 @@ class TimeSlicing:
     preference: SharePreference = SharePreference.DISTRIBUTED
 
     def advertised_name(self, resource: str) -> str:
-        """The name under which the devices of ``resource`` are advertised."""
+        """Return the name under which the devices of ``resource`` are advertised."""
         return resource + SHARED_SUFFIX if self.use_shared_suffix and resource in self.shares else resource
 
     def shares_of(self, resource: str, device: AdvertisedDevice) -> tuple[AdvertisedDevice, ...]:
-        """The shares of a device of ``resource``; the device itself where it is not shared."""
+        """Return the shares of a device of ``resource``; the device itself where it is not shared."""
         count = self.shares.get(resource)
         if count is None:
             return (device,)
@@ -73,10 +74,10 @@ class TimeSlicing:
         )
 
     def check_request(self, container: Sequence[AdvertisedDevice]) -> None:
-        """Refuse what no container may have.
+        """Refuse a combination that no container may have.
 
         Raises:
-            InvalidRequest: more than one share, where one is the most.
+            InvalidRequest: more than one share, where one is the maximum.
         """
         if self.single_share_only and len(container) > 1 and any(device.share_of for device in container):
             raise InvalidRequest(
@@ -86,13 +87,13 @@ class TimeSlicing:
 
 
 def whole_devices(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:
-    """The devices behind ``devices``, each once."""
+    """Return the devices behind ``devices``, each once."""
     whole = (replace(device, id=device.share_of, share_of="") if device.share_of else device for device in devices)
     return tuple({device.id: device for device in whole}.values())
 
 
 def id_mapping(devices: Iterable[AdvertisedDevice]) -> dict[str, str]:
-    """Which device each id is: of a share, the one that it is a share of."""
+    """Return the device of each id: for a share, the device that it is a share of."""
     return {device.id: device.device_id for device in devices}
 
 
@@ -104,13 +105,13 @@ def choose_shares(
     preference: SharePreference,
     readiness: Callable[[AdvertisedDevice | None], int],
 ) -> tuple[str, ...]:
-    """``chosen``, and as many shares of ``available`` as make ``size``; fewer when there are not so many.
+    """Return ``chosen`` and enough shares of ``available`` to make ``size``; fewer when there are not enough.
 
-    One after the other: from a device that is in service, then by ``preference``, then from one that this container
-    has the fewest shares of, then from the readiest.
+    Shares are chosen one after the other: from a device that is in service, then by ``preference``, then from the
+    device of which this container has the fewest shares, then from the readiest.
 
     Args:
-        available: what nobody has been given, ``chosen`` not among them.
+        available: unallocated shares, without those in ``chosen``.
     """
     free: dict[str, list[str]] = {}
     for id_ in sorted(set(available), reverse=True):
@@ -138,6 +139,6 @@ def choose_shares(
 
 
 def _device(id_: str, devices: Mapping[str, AdvertisedDevice]) -> str:
-    """The device of ``id_``; an id that nobody has listed is one of its own."""
+    """Return the device of ``id_``; an id that is not listed counts as a separate device."""
     device = devices.get(id_)
     return id_ if device is None else device.device_id

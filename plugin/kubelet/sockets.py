@@ -1,6 +1,6 @@
-"""Unix sockets as files: which one is ours, which one is new, which one is dead.
+"""Unix sockets as files: which one is ours, which one is new, and which one is stale.
 
-Promise: nothing but a socket file of this plugin that nobody serves any more is ever removed.
+Invariant: only a stale socket file of this plugin, one without a listener, is ever removed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from scrubber.domain.errors import InvalidConfiguration
 __all__ = ["MAX_PATH_BYTES", "SocketFile", "check_path_length", "has_listener", "remove_stale_sockets"]
 
 MAX_PATH_BYTES = 107
-"""Bytes of ``sun_path`` on Linux, without the final NUL."""
+"""Maximum length of ``sun_path`` on Linux in bytes, without the final NUL."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """One creation of a socket file.
+    """Identity of one creation of a socket file.
 
-    Inode numbers are reused, so the kubelet's new socket may have its old one's; a socket's modification time is when
-    it was bound, whatever is done to its owner and mode later.
+    Inode numbers are reused, so the kubelet's new socket may have the inode of the old one. A socket's modification
+    time is the time of its bind, regardless of later changes of its owner and mode.
     """
 
     device: int
@@ -34,10 +34,10 @@ class SocketFile:
 
     @classmethod
     def of(cls, path: Path) -> SocketFile | None:
-        """The socket at ``path`` as it is now; None when there is nothing.
+        """Return the identity of the socket at ``path`` as it is now; None when there is no file.
 
         Raises:
-            InvalidConfiguration: something that is not a socket is there.
+            InvalidConfiguration: the file is not a socket.
         """
         try:
             found = path.lstat()
@@ -50,7 +50,7 @@ class SocketFile:
 
 
 def check_path_length(path: Path, what: str) -> None:
-    """Refuse a path that no socket can have.
+    """Refuse a path that is too long for a socket.
 
     Raises:
         InvalidConfiguration: it is longer than 107 bytes.
@@ -64,7 +64,7 @@ def check_path_length(path: Path, what: str) -> None:
 
 
 async def has_listener(path: Path, timeout: float) -> bool:
-    """Whether somebody accepts connections at ``path`` within ``timeout`` seconds."""
+    """Return whether a process accepts connections at ``path`` within ``timeout`` seconds."""
     try:
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_unix_connection(path)
@@ -77,10 +77,10 @@ async def has_listener(path: Path, timeout: float) -> bool:
 
 
 async def remove_stale_sockets(directory: Path, prefix: str, *, older_than: float, now: float) -> list[Path]:
-    """Remove sockets of ours that a killed plugin left behind; answers which.
+    """Remove sockets that a killed plugin left behind; return their paths.
 
-    A live instance beside us (a rolling update) answers and is left alone; ``older_than`` (seconds) spares one that
-    has bound its socket and does not listen yet. ``now`` is wall-clock time, as file times are.
+    A live instance (during a rolling update) accepts connections and keeps its socket; ``older_than`` (seconds) spares
+    an instance that has bound its socket and does not listen yet. ``now`` is wall-clock time, as file times are.
     """
     removed = []
     for path in sorted(directory.glob(f"{prefix}-*.sock")):

@@ -1,1 +1,1 @@
-"""What applies to NVIDIA GPUs only: the settings of NVIDIA's device plugin, a CDI specification, what containers get."""
+"""What applies only to NVIDIA GPUs: settings of NVIDIA's device plugin, CDI specification, container injection."""

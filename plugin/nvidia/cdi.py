@@ -1,8 +1,8 @@
-"""Our CDI specification: what a runtime adds to a container that is given one of our devices by name.
+"""The plugin's CDI specification: what a runtime adds to a container that gets one of its devices by name.
 
-Promises: the same devices and the same driver are the same bytes, in whatever order and after whatever restart. The
-file is replaced as a whole: whoever reads it, and whenever this process is killed, sees the old one or the new one. A
-device is advertised only once the file has it.
+Invariants: the same devices and the same driver give the same bytes, in any order and after any restart. The file is
+replaced atomically: even if this process is killed, a reader sees either the old or the new file. A device is
+advertised only once the file contains it.
 
 Source: the Container Device Interface, version 0.5.0, the lowest that has ``hostPath`` of device nodes and names that
 begin with a digit.
@@ -48,11 +48,11 @@ def specification(
     hook: CdiHook | None,
     injection: NvidiaInjection,
 ) -> ContainerEdits:
-    """The whole file as JSON values.
+    """Return the whole file as JSON values.
 
     Args:
-        gpus: at least one; a specification without devices is none.
-        hook: None: the links beside the libraries become mounts, since nobody makes them in the container.
+        gpus: at least one; a specification without devices is invalid.
+        hook: None: the links beside the libraries become mounts, because no program creates them in the container.
     """
     devices: dict[str, ContainerEdits] = {}
     shared: dict[str, ContainerEdits] = {}
@@ -83,7 +83,7 @@ def _device_nodes(gpu: AdvertisedDevice, injection: NvidiaInjection) -> dict[str
 def _driver_edits(files: DriverFiles, root: DriverRoot, hook: CdiHook | None) -> ContainerEdits:
     mounted = {path: path for path in (*files.libraries, *files.programs)}
     edits: ContainerEdits = {
-        # The image may say "all": NVIDIA's runtime, where it is the default one, would add every GPU of the node.
+        # The image may set "all": if NVIDIA's runtime is the default one, it would add every GPU of the node.
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
     }
     if hook is None:
@@ -106,10 +106,10 @@ def _driver_edits(files: DriverFiles, root: DriverRoot, hook: CdiHook | None) ->
 def replace_file(
     directory: Path, name: str, content: bytes, *, rename: Callable[[Path, Path], None] = os.replace
 ) -> None:
-    """Make ``name`` in ``directory`` hold ``content``, durably and for every reader at once.
+    """Replace the content of ``name`` in ``directory`` with ``content``, atomically and durably.
 
     Raises:
-        OSError: it could not be written, or another instance of the plugin is about to write it.
+        OSError: it could not be written, or another instance of the plugin is writing it.
     """
     temporary = directory / f".{name}.tmp"  # runtimes read *.json and *.yaml only
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -117,7 +117,7 @@ def replace_file(
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(temporary, flags, 0o644), "wb") as out:
-            os.fchmod(out.fileno(), 0o644)  # whatever the umask: the runtime need not be root
+            os.fchmod(out.fileno(), 0o644)  # regardless of the umask: the runtime need not be root
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
@@ -128,11 +128,11 @@ def replace_file(
 
 
 class CdiPublisher:
-    """Keeps the file in step with the devices. It is looked at again at every snapshot, so that one that is lost returns.
+    """Keeps the file in step with the devices. It is checked at every snapshot, so that a lost file is restored.
 
     Args:
         directory: where runtimes look for specifications.
-        hook: None: there is none on this host.
+        hook: None: this host has none.
     """
 
     def __init__(
@@ -147,17 +147,17 @@ class CdiPublisher:
         self._last_error = ""
 
     def check(self) -> None:
-        """Refuse a directory that cannot be written to, before anything is promised.
+        """Refuse a directory that is not writable, before any device is advertised.
 
         Raises:
-            InvalidConfiguration: it cannot be made, or nothing can be written in it.
+            InvalidConfiguration: it cannot be created, or nothing can be written in it.
         """
         directory = self._path.parent
         probe = directory / f".{SPEC_FILE_NAME}.probe"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-            probe.unlink(missing_ok=True)  # another instance of the plugin may just have done so
+            probe.unlink(missing_ok=True)  # another instance of the plugin may have removed it
         except OSError as error:
             raise InvalidConfiguration(
                 f"No CDI specification can be written in {directory}: {error.strerror}. Make it writable for the "
@@ -166,19 +166,19 @@ class CdiPublisher:
         if self._hook is None:
             self._log.warning(
                 "cdi.hook-missing",
-                sentence="No nvidia-cdi-hook or nvidia-ctk was found: containers get the driver's libraries by name, and "
+                message="No nvidia-cdi-hook or nvidia-ctk was found: containers get the driver's libraries by name, and "
                 "their linker's cache is not renewed.",
-                cure="install NVIDIA's container toolkit, and name the program's path on the host with "
+                remedy="install NVIDIA's container toolkit, and name the program's path on the host with "
                 "--nvidia-cdi-hook-path",
             )
 
     def publish(self, devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
-        """Write the file if it is not what it should be; answers id → why no container can be given the device.
+        """Write the file if it differs; return id → why no container can be given the device.
 
-        What cannot be written costs the devices that the file does not give already as it should.
+        After a failed write, only those devices are refused that the existing file does not already contain correctly.
 
         Args:
-            epoch: which run of the service is heard, empty for none; the driver's files are looked for again in each.
+            epoch: run of the service, empty for none; the driver's files are searched again in each run.
         """
         gpus = [device for device in devices if device.is_nvidia and not device.gone]
         unusable = {gpu.id: why for gpu in gpus if (why := _unusable_reason(gpu))}
@@ -201,7 +201,7 @@ class CdiPublisher:
     def _failures(self, gpus: Iterable[AdvertisedDevice], error: OSError | InvalidConfiguration) -> dict[str, str]:
         why = str(error) if isinstance(error, InvalidConfiguration) else f"{self._path}: {error.strerror}."
         if why != self._last_error:
-            self._log.error("cdi.failed", sentence=why)
+            self._log.error("cdi.failed", message=why)
         self._last_error = why
         return {
             gpu.id: f"Device {gpu.id} cannot be given to a container: its CDI specification cannot be written. "
@@ -216,13 +216,13 @@ class CdiPublisher:
         return known[1]
 
     def _devices_in_file(self, spec: ContainerEdits) -> frozenset[str]:
-        """The devices that the file as it is gives just as ``spec`` does."""
+        """Return the devices that the existing file gives exactly as ``spec`` does."""
         try:
             found = json.loads(self._path.read_bytes())
             if found["containerEdits"] != spec["containerEdits"]:
                 return frozenset()
             return frozenset(each["name"] for each in found["devices"] if each in spec["devices"])
-        except (OSError, ValueError, LookupError, TypeError):  # it is not there, or nothing that we wrote
+        except (OSError, ValueError, LookupError, TypeError):  # missing, or not written by this plugin
             return frozenset()
 
     def _write(self, content: bytes, devices: int, driver: str) -> None:
@@ -236,7 +236,7 @@ class CdiPublisher:
 
 
 def _unusable_reason(gpu: AdvertisedDevice) -> str:
-    """Why a device cannot stand in a specification."""
+    """Return why a device cannot be part of a specification; empty when it can."""
     if not _NAME.fullmatch(gpu.id):
         return f"Device {gpu.id} cannot be named in a CDI specification: choose a --device-list-strategy without CDI."
     own = {access.container_path for access in gpu.access if access.kind is AccessKind.DEVICE_NODE} - CONTROL_NODES

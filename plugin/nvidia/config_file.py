@@ -1,11 +1,11 @@
-"""Reading NVIDIA's configuration file: one value after the other, each complaint with its line.
+"""Reads NVIDIA's configuration file value by value; every error names its line.
 
-Promise: what is not understood is refused, never passed over.
+Invariant: what is not understood is refused, never ignored.
 
-Of the section ``sharing``, which says which resources are advertised as shares, time slicing is read. MPS is refused: a
-daemon of its own would have to serve the clients, and a device that it serves is not cleared beside them. ``rename`` and
-``devices`` of an entry are refused where they say anything, because NVIDIA's plugin ignores them: a node would be shared
-differently from what is written.
+Of the section ``sharing``, which lists the resources that are advertised as shares, time slicing is supported. MPS is
+refused: a separate daemon would have to serve the clients, and a device that it serves is not cleared while they run.
+``rename`` and ``devices`` of an entry are refused where they have an effect, because NVIDIA's plugin ignores them: a
+node would be shared differently from what is written.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _AT: Location = ("sharing", "timeSlicing")
 
 
 class ConfigFile:
-    """The parts of one file. Where nothing is written the answer is None; everything raises :class:`InvalidConfiguration`.
+    """The values of one file. A missing value is None; every method raises :class:`InvalidConfiguration`.
 
     Args:
-        name: what the file is called in complaints.
+        name: name of the file in error messages.
     """
 
     def __init__(self, name: str, document: YamlDocument) -> None:
@@ -45,7 +45,7 @@ class ConfigFile:
         return self._document.value
 
     def section(self, at: Location, value: Value, known: Collection[str]) -> Mapping[str, Value]:
-        """The keys and values at ``at``, all of which are among ``known``; none where nothing is written."""
+        """Return the mapping at ``at``, empty when it is missing; refuse keys that are not in ``known``."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -56,7 +56,7 @@ class ConfigFile:
         return value
 
     def choice(self, at: Location, section: Mapping[str, Value], key: str, kind: type[_Choice]) -> _Choice | None:
-        """One of the words of ``kind``."""
+        """Return one of the values of ``kind``."""
         value = section.get(key)
         if value is None:
             return None
@@ -66,14 +66,14 @@ class ConfigFile:
             raise self.configuration_error((*at, key), f'is "{value}"; write one of {", ".join(kind)}') from None
 
     def boolean(self, at: Location, section: Mapping[str, Value], key: str) -> bool | None:
-        """True or false."""
+        """Return true or false."""
         value = section.get(key)
         if value is None or isinstance(value, bool):
             return value
         raise self.configuration_error((*at, key), f'is "{value}"; write true or false')
 
     def text(self, at: Location, section: Mapping[str, Value], key: str) -> str | None:
-        """A text; None for an empty one."""
+        """Return a string; None for an empty one."""
         value = section.get(key)
         if value is None or isinstance(value, str):
             return value or None
@@ -82,26 +82,26 @@ class ConfigFile:
     def path(
         self, at: Location, section: Mapping[str, Value], key: str, kind: Callable[[str], _Place]
     ) -> _Place | None:
-        """A path that begins with a slash."""
+        """Return a path that begins with a slash."""
         value = self.text(at, section, key)
         if value is not None and not value.startswith("/"):
             raise self.configuration_error((*at, key), f'is "{value}"; write a path that begins with /')
         return None if value is None else kind(value)
 
     def origin(self, location: Location) -> str:
-        """``FILE:LINE: KEY``, for a complaint of somebody else's."""
+        """Return ``FILE:LINE: KEY``, for the error message of another module."""
         return f"{self._name}:{self._document.line(location)}: {'.'.join(str(part) for part in location) or 'the file'}"
 
     def configuration_error(self, location: Location, what: str) -> InvalidConfiguration:
-        """The error for what is at ``location``."""
+        """Return the error for the value at ``location``."""
         return InvalidConfiguration(f"{self.origin(location)} {what}.")
 
 
 def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | None) -> TimeSlicing | None:
-    """What the file shares; None where it says nothing of sharing.
+    """Return what the file shares; None where it does not configure sharing.
 
     Raises:
-        InvalidConfiguration: it asks for what is not done here; the sentence has the line.
+        InvalidConfiguration: it requests something unsupported; the message contains the line.
     """
     ways = file.section(("sharing",), value, {"timeSlicing", "mps"})
     keys = {"resources", "renameByDefault", "failRequestsGreaterThanOne"}
@@ -142,7 +142,7 @@ def _name(file: ConfigFile, where: Location, entry: Mapping[str, Value]) -> str:
 
 
 def _qualified(name: str) -> str:
-    """The name with its domain; NVIDIA's where none is written."""
+    """Return the name with its domain; NVIDIA's where none is written."""
     return name if "/" in name else f"{NVIDIA_RESOURCE.partition('/')[0]}/{name}"
 
 

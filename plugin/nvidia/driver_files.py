@@ -1,7 +1,7 @@
-"""The user-space files of NVIDIA's driver, which a container gets beside its devices.
+"""Finds the user-space files of NVIDIA's driver, which a container gets beside its devices.
 
-The kernel module accepts no library of another version than its own, so the driver's version decides which files are
-taken, and a root that holds the files of two drivers and does not say which one runs is refused.
+The kernel module accepts only libraries of its own version, so the driver's version decides which files are taken. A
+root with the files of two drivers is refused when it does not say which one runs.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ HOST_ROOT = PurePosixPath("/")
 
 @dataclass(frozen=True, slots=True)
 class DriverRoot:
-    """Where the driver is installed: on the host, and as this process sees the same directory."""
+    """Where the driver is installed: on the host, and the same directory as this process sees it."""
 
     host: PurePosixPath = HOST_ROOT
     local_path: Path = Path("/")
 
     def host_path(self, path: str) -> str:
-        """The host's path of ``path``, which begins at the driver's root."""
+        """Return the host's path of ``path``, which begins at the driver's root."""
         return str(self.host / path.lstrip("/"))
 
 
@@ -64,9 +64,9 @@ class LibraryLink:
     """A symbolic link beside the libraries, such as ``libcuda.so.1``.
 
     Attributes:
-        path: of the link, from the driver's root.
-        target: what is written in it.
-        file: the library that it leads to, from the driver's root.
+        path: path of the link, from the driver's root.
+        target: content of the link.
+        file: the library that it resolves to, from the driver's root.
     """
 
     path: str
@@ -85,27 +85,27 @@ class DriverFiles:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Where the libraries are."""
+        """The directories of the libraries."""
         return tuple(sorted({os.path.dirname(path) for path in self.libraries}))
 
 
 @dataclass(frozen=True, slots=True)
 class CdiHook:
-    """NVIDIA's program that prepares a container's links and its linker's cache; the runtime calls it on the host."""
+    """NVIDIA's program that prepares a container's links and its linker cache; the runtime calls it on the host."""
 
     path: str
 
     def arguments(self, command: str, *flags: str) -> list[str]:
-        """Its argument list; the newer program has the hooks at the top, ``nvidia-ctk`` below a word."""
+        """Return the argument list; ``nvidia-ctk``, the older program, needs the word ``hook`` before the command."""
         name = PurePosixPath(self.path).name
         return [name, *(["hook"] if name == "nvidia-ctk" else []), command, *flags]
 
 
 def find_driver_files(root: DriverRoot) -> DriverFiles:
-    """The files of the driver that runs, below ``root``.
+    """Return the files of the running driver, below ``root``.
 
     Raises:
-        InvalidConfiguration: there are none, or nothing says which of several drivers runs.
+        InvalidConfiguration: there are none, or it is unknown which of several drivers runs.
     """
     version = _driver_version(root.local_path)
     libraries: dict[str, str] = {}
@@ -135,7 +135,7 @@ def find_driver_files(root: DriverRoot) -> DriverFiles:
 
 
 def is_unchanged(files: DriverFiles, root: DriverRoot) -> bool:
-    """Whether ``files`` are all there as before, and the kernel runs their driver as far as it says."""
+    """Return whether ``files`` all still exist, and the kernel, if it reports a version, runs the same driver."""
     paths = (*files.libraries, *files.programs)
     return _kernel_module_version(root.local_path) in (None, files.version) and all(
         (root.local_path / path.lstrip("/")).is_file() for path in paths
@@ -143,7 +143,7 @@ def is_unchanged(files: DriverFiles, root: DriverRoot) -> bool:
 
 
 def find_cdi_hook(root: DriverRoot) -> CdiHook | None:
-    """NVIDIA's hook program; looked for on the host only, so None where the driver has a root of its own."""
+    """Return NVIDIA's hook program; None where the driver has a separate root, because only the host is searched."""
     if root.host != HOST_ROOT:
         return None
     for name in HOOK_PROGRAMS:
@@ -154,7 +154,7 @@ def find_cdi_hook(root: DriverRoot) -> CdiHook | None:
 
 
 def _driver_version(root: Path) -> str:
-    """Of the kernel module where that is to be read, else of the one ``libcuda`` below ``root``."""
+    """Return the version of the kernel module if it is readable, else of the only ``libcuda`` below ``root``."""
     said = _kernel_module_version(root)
     found = sorted(
         {
@@ -179,7 +179,7 @@ def _driver_version(root: Path) -> str:
 
 
 def _kernel_module_version(root: Path) -> str | None:
-    """The version of the kernel module; None where that is not to be read."""
+    """Return the version of the kernel module; None where it is not readable."""
     try:
         said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_bytes().decode(errors="replace"))
     except OSError:
@@ -188,7 +188,7 @@ def _kernel_module_version(root: Path) -> str | None:
 
 
 def _directories(root: Path) -> Iterator[Path]:
-    """The library directories that are there; each once, although many are links to another."""
+    """Yield the existing library directories, each once although many are links to another."""
     met = set()
     for name in LIBRARY_DIRECTORIES:
         directory = root / name

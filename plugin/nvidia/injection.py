@@ -1,8 +1,8 @@
-"""How a container learns which GPUs of NVIDIA's are its own: the choices that an administrator has.
+"""Injection settings for NVIDIA GPUs: how a container learns which GPUs it has.
 
-The words are those of NVIDIA's device plugin, so that its flags, its environment variables and its configuration file
-mean the same here. They concern devices with nodes of NVIDIA's driver; how a container is given any other device is for its
-backend to say (:class:`~scrubber.domain.device.AccessKind`), and nobody chooses.
+The names are those of NVIDIA's device plugin, so that its flags, its environment variables and its configuration file
+mean the same here. They apply to devices with nodes of NVIDIA's driver. For any other device, its backend alone decides
+how a container gets it (:class:`~scrubber.domain.device.AccessKind`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = [
 ]
 
 CDI_KIND = "scrubber.dev/gpu"
-"""The kind of our devices in CDI."""
+"""CDI kind of the plugin's devices."""
 CDI_ANNOTATION_PREFIX = "cdi.k8s.io/"
-"""How the annotations begin that every runtime with CDI reads."""
+"""Prefix of the annotations that every runtime with CDI support reads."""
 
 
 HOST_ROOT = PurePosixPath("/")
 
 _NVIDIA_NODES = "/dev/nvidia"
-"""How the paths of all device nodes begin that NVIDIA's driver makes."""
+"""Path prefix of all device nodes of NVIDIA's driver."""
 
 
 def has_nvidia_node(access: Iterable[Access]) -> bool:
@@ -46,7 +46,7 @@ def has_nvidia_node(access: Iterable[Access]) -> bool:
 
 
 def cdi_device_name(name: str) -> str:
-    """Return what kubelet and runtime call the device ``name`` in CDI."""
+    """Return the name of the device ``name`` in CDI, as the kubelet and the runtime use it."""
     return f"{CDI_KIND}={name}"
 
 
@@ -62,22 +62,22 @@ class ListStrategy(StrEnum):
     ENVVAR = "envvar"
     """``NVIDIA_VISIBLE_DEVICES`` holds the list. Any pod can set that variable itself."""
     VOLUME_MOUNTS = "volume-mounts"
-    """A mount of ``/dev/null`` for each device; a pod needs a ``hostPath`` to forge that."""
+    """A mount of ``/dev/null`` for each device; a pod needs a ``hostPath`` volume to forge that."""
     CDI_ANNOTATIONS = "cdi-annotations"
-    """An annotation on the container that names devices of our CDI specification."""
+    """An annotation on the container that names devices of the plugin's CDI specification."""
     CDI_CRI = "cdi-cri"
-    """The same names in the CRI's own field."""
+    """The same names in a field of the CRI."""
 
 
 class IdStrategy(StrEnum):
-    """What a device is called in that list. In CDI's names, which are our own, it is always its UUID."""
+    """How a device is named in that list. CDI names, which the plugin defines, always contain the UUID."""
 
     UUID = "uuid"
     INDEX = "index"
 
 
 class Feature(StrEnum):
-    """What else NVIDIA's runtime is asked for, by ``NVIDIA_<FEATURE>=enabled``."""
+    """Further features to request from NVIDIA's runtime, by ``NVIDIA_<FEATURE>=enabled``."""
 
     GDRCOPY = "gdrcopy"
     GDS = "gds"
@@ -86,14 +86,14 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NvidiaInjection:
-    """What a container is given with GPUs of NVIDIA's.
+    """What a container gets with NVIDIA GPUs.
 
     Attributes:
         strategies: at least one; in the order of :class:`ListStrategy`.
-        pass_device_specs: give the device nodes to the kubelet too, so that it does not take them away again when it
-            updates the container. Says nothing where CDI alone injects, which does so itself.
-        dev_root: where the device nodes are on the host: the directory that holds ``dev``.
-        annotation_prefix: how the key of the CDI annotation begins.
+        pass_device_specs: pass the device nodes to the kubelet too, so that it does not remove them when it updates the
+            container. No effect where CDI alone injects, because CDI does that itself.
+        dev_root: where the device nodes are on the host: the directory that contains ``dev``.
+        annotation_prefix: prefix of the key of the CDI annotation.
 
     Raises:
         InvalidConfiguration: a combination that cannot work.
@@ -134,7 +134,7 @@ class NvidiaInjection:
         return ListStrategy.ENVVAR in self.strategies
 
     def host_path(self, container_path: str, host_path: str) -> str:
-        """Where a device node is on the host; ``host_path`` is what the service says, which knows no other root."""
+        """Return a device node's path on the host; ``host_path`` is the service's path, which assumes no other root."""
         if self.dev_root == HOST_ROOT:
             return host_path
         return str(self.dev_root / container_path.lstrip("/"))
@@ -144,13 +144,13 @@ _CDI = (ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI)
 
 
 def parse_list_strategies(values: Iterable[str], origin: str) -> tuple[ListStrategy, ...]:
-    """Read strategies that are separated by commas, repeated, or both; each counts once.
+    """Parse strategies that are separated by commas, repeated, or both; each counts once.
 
     Args:
-        origin: where they were written, for the complaint: a flag, or ``FILE:LINE: KEY``.
+        origin: where they were written, for error messages: a flag, or ``FILE:LINE: KEY``.
 
     Raises:
-        InvalidConfiguration: none, or one that does not exist.
+        InvalidConfiguration: no strategy, or one that does not exist.
     """
     words = [word for each in values for part in each.split(",") if (word := part.strip())]
     known = ", ".join(ListStrategy)

@@ -1,8 +1,8 @@
-"""The settings that NVIDIA's device plugin has: from its flags, its environment variables and its configuration file.
+"""The settings of NVIDIA's device plugin: from its flags, its environment variables and its configuration file.
 
-A cluster that runs NVIDIA's plugin keeps what it has written. The command line wins over the environment, and that over
-the file, one setting at a time. What the file holds and we cannot do is refused with its line, never passed over: a
-node that shares its GPUs differently from what is written would be found out too late.
+A cluster that runs NVIDIA's plugin keeps its existing settings. The command line overrides the environment, and that
+overrides the file, one setting at a time. An unsupported setting in the file is refused with its line, never ignored:
+otherwise a node that shares its GPUs differently from the configuration would be noticed too late.
 
 Source: the documentation and the ``--help`` of NVIDIA's device plugin, version 0.20.
 """
@@ -50,7 +50,7 @@ DRIVER_ROOT_MOUNT = Path("/driver-root")
 
 @dataclass(frozen=True, slots=True)
 class NvidiaOptions:
-    """What somebody wrote in one place; None is not written there."""
+    """The options of one source; None: not set there."""
 
     list_strategies: tuple[ListStrategy, ...] | None = None
     ids: IdStrategy | None = None
@@ -68,7 +68,7 @@ class NvidiaOptions:
     sharing: TimeSlicing | None = None
 
     def with_fallback(self, other: NvidiaOptions) -> NvidiaOptions:
-        """This, and where nothing is written here, ``other``."""
+        """Return these options, with ``other`` for those that are not set."""
         mine = {each.name: getattr(self, each.name) for each in fields(self)}
         theirs = {each.name: getattr(other, each.name) for each in fields(other)}
         return NvidiaOptions(**{name: theirs[name] if value is None else value for name, value in mine.items()})
@@ -88,7 +88,7 @@ def options_from_flags(
     fail_on_init_error: bool | None = None,
     features: Mapping[Feature, bool | None] | None = None,
 ) -> NvidiaOptions:
-    """What flags and environment variables say. An empty text is not written.
+    """Return the options from flags and environment variables. An empty string counts as not set.
 
     Raises:
         InvalidConfiguration: a strategy that does not exist, or a path that does not begin with a slash.
@@ -124,13 +124,13 @@ def _absolute(flag: str, words: str | None, kind: Callable[[str], _Place]) -> _P
 
 @dataclass(frozen=True, slots=True)
 class NvidiaPluginSettings:
-    """What the plugin does with GPUs; on a simulated node nothing of it matters but ``sharing``.
+    """The settings for GPUs; on a simulated node only ``sharing`` has an effect.
 
     Attributes:
         hook: NVIDIA's program for a container's links; None where there is none.
-        cdi_directory: where our CDI specification is written, if a strategy needs one.
-        fail_on_init_error: end with a sentence when the node cannot be advertised as asked; else wait until it can.
-        disabled_health_checks: what ``DP_DISABLE_HEALTHCHECKS`` says.
+        cdi_directory: where the CDI specification is written, if a strategy needs one.
+        fail_on_init_error: exit with an error when the node cannot be advertised as configured; else wait until it can.
+        disabled_health_checks: value of ``DP_DISABLE_HEALTHCHECKS``.
     """
 
     injection: NvidiaInjection = field(default_factory=NvidiaInjection)
@@ -151,13 +151,13 @@ def resolve_settings(
     disabled_health_checks: str = "",
     mounted_root: Path = DRIVER_ROOT_MOUNT,
 ) -> NvidiaPluginSettings:
-    """The settings in force.
+    """Return the effective settings.
 
     Args:
-        options: on the command line or in the environment.
+        options: from the command line and the environment.
         config: NVIDIA's configuration file.
-        mounted_root: where the driver's root is expected unless somebody says otherwise; if nothing is there, the
-            plugin sees the host's own paths.
+        mounted_root: where the driver's root is expected unless an option names it; if it does not exist, the plugin
+            uses the host's own paths.
 
     Raises:
         InvalidConfiguration: the file cannot be read, or the settings cannot work together.
@@ -191,7 +191,7 @@ def resolve_settings(
 
 
 def health_check_warning(disabled: str) -> str:
-    """What to tell somebody who has set ``DP_DISABLE_HEALTHCHECKS``; empty when nothing is set."""
+    """Return a warning if ``DP_DISABLE_HEALTHCHECKS`` is set; empty when it is not."""
     if not disabled:
         return ""
     return (
@@ -201,7 +201,7 @@ def health_check_warning(disabled: str) -> str:
 
 
 def index_warning(injection: NvidiaInjection) -> str:
-    """What to tell somebody whose containers are given indices; empty when none is."""
+    """Return a warning if containers get indices; empty when they do not."""
     if injection.ids is IdStrategy.UUID or injection.is_cdi_only:
         return ""
     return (
@@ -211,10 +211,10 @@ def index_warning(injection: NvidiaInjection) -> str:
 
 
 def read_config_file(path: Path) -> NvidiaOptions:
-    """NVIDIA's configuration file, version ``v1``; YAML or JSON.
+    """Read NVIDIA's configuration file, version ``v1``; YAML or JSON.
 
     Raises:
-        InvalidConfiguration: it cannot be read, or asks for what is not done here; the sentence has the line.
+        InvalidConfiguration: it cannot be read, or requests something unsupported; the message contains the line.
     """
     from plugin.nvidia.config_file import ConfigFile  # YAML takes a while to load, and most nodes have no such file
     from scrubber.config.yaml_document import parse_yaml, read_regular_file
@@ -289,7 +289,7 @@ class _Reader:
         return parse_list_strategies([str(word) for word in words], self._file.origin(where))
 
     def _refuse_renaming(self, resources: Value) -> None:
-        """Entries that say what holds anyway are fine; NVIDIA's plugin passes over the others, which nobody notices."""
+        """Refuse entries that would rename a resource; NVIDIA's plugin silently ignores them."""
         for kind, entries in self._file.section(("resources",), resources, {"gpus", "mig"}).items():
             if not isinstance(entries, list | None):
                 raise self._file.configuration_error(("resources", kind), "must be a list of patterns and names")

@@ -1,5 +1,6 @@
-"""In front of a vendor's own device plugin: it registers with a kubelet's socket of ours, and we with the kubelet.
+"""A proxy in front of a vendor's device plugin, which registers with our socket instead of the kubelet's.
 
-Promise: what the vendor's plugin says passes through unchanged; what is added is the gate before every start and the
-quarantine in every list. An id that is not the name of exactly one device of the service is never handed out.
+Invariant: the vendor's responses pass through unchanged, except that a gate precedes every container start and
+quarantined devices are unhealthy in every list. An id that does not name exactly one device of the service is never
+handed over.
 """

@@ -1,8 +1,8 @@
-"""What a vendor's answer to ``Allocate`` would give a container, as far as it can be read.
+"""Determines what a vendor's response to ``Allocate`` would give a container, as far as it can be read.
 
-Promise: an answer that plainly reaches a device which was not allocated is found here, before a container is started
-with it: the gate was asked about other devices. What cannot be read (a mount of a whole directory, a hook) is not
-judged.
+Invariant: a response that plainly reaches a device that was not allocated is detected here, before a container starts
+with it, because the gate covers only the allocated devices. What cannot be read (a mount of a whole directory, a hook)
+is not judged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class DevicePaths:
     device_ids: DeviceIds
 
     def unallocated_devices(self, response: kubelet.ContainerAllocateResponse, allocated: Iterable[str]) -> list[str]:
-        """Devices that ``response`` reaches and that are not ``allocated``; a path that is shared with one that is counts
-        for that one.
+        """Return the devices that ``response`` reaches and that are not ``allocated``.
+
+        A path shared by an allocated device counts for that device.
         """
         mine = frozenset(allocated)
         found: set[str] = set()
@@ -40,7 +41,7 @@ class DevicePaths:
 
 
 def referenced_devices(answer: kubelet.ContainerAllocateResponse, device_paths: DevicePaths) -> list[frozenset[str]]:
-    """For each path and each name in ``answer``, the devices of the service that it may stand for; unknown ones left out."""
+    """For each path and each name in ``answer``, return the devices of the service that it may mean, if any."""
     pairs = [(each.host_path, each.container_path) for each in answer.devices]
     pairs += [(each.host_path, each.container_path) for each in answer.mounts]
     owners = [
@@ -56,12 +57,12 @@ def referenced_devices(answer: kubelet.ContainerAllocateResponse, device_paths: 
 
 
 def uses_envvar(answer: kubelet.ContainerAllocateResponse) -> bool:
-    """Whether the answer names devices to NVIDIA's runtime by the variable that any pod can set."""
+    """Return whether the response names devices to NVIDIA's runtime by the variable that any pod can set."""
     return answer.envs.get(NVIDIA_VISIBLE_DEVICES_VARIABLE, "") not in NO_DEVICE_VALUES
 
 
 def _names(answer: kubelet.ContainerAllocateResponse) -> list[str]:
-    """Every name of a device that a container runtime would read."""
+    """Return every name of a device that a container runtime would read."""
     value = answer.envs.get(NVIDIA_VISIBLE_DEVICES_VARIABLE, "")
     names = [] if value in NO_DEVICE_VALUES else value.split(",")
     qualified = [each.name for each in answer.cdi_devices]

@@ -1,8 +1,8 @@
-"""Which device of the service a vendor's id means.
+"""Maps a vendor's ids to the devices of the service.
 
-Promise: an id is one device or none. One that could be two, or that the service has no device for, is refused with a
-sentence, and so are two ids that claim one device without being replicas of each other: the gate would otherwise guard
-another device than the one that is handed out.
+Invariant: an id means one device or none. An id that could mean two, or that the service has no device for, is refused
+with a message. So are two ids that claim one device without being replicas of each other: otherwise the gate would
+guard a different device from the one that is handed over.
 
 Pure.
 """
@@ -19,19 +19,19 @@ __all__ = ["DeviceIds", "DeviceNames", "ResolvedId", "parse_pci_address", "refus
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 _NODE = re.compile(r"[a-z]+\d+", re.IGNORECASE)
-"""A device node of one device, ``nvidia0``; not one that all share, such as ``nvidiactl`` and ``nvidia-uvm``."""
+"""The node of a single device, ``nvidia0``; not one that all share, such as ``nvidiactl`` and ``nvidia-uvm``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNames:
-    """A device of the service, and what else it is called.
+    """A device of the service and its other names.
 
     Attributes:
         id: the UUID.
         index: the driver's; ``"0:1"`` for instance 1 of GPU 0.
-        parent: id of the GPU that an instance is cut from; empty for a whole GPU.
-        pci: its PCI address in any spelling; empty when the service does not say.
-        nodes: base names of the device nodes, or of the mounts, that a container reaches it by.
+        parent: id of the GPU that a MIG instance belongs to; empty for a whole GPU.
+        pci: its PCI address in any spelling; empty when the service does not report it.
+        nodes: base names of the device nodes, or of the mounts, by which a container reaches it.
     """
 
     id: str
@@ -43,10 +43,10 @@ class DeviceNames:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedId:
-    """What an id means: ``device`` is the service's id, or empty, and then ``refusal`` says why.
+    """The meaning of an id: ``device`` is the service's id, or empty, and then ``refusal`` gives the reason.
 
     Attributes:
-        base: the id without its replica's number.
+        base: the id without its replica number.
         replica: whether it has one.
     """
 
@@ -57,7 +57,7 @@ class ResolvedId:
 
 
 def parse_pci_address(text: str) -> tuple[int, int, int, int] | None:
-    """Domain, bus, device and function of an address, however it is spelled; None for anything else."""
+    """Return domain, bus, device and function of an address in any spelling; None for anything else."""
     found = _PCI.fullmatch(text)
     if found is None:
         return None
@@ -67,11 +67,11 @@ def parse_pci_address(text: str) -> tuple[int, int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceIds:
-    """Looks ids up among the devices of the service.
+    """Resolves ids to the devices of the service.
 
-    An id is a UUID, a PCI address, an index, or the name of a device node that only one whole device has; each of them
-    may be followed by ``::`` and the number of a replica. A whole GPU that is cut into instances is none of the
-    service's devices, so its names are nobody's.
+    An id is a UUID, a PCI address, an index, or the name of a device node that only one whole device has. Each of them
+    may be followed by ``::`` and the number of a replica. A whole GPU that is partitioned into instances is not a
+    device of the service, so its names resolve to no device.
     """
 
     devices: tuple[DeviceNames, ...]
@@ -93,7 +93,7 @@ class DeviceIds:
         object.__setattr__(self, "_by_address", {address: frozenset(ids) for address, ids in addressed.items()})
 
     def resolve(self, id_: str) -> ResolvedId:
-        """The one device that ``id_`` means."""
+        """Return the one device that ``id_`` means."""
         base, mark, number = id_.rpartition(REPLICA_SEPARATOR)
         replica = bool(mark) and bool(base) and number.isdecimal() and number.isascii()
         if not replica:
@@ -110,7 +110,7 @@ class DeviceIds:
         return ResolvedId(refusal=refusal, base=base, replica=replica)
 
     def _matches(self, base: str) -> frozenset[str]:
-        """Every device that any reading of ``base`` leads to."""
+        """Return every device that matches any interpretation of ``base``."""
         found = self._by_name.get(base, frozenset())
         if (address := parse_pci_address(base)) is not None:
             found |= self._by_address.get(address, frozenset())
@@ -120,13 +120,13 @@ class DeviceIds:
 def resolve_lists(
     directory: DeviceIds, lists: Mapping[str, Iterable[str]], away: Collection[str] = ()
 ) -> dict[str, dict[str, ResolvedId]]:
-    """What each id of each resource means: resource → id → meaning.
+    """Return the meaning of each id of each resource: resource → id → meaning.
 
     A device may be in one resource only, and there under one name or as its replicas.
 
     Args:
         lists: resource → the ids that its plugin lists.
-        away: those of the resources whose plugin is away: they give way to one that is there.
+        away: the resources whose plugin is away: they give way to one whose plugin is present.
     """
     meanings = {resource: {id_: directory.resolve(id_) for id_ in ids} for resource, ids in lists.items()}
     present = {resource: ids for resource, ids in meanings.items() if resource not in away}
@@ -139,7 +139,9 @@ def resolve_lists(
 
 
 def refuse_if_changed(id_: str, resolved: ResolvedId, before: str) -> ResolvedId:
-    """``resolved``, refused when ``id_`` was another device before: the kubelet gives a container the answer of then.
+    """Return ``resolved``, refused when ``id_`` meant another device before.
+
+    The kubelet gives a container the response of that time.
 
     Args:
         before: the device that the id first meant; empty when it meant none.
@@ -157,7 +159,7 @@ _Claimants = Mapping[str, Sequence[tuple[str, str, bool]]]
 
 
 def _claimants(meanings: Mapping[str, Mapping[str, ResolvedId]]) -> dict[str, list[tuple[str, str, bool]]]:
-    """Device → who claims it: resource, name without the replica's number, whether it is a replica."""
+    """Return device → its claimants: resource, name without the replica number, whether it is a replica."""
     found: dict[str, set[tuple[str, str, bool]]] = {}
     for resource, ids in meanings.items():
         for meaning in ids.values():

@@ -1,10 +1,10 @@
-"""What the kubelet is told of a resource that a vendor's plugin lists.
+"""The list that the kubelet gets for a resource of a vendor's plugin.
 
-Promises: ``Healthy`` is said only of a device that the vendor calls exactly that, that the service advertises, and
-whose id means one device. A device that the vendor leaves out stays listed, as unhealthy, until the vendor's plugin
-registers again: the kubelet shows an omitted device as healthy. Nothing else of the vendor's list is changed.
+Invariants: a device is ``Healthy`` only if the vendor reports exactly that, the service advertises the device, and its
+id means one device. A device that the vendor omits stays listed, as unhealthy, until the vendor's plugin registers
+again, because the kubelet shows an omitted device as healthy. Nothing else of the vendor's list is changed.
 
-The judgement is pure (:func:`build_entries`); :class:`UpstreamDeviceList` holds it for the streams.
+The decision is pure (:func:`build_entries`); :class:`UpstreamDeviceList` holds its result for the streams.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["UpstreamDeviceList", "UpstreamListEntry", "VendorReport", "build_ent
 
 @dataclass(frozen=True, slots=True)
 class VendorReport:
-    """What a vendor's plugin has said of one resource, in its latest registration.
+    """What a vendor's plugin has reported for one resource, in its latest registration.
 
     Attributes:
         devices: its last full list.
-        dropped: what earlier lists of this registration had and the last one has not.
+        dropped: devices of earlier lists of this registration that the last one lacks.
         unusable_reason: why none of its devices can be used now; empty while they can.
     """
 
@@ -35,7 +35,7 @@ class VendorReport:
     unusable_reason: str = ""
 
     def with_list(self, devices: Sequence[kubelet.Device]) -> VendorReport:
-        """What was said once another full list has been heard."""
+        """Return the report after another full list."""
         now = {device.ID for device in devices}
         earlier = {device.ID: device for device in (*self.dropped, *self.devices)}
         dropped = tuple(device for id_, device in earlier.items() if id_ not in now)
@@ -47,10 +47,10 @@ class UpstreamListEntry:
     """One device of the list.
 
     Attributes:
-        message: as the kubelet gets it.
-        resolved: which device of the service it is.
-        device: that device as the service shows it; None when there is none.
-        unhealthy_reason: a sentence on why it is unhealthy; empty while it is not.
+        message: the device as sent to the kubelet.
+        resolved: the device of the service that it means.
+        device: that device as the service reports it; None when there is none.
+        unhealthy_reason: a message on why it is unhealthy; empty while it is healthy.
     """
 
     message: kubelet.Device
@@ -66,10 +66,10 @@ class UpstreamListEntry:
 def build_entries(
     report: VendorReport, resolved_ids: Mapping[str, ResolvedId], devices: Mapping[str, AdvertisedDevice]
 ) -> tuple[UpstreamListEntry, ...]:
-    """The whole list, in the vendor's order, what it has dropped last.
+    """Return the whole list in the vendor's order, followed by the dropped devices.
 
     Args:
-        resolved_ids: of every id of ``report.devices``.
+        resolved_ids: meanings of every id of ``report.devices``.
         devices: the service's devices by id.
     """
     listed = [
@@ -96,7 +96,7 @@ def build_entries(
 def _unhealthy_reason(
     said: VendorReport, device: kubelet.Device, meaning: ResolvedId, offers: Mapping[str, AdvertisedDevice]
 ) -> str:
-    """Why a device is unhealthy; empty for exactly one that is not."""
+    """Return why a device is unhealthy; empty only for a healthy one."""
     if meaning.refusal:
         return meaning.refusal
     if said.unusable_reason:
@@ -122,7 +122,7 @@ def _entry(
 
 
 class UpstreamDeviceList(AdvertisedDevices):
-    """One resource's list, for its streams.
+    """The list of one resource, for its streams.
 
     Attributes:
         entries: id → entry, in the order of the list.
@@ -143,7 +143,7 @@ class UpstreamDeviceList(AdvertisedDevices):
         return [entry.message for entry in self.entries.values()]
 
     async def set_entries(self, entries: Iterable[UpstreamListEntry]) -> None:
-        """Replace everything; the version grows when something in the kubelet's list is different."""
+        """Replace all entries; the version grows when something in the kubelet's list is different."""
         before = self.messages
         self.entries = {entry.id: entry for entry in entries}
         if self.version == 0 or self.messages != before:

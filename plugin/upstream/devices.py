@@ -1,8 +1,8 @@
-"""The node's devices, dealt out to the resources of the vendors' plugins.
+"""Maps the node's devices to the resources of the vendors' plugins.
 
-Promise: every list is judged anew whenever one of its three parts changes: what the vendor says, what the service
-says, and what the clock says of either that is silent. The service knows what the ids of a list mean before the list is
-shown, and an id once shown as one device is never handed out as another.
+Invariants: every list is rebuilt whenever one of its three inputs changes: the vendor's list, the service's devices,
+and the timeouts of either when it is silent. The service learns what the ids of a list mean before the list becomes
+visible. An id that was once shown as one device is never handed over as another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["UpstreamDevices", "device_names"]
 
 
 def device_names(device: AdvertisedDevice) -> DeviceNames:
-    """What a device of the service is called."""
+    """Return the names of a device of the service."""
     return DeviceNames(
         id=device.id,
         index=device.index,
@@ -37,16 +37,17 @@ def device_names(device: AdvertisedDevice) -> DeviceNames:
 
 
 class UpstreamDevices(AdvertisedDevices):
-    """What the service says of the node, and a list for each resource that a vendor's plugin has registered.
+    """The service's devices, and a list for each resource that a vendor's plugin has registered.
 
     Args:
-        publish_mapping: told what a resource's ids mean, those of containers that its plugin does not list any more included.
+        publish_mapping: called with the meaning of a resource's ids, including ids of containers that its plugin no
+            longer lists.
 
     Attributes:
-        lists: resource → its list, once the vendor and the service have each spoken; one that is there stays.
-        upstreams: resource → who stands behind it.
+        lists: resource → its list, once both the vendor and the service have reported; a list is never removed.
+        upstreams: resource → the plugin behind it.
         device_ids: the devices of the service, by every name.
-        error: always empty: the vendors decide what is advertised as what.
+        error: always empty: the vendors decide which devices their resources contain.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class UpstreamDevices(AdvertisedDevices):
         await self._rebuild_lists()
 
     async def add_vendor(self, vendor: VendorPlugin) -> None:
-        """A plugin has registered and was dialled.
+        """Add a plugin that has registered and was dialled.
 
         Raises:
-            Unavailable: nobody follows plugins now.
+            Unavailable: :meth:`run` is not active.
         """
         upstream = self.upstreams.get(vendor.resource)
         if upstream is None:
@@ -98,7 +99,7 @@ class UpstreamDevices(AdvertisedDevices):
         await upstream.attach(vendor, self._spawn)
 
     def missing_resources(self) -> dict[str, float]:
-        """Resource → since when its plugin has been away, for those that may not know of it and could come back."""
+        """Return resource → since when its plugin is away, for plugins that may not know it and could come back."""
         return {
             resource: each.vendor_state.disconnected_since
             for resource, each in self.upstreams.items()
@@ -117,7 +118,7 @@ class UpstreamDevices(AdvertisedDevices):
         return min((seconds for seconds in left if seconds is not None), default=None)
 
     async def _rebuild_lists(self) -> None:
-        """Make every list anew; before the service has spoken there is nothing to judge by."""
+        """Rebuild every list; does nothing before the service's first snapshot."""
         if self.version == 0:
             return
         async with self._rebuild_lock:
@@ -149,23 +150,23 @@ class UpstreamDevices(AdvertisedDevices):
                 continue
             if entry.resolved.refusal:
                 self._log.error(
-                    "vendor.device-refused",
+                    "upstream.device-refused",
                     resource=upstream.resource,
                     device=entry.id,
-                    sentence=entry.unhealthy_reason,
+                    message=entry.unhealthy_reason,
                 )
             elif entry.unhealthy_reason:
                 self._log.info(
-                    "vendor.device-unhealthy",
+                    "upstream.device-unhealthy",
                     resource=upstream.resource,
                     device=entry.id,
-                    sentence=entry.unhealthy_reason,
+                    message=entry.unhealthy_reason,
                 )
             else:
-                self._log.info("vendor.device-healthy", resource=upstream.resource, device=entry.id)
+                self._log.info("upstream.device-healthy", resource=upstream.resource, device=entry.id)
 
     def _stable_ids(self, resource: str, meanings: Mapping[str, ResolvedId]) -> dict[str, ResolvedId]:
-        """The meanings, those refused that are not what they were at first."""
+        """Return the meanings; an id whose meaning differs from its first one is refused."""
         meant = self._known_ids.setdefault(resource, {})
         kept = {id_: refuse_if_changed(id_, each, meant.get(id_, "")) for id_, each in meanings.items()}
         meant.update({id_: each.device for id_, each in kept.items() if each.device})
@@ -174,17 +175,17 @@ class UpstreamDevices(AdvertisedDevices):
         return kept
 
     async def _publish(self, resource: str) -> None:
-        """Of every id that was ever a device: a container may still have one that is listed no more."""
+        """Publish every id that ever meant a device: a container may still have one that is no longer listed."""
         await self._publish_mapping(resource, self._known_ids[resource], self.epoch)
 
     async def ensure_mapped(self, resource: str, ids: Collection[str]) -> None:
-        """A container is about to start on ``ids``: have the service know those that no list has had, too."""
+        """Publish also those ``ids`` of a starting container that were in no list."""
         new = {id_: self.device_ids.resolve(id_) for id_ in ids if id_ not in self._known_ids[resource]}
         if any(each.device for each in self._stable_ids(resource, new).values()):
             await self._publish(resource)
 
     def resolve_id(self, resource: str, id_: str) -> ResolvedId:
-        """Which device ``id_`` is; also of an id that its plugin does not list any more."""
+        """Return the device that ``id_`` means, also for an id that its plugin no longer lists."""
         entry = self.upstreams[resource].device_list.entries.get(id_)
         if entry is not None and (entry.resolved.device or entry.resolved.refusal):
             return entry.resolved

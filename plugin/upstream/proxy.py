@@ -1,4 +1,4 @@
-"""The parts of this package, put together for the composition root."""
+"""Assembles the parts of this package for the composition root."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class UpstreamProxyTimes:
 
 
 class UpstreamProxy:
-    """Vendors' plugins behind ours.
+    """Runs vendors' plugins behind this plugin.
 
     Args:
-        directory: where they are to register.
-        kubelet_dir: the real kubelet's.
+        directory: where they must register.
+        kubelet_dir: directory of the real kubelet.
         clock: monotonic seconds.
-        tracer: is told of every allocation and every start.
+        tracer: records a span of every allocation and every start.
 
     Attributes:
         devices: the node's devices, and a list for each resource.
 
     Raises:
-        InvalidConfiguration: the directory cannot be ours.
+        InvalidConfiguration: the directory cannot be used.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class UpstreamProxy:
         self._tracer = tracer
 
     async def run(self) -> NoReturn:
-        """Take and follow registrations, until cancelled."""
+        """Accept and follow registrations, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._registry.run(), name="vendors' registrations")
             await self.devices.run()
 
     def create_plugin(self, resource: str, gate: Gatekeeper, streams: ListAndWatchStreams) -> UpstreamDevicePlugin:
-        """The servicer of one incarnation for one resource of :attr:`devices`."""
+        """Return the servicer of one incarnation for one resource of :attr:`devices`."""
         return UpstreamDevicePlugin(
             self.devices.upstreams[resource],
             self.devices,

@@ -1,8 +1,8 @@
-"""A kubelet's socket for vendors' plugins: they register here instead of with the kubelet.
+"""Serves a kubelet socket for vendors' plugins, which register here instead of with the kubelet.
 
-Promises: the socket is made anew at every start of ours, as the kubelet does, and whenever a plugin that is gone does
-not come back by itself. The directory is ours alone: one that others may write to, that another kubelet serves, or
-that is the real kubelet's is refused. A plugin is dialled before its registration is accepted, as by the kubelet.
+Invariants: the socket is created again at every start, as the kubelet does, and whenever a plugin that is gone does not
+come back without it. The directory is exclusive: one that other users may write to, that another kubelet serves, or
+that belongs to the real kubelet is refused. A plugin is dialled before its registration is accepted, as by the kubelet.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ KUBELET_SOCKET_NAME = "kubelet.sock"
 LOCK_NAME = ".scrubber.lock"
 MAX_RESOURCES = 64
 MAX_CONCURRENT_DIALS = 16
-"""Registrations that are dialled at the same time."""
+"""Limit of registrations that are dialled at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRegistryTimes:
-    """Seconds.
+    """Times of the registry, in seconds.
 
     Attributes:
-        poll: between looks at our own socket and at who is missing.
+        poll: interval of checks of our socket and of missing plugins.
         rotation_delay: see :class:`SocketRotation`.
-        probe: that a stranger at our socket may take to answer.
-        closing: for registrations under way when the socket is made anew.
-        log_interval: between log lines about something that is waited for.
+        probe: how long an unknown process may take to accept a connection at our socket.
+        closing: limit for registrations in progress when the socket is created again.
+        log_interval: between log lines about a wait.
     """
 
     poll: float = 0.25
@@ -60,11 +60,11 @@ class UpstreamRegistryTimes:
 
 
 def check_directory(directory: Path, kubelet_dir: Path) -> None:
-    """Make ``directory`` if it is not there, and refuse one that cannot be ours.
+    """Create ``directory`` if it is missing; refuse one that cannot be exclusive.
 
     Raises:
-        InvalidConfiguration: it is one of the real kubelet's, is no directory, cannot be made, belongs to somebody else,
-            may be written to by others, or its sockets' paths would be too long.
+        InvalidConfiguration: it is a directory of the real kubelet, is not a directory, cannot be created, belongs to
+            another user, is writable for others, or the paths of its sockets would be too long.
     """
     for name in ("device-plugins", "plugins_registry"):
         real = kubelet_dir / name
@@ -87,7 +87,7 @@ def check_directory(directory: Path, kubelet_dir: Path) -> None:
 
 
 class _Registrations(deviceplugin_pb2_grpc.RegistrationServicer):
-    """Answers ``Register`` in sentences."""
+    """Serves ``Register``, with refusals as readable messages."""
 
     def __init__(self, registry: UpstreamRegistry) -> None:
         self._registry = registry
@@ -101,10 +101,10 @@ class _Registrations(deviceplugin_pb2_grpc.RegistrationServicer):
             await self._registry.register(request)
         except ScrubberError as error:
             self._registry.log.warning(
-                "vendor.refused",
+                "upstream.registration-refused",
                 resource=request.resource_name,
                 endpoint=request.endpoint,
-                sentence=str(error),
+                message=str(error),
             )
             wrong = isinstance(error, InvalidRequest)
             code = grpc.StatusCode.INVALID_ARGUMENT if wrong else grpc.StatusCode.UNAVAILABLE
@@ -117,7 +117,7 @@ class UpstreamRegistry:
     """Serves ``kubelet.sock`` in ``directory``.
 
     Attributes:
-        token: makes eight characters that were never used before.
+        token: creates eight characters that were never used before.
         clock: monotonic seconds.
     """
 
@@ -143,10 +143,10 @@ class UpstreamRegistry:
         return self.directory / KUBELET_SOCKET_NAME
 
     async def run(self) -> NoReturn:
-        """Until cancelled; leaving removes our socket.
+        """Run until cancelled; on exit, remove the socket.
 
         Raises:
-            InvalidConfiguration: somebody else serves there, or no socket can be made.
+            InvalidConfiguration: another process serves there, or no socket can be created.
         """
         async with self._hold_lock():
             await self._refuse_running_kubelet()
@@ -155,7 +155,7 @@ class UpstreamRegistry:
                 while True:
                     server = await self._rotate_socket(server)
                     why = await self._wait_for_rotation()
-                    self.log.warning("reception.renewed", sentence=why)
+                    self.log.warning("upstream-registry.socket-rotated", message=why)
             finally:
                 if self._is_intact:
                     self.socket.unlink(missing_ok=True)
@@ -166,8 +166,8 @@ class UpstreamRegistry:
         """Dial a plugin, and follow it from now on.
 
         Raises:
-            InvalidRequest: what it says of itself cannot be.
-            Unavailable: nobody answers at its socket.
+            InvalidRequest: the registration is invalid.
+            Unavailable: no process responds at its socket.
         """
         vendor = VendorPlugin(request.resource_name, self._endpoint(request), times=self.vendor_times, clock=self.clock)
         try:
@@ -177,7 +177,7 @@ class UpstreamRegistry:
         except BaseException:
             await vendor.close()
             raise
-        self.log.info("vendor.registered", resource=vendor.resource, socket=str(vendor.socket))
+        self.log.info("upstream.registered", resource=vendor.resource, socket=str(vendor.socket))
 
     def _endpoint(self, request: kubelet.RegisterRequest) -> Path:
         if request.version != API_VERSION:
@@ -198,10 +198,11 @@ class UpstreamRegistry:
         return self.directory / name
 
     async def _rotate_socket(self, before: grpc.aio.Server | None) -> grpc.aio.Server:
-        """Put a new socket in the place of the last; answers its server.
+        """Replace the last socket with a new one; return its server.
 
-        It serves before it has its name, and the name is removed and made again: plugins watch for either, and try to
-        register at once. gRPC removes by path when it stops, so it is given a name that nobody else will have.
+        The server listens before the socket gets its final name, and that name is removed and created again: plugins
+        watch for either event, and try to register at once. gRPC removes its socket by path when it stops, so it gets a
+        path that is never used again.
         """
         hidden = self.directory / f".kubelet-{self.token()}.sock"
         server = grpc.aio.server()
@@ -221,13 +222,13 @@ class UpstreamRegistry:
         os.link(hidden, self.socket)
         hidden.unlink()
         self._socket_file = SocketFile.of(self.socket)
-        self.log.info("reception.serving", socket=str(self.socket))
+        self.log.info("upstream-registry.serving", socket=str(self.socket))
         if before is not None:
             await before.stop(self.times.closing)
         return server
 
     async def _wait_for_rotation(self) -> str:
-        """Wait until the socket is to be made anew; answers why."""
+        """Wait until the socket must be created again; return why."""
         while True:
             await asyncio.sleep(self.times.poll)
             if not self._is_intact:
@@ -243,7 +244,7 @@ class UpstreamRegistry:
         return self._socket_file is not None and SocketFile.of(self.socket) == self._socket_file
 
     async def _refuse_running_kubelet(self) -> None:
-        """We have the lock, so whoever answers at the socket is no instance of ours."""
+        """Refuse a socket with a listener: we hold the lock, so it is not another instance of this plugin."""
         if await has_listener(self.socket, self.times.probe):
             raise InvalidConfiguration(
                 f"Somebody else serves {self.socket}: is {self.directory} the directory of a running kubelet? "
@@ -252,8 +253,9 @@ class UpstreamRegistry:
 
     @asynccontextmanager
     async def _hold_lock(self) -> AsyncIterator[None]:
-        """Hold the directory's lock; waits for an instance that is still there. Two would take the plugins from each
-        other by making the socket anew in turns.
+        """Hold the directory's lock; wait for an instance that still runs.
+
+        Two instances would take the plugins from each other by creating the socket in turns.
         """
         try:
             lock = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -264,9 +266,9 @@ class UpstreamRegistry:
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                self._reminder.log_waiting("reception.waiting", directory=str(self.directory))
+                self._reminder.log_waiting("upstream-registry.waiting", directory=str(self.directory))
                 await asyncio.sleep(self.times.poll)
-            self._reminder.log_ended("reception.taken", directory=str(self.directory))
+            self._reminder.log_ended("upstream-registry.acquired", directory=str(self.directory))
             yield
         finally:
             os.close(lock)

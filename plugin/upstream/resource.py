@@ -1,6 +1,6 @@
-"""One resource behind which a vendor's plugin stands: who answers for it now, and what it has said.
+"""One resource of a vendor's plugin: its current registration, and what the plugin has reported.
 
-Promise: one registration at a time. The earlier one's stream has ended before the next one's is opened.
+Invariant: one registration at a time. The earlier one's stream has ended before the next one's is opened.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["UpstreamResource", "UpstreamResourceTimes"]
 
 @dataclass(frozen=True, slots=True)
 class UpstreamResourceTimes:
-    """Seconds.
+    """Times of a resource, in seconds.
 
     Attributes:
-        grace: that a list outlives its plugin.
-        pause: that a plugin which let a call hang is left alone for.
-        vendor_away: that a call waits for a plugin that is away.
+        grace: how long a list remains valid after its plugin is lost.
+        pause: how long a plugin that did not respond in time is not called.
+        vendor_away: how long a call waits for a plugin that is away.
     """
 
     grace: float = 10.0
@@ -38,11 +38,11 @@ class UpstreamResourceTimes:
 
 @dataclass(slots=True)
 class UpstreamResource:
-    """One resource's plugin, and the list that is made of what it says.
+    """The plugin of one resource, and the list built from its reports.
 
     Attributes:
         on_change: called after everything that may change the list.
-        options: as the plugin answered when it registered last.
+        options: the plugin's response at its last registration.
         clock: monotonic seconds.
     """
 
@@ -66,16 +66,16 @@ class UpstreamResource:
 
     @property
     def current_report(self) -> VendorReport:
-        """What it said last, and why that cannot be used now."""
+        """The last report, and why it cannot be used now."""
         return replace(self.report or VendorReport(), unusable_reason=self._unusable_reason)
 
     async def attach(
         self, vendor: VendorPlugin, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     ) -> None:
-        """``current_vendor`` answers for the resource from now on; whoever did before is let go of first.
+        """Make ``vendor`` the plugin of this resource, after detaching the previous one.
 
         Args:
-            spawn: runs what follows the registration.
+            spawn: runs the task that follows the registration.
         """
         async with self._attach_lock:
             await self._detach()
@@ -87,13 +87,13 @@ class UpstreamResource:
             self._follow_task = spawn(self._follow(vendor))
 
     async def current_vendor(self, *, after: VendorPlugin | None = None) -> VendorPlugin:
-        """Who answers now; waits a while for one that is away.
+        """Return the plugin that is present; wait ``times.vendor_away`` for one that is away.
 
         Args:
-            after: not this one, which was just found to be gone.
+            after: a plugin that was just found to be gone, and is not returned.
 
         Raises:
-            Unavailable: nobody does, or it has let a call hang or answered what cannot be used, and is left alone.
+            Unavailable: there is none, or it did not respond in time or gave an unusable response, and is not called.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.times.vendor_away):
@@ -111,7 +111,7 @@ class UpstreamResource:
 
     async def pause_vendor(self, error: VendorTimedOut) -> None:
         """Leave the plugin alone for a while: its devices are unhealthy meanwhile."""
-        self.log.error("vendor.resting", resource=self.resource, sentence=str(error))
+        self.log.error("upstream.paused", resource=self.resource, message=str(error))
         self.vendor_state = self.vendor_state.on_timeout(
             str(error), self.clock() + self.times.pause, public_reason=error.public_message
         )
@@ -123,17 +123,17 @@ class UpstreamResource:
 
     @property
     def is_available(self) -> bool:
-        """Whether the plugin is there and may be asked."""
+        """Whether the plugin is present and may be called."""
         return self._vendor is not None and self.vendor_state.is_present and not self._unusable_reason
 
     async def reject_vendor(self, error: VendorInvalidAnswer) -> None:
         """Use nothing of this registration any more: its devices are unhealthy until the plugin registers again."""
-        self.log.error("vendor.condemned", resource=self.resource, sentence=str(error))
+        self.log.error("upstream.rejected", resource=self.resource, message=str(error))
         self.vendor_state = self.vendor_state.on_invalid(str(error), public_reason=error.public_message)
         await self.on_change()
 
     async def _follow(self, vendor: VendorPlugin) -> None:
-        """Take in one registration's lists until it is over."""
+        """Receive the lists of one registration until it ends."""
         try:
             async with aclosing(vendor.lists()) as lists:
                 async for devices in lists:
@@ -145,14 +145,14 @@ class UpstreamResource:
             await self.reject_vendor(error)
         except ScrubberError as error:
             self.vendor_state = self.vendor_state.on_disconnect(str(error), self.clock())
-            self.log.warning("vendor.away", resource=self.resource, sentence=str(error))
+            self.log.warning("upstream.disconnected", resource=self.resource, message=str(error))
         finally:
             await vendor.close()
         await self._notify()
 
     async def _notify(self) -> None:
         await self.on_change()
-        # Whoever waits for the plugin waits at the list, which rings only when it changes.
+        # Callers that wait for the plugin wait on the list, which notifies only when it changes.
         await self.device_list.notify()
 
     async def _detach(self) -> None:

@@ -1,9 +1,9 @@
-"""The five calls of the kubelet, answered by a vendor's plugin through our gate.
+"""The five calls of the kubelet, answered by a vendor's plugin through the gate.
 
-Promises: ``Allocate`` refuses what is quarantined before the vendor is asked, and an answer that reaches a device that
-was not allocated. ``PreStartContainer`` is asked of us always and first, and of the vendor only after the gate has let
-the start through. ``GetPreferredAllocation`` never fails: where the vendor's answer is late or cannot be, ours is
-given. Whatever else the vendor says passes through unchanged.
+Invariants: ``Allocate`` refuses quarantined devices before the vendor is called, and a response that reaches a device
+that was not allocated. The kubelet always calls ``PreStartContainer`` here, and the vendor is called only after the
+gate has allowed the start. ``GetPreferredAllocation`` never fails: when the vendor's response is late or invalid, ours
+is used. All other responses of the vendor pass through unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from scrubber.ports.runtime import NOOP_TRACER, Span, Tracer
 __all__ = ["UpstreamDevicePlugin", "is_valid_preference", "narrow_to_clean"]
 
 ANSWER_MARGIN = 0.5
-"""Seconds of the kubelet's deadline that are left for our own answer."""
+"""Seconds of the kubelet's deadline that are reserved for our own response."""
 
 
 _Request = TypeVar("_Request")
@@ -54,15 +54,15 @@ _Spanned = Callable[
 
 
 def _log_refusal(log: Logger, call: str, error: ScrubberError) -> None:
-    """The line about an error that was raised on purpose: by the vendor's plugin, or by us."""
+    """Log an error that was raised on purpose, by the vendor's plugin or by us."""
     if isinstance(error, VendorRefused):
-        log.warning("vendor.call-refused", sentence=str(error))
+        log.warning("upstream.call-refused", message=str(error))
     else:
         log_refusal(log, call, error)
 
 
 def _errors_to_status(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Answer]:
-    """Turn errors into statuses: the vendor's own as it is, the public sentence of ours, and of a fault just that."""
+    """Turn errors into statuses: the vendor's status unchanged, our public message, or a fixed message."""
 
     @functools.wraps(call)
     async def answer(
@@ -76,20 +76,21 @@ def _errors_to_status(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Ans
             await context.abort(error.status, error.public_message)
         except ScrubberError as error:
             await context.abort(grpc_status(error), error.public_message)
-        except Exception:  # noqa: BLE001 - told of where it was met; the pod reads no more than this
+        except Exception:  # noqa: BLE001 - logged in call_context; the pod's status shows only this message
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
         raise AssertionError("abort raises")
 
     return answer
 
 
+# See docs/decisions/0013-vendor-plugin-behind-ours.md.
 class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Answers the kubelet for one resource. One for each incarnation; front, gate and upstream outlive it.
+    """Answers the kubelet for one resource. One for each incarnation; devices, gate and upstream outlive it.
 
     Args:
-        injection: how the vendor's plugin was told to announce devices, by the words of NVIDIA's.
+        injection: how the vendor's plugin is configured to announce devices, in NVIDIA's terms.
         clock: monotonic seconds.
-        tracer: is told of every allocation and every start.
+        tracer: records a span of every allocation and every start.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
         span: Span,
     ) -> kubelet.PreStartContainerResponse:
-        # Its type says otherwise, but a call without a deadline has no time remaining.
+        # A call without a deadline has no time remaining, although the type does not allow None.
         remaining = cast("float | None", context.time_remaining())
         ends = math.inf if remaining is None else self._clock() + remaining
         ids, resource = unique_ids(request.devices_ids), self._upstream.resource
@@ -202,7 +203,7 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         await self._devices.ensure_mapped(resource, ids)
         wanted = self._upstream.options.pre_start_required
         if wanted:
-            # A certificate is used up by a hand-over: none is spent on a start that the vendor cannot be asked for.
+            # A hand-over uses up a certificate: do not spend one on a start for which the vendor cannot be called.
             await self._upstream.current_vendor()
         await self._gate.hand_over(ids, resource, ends - self._clock(), span)
         if not wanted:
@@ -214,9 +215,9 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return self._streams.closing or self._upstream.device_list.version > sent
 
     async def _allocate_from_vendor(self, request: kubelet.AllocateRequest) -> kubelet.AllocateResponse:
-        """What the vendor's plugin allocates; asked once more when it is replaced under the call.
+        """Allocate through the vendor's plugin; try once more when it is replaced during the call.
 
-        A refusal would fail the pod for good, and the kubelet itself asks for the same devices more than once.
+        A refusal would fail the pod permanently, and the kubelet itself may request the same devices more than once.
         """
         vendor = await self._upstream.current_vendor()
         try:
@@ -230,7 +231,7 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def _vendor_preference(
         self, request: kubelet.PreferredAllocationRequest
     ) -> kubelet.PreferredAllocationResponse | None:
-        """What the vendor's plugin prefers; None when it has no say, does not answer, or answers what was not asked."""
+        """Return the vendor's preference; None when it has none, does not respond, or responds with an invalid one."""
         if not self._upstream.options.get_preferred_allocation_available or not self._upstream.is_available:
             return None
         try:
@@ -241,11 +242,11 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             message = "It is none of what was asked."
         except ScrubberError as error:
             message = str(error)
-        self.log.warning("vendor.preference-unused", sentence=message)
+        self.log.warning("upstream.preference-ignored", message=message)
         return None
 
     def _devices_by_vendor_id(self) -> dict[str, AdvertisedDevice]:
-        """The service's devices by the vendor's ids."""
+        """Return the service's devices by the vendor's ids."""
         entries = [entry for entry in self._upstream.device_list.entries.values() if entry.device is not None]
         named: dict[str, list[str]] = {}
         for entry in entries:
@@ -253,10 +254,10 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return {entry.id: _renamed(entry, named) for entry in entries}
 
     def _resolve(self, id_: str) -> str:
-        """Which device of the service an id is.
+        """Return the device of the service that an id means.
 
         Raises:
-            Quarantined: none that could be told.
+            Quarantined: the id has no unique device.
         """
         meaning = self._devices.resolve_id(self._upstream.resource, id_)
         if not meaning.device:
@@ -264,12 +265,12 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return meaning.device
 
     def _allocatable(self, device_ids: Sequence[str]) -> list[str]:
-        """The devices of a container.
+        """Return the devices of a container.
 
         Raises:
             InvalidRequest: none, unknown or duplicate ids.
-            Quarantined: an id whose device cannot be told, or a device that is out of service. What is unhealthy for a
-                reason that passes, the vendor's own word included, is the vendor's to refuse.
+            Quarantined: an id without a unique device, or a device that is out of service. A device that is unhealthy
+                for a temporary reason, including the vendor's own report, is left to the vendor to refuse.
         """
         devices = []
         for id_ in unique_ids(device_ids):
@@ -282,10 +283,10 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return devices
 
     def _check_response(self, answer: kubelet.ContainerAllocateResponse, devices: Collection[str]) -> None:
-        """Refuse an answer that gives a container what it was not allocated.
+        """Refuse a response that gives a container devices that it was not allocated.
 
         Raises:
-            VendorInvalidAnswer: it does; another container would fare no better.
+            VendorInvalidAnswer: it does; a retry for another container would not help.
         """
         resource = self._upstream.resource
         unallocated = self._devices.device_paths.unallocated_devices(answer, devices)
@@ -306,10 +307,10 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
 def narrow_to_clean(
     request: kubelet.ContainerPreferredAllocationRequest, devices: dict[str, AdvertisedDevice]
 ) -> kubelet.ContainerPreferredAllocationRequest:
-    """The request as the vendor gets it: with certified devices only where there are enough of them, else with those
-    that are being scrubbed too, else unchanged.
+    """Return the request for the vendor: only certified devices if there are enough, else also those being scrubbed.
 
-    The vendor's own order, by topology or by load, then decides among devices that are equally ready.
+    With too few of both, the request is unchanged. The vendor's own order, by topology or by load, then decides among
+    devices that are equally ready.
     """
     must = set(request.must_include_deviceIDs)
     for ready in _by_readiness(devices):
@@ -332,8 +333,10 @@ def _by_readiness(devices: dict[str, AdvertisedDevice]) -> Iterator[frozenset[st
 def is_valid_preference(
     request: kubelet.PreferredAllocationRequest, response: kubelet.PreferredAllocationResponse
 ) -> bool:
-    """Whether ``response`` is one: for each container, distinct ids that were available, with all that must be among them,
-    and no more than were asked for. Fewer are the plugin's right.
+    """Return whether ``response`` is valid.
+
+    For each container it must contain distinct available ids, all required ones, and no more than requested. Fewer are
+    allowed.
     """
     if len(response.container_responses) < len(request.container_requests):
         return False
@@ -347,7 +350,7 @@ def is_valid_preference(
 
 
 def _renamed(entry: UpstreamListEntry, named: dict[str, list[str]]) -> AdvertisedDevice:
-    """A device under the vendor's name, and its peers under theirs."""
+    """Return a device under the vendor's id, with its peers under theirs."""
     assert entry.device is not None
     peers = frozenset(id_ for peer in entry.device.peers for id_ in named.get(peer, ()))
     share_of = entry.resolved.device if entry.resolved.replica else ""

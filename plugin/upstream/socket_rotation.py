@@ -1,8 +1,7 @@
-"""When the kubelet's socket of ours is made anew, so that a plugin that is gone registers again.
+"""Decides when our kubelet socket is created again, so that a plugin that is gone registers again.
 
-Promise: every plugin in the directory starts afresh each time, so it is done seldom: first after a little patience,
-then twice as late each time, and after a handful of times not any more. A plugin that is started anew registers by
-itself. Pure.
+Invariant: every plugin in the directory restarts each time, so it is done rarely: first after a short delay, then with
+doubled delays, and after a limited number of times no more. A restarted plugin registers without it. Pure.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class _Attempts:
 
 @dataclass(slots=True)
 class SocketRotation:
-    """Counts them for each resource.
+    """Counts the rotations for each resource.
 
     Attributes:
-        initial_delay: seconds that a plugin has to come back by itself, doubled each time in a row.
-        max_rotations: times in a row.
-        reset_after: seconds after which a plugin that came back counts as one that never went.
+        initial_delay: seconds for a plugin to come back without a rotation, doubled after each consecutive one.
+        max_rotations: limit of consecutive rotations.
+        reset_after: seconds after which a plugin that came back counts as never gone.
     """
 
     initial_delay: float = 2.0
@@ -35,7 +34,7 @@ class SocketRotation:
     _attempts: dict[str, _Attempts] = field(default_factory=dict)
 
     def check_due(self, missing: Mapping[str, float], now: float) -> bool:
-        """Whether it is time, and if so counts it.
+        """Return whether a rotation is due, and count it if so.
 
         Args:
             missing: resource → since when its plugin has been away.

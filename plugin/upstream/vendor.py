@@ -1,10 +1,11 @@
 """One registration of a vendor's plugin: a connection that is dialled once and never again.
 
-Promises: every call has a deadline, because the plugin behind it may hang; whatever it answers is a value that was
-checked, or an error of ours with a sentence. The vendor's own refusals keep their status and their text.
+Invariants: every call has a deadline, because the plugin may hang. Every response becomes a checked value or an error
+of ours with a message. The vendor's own refusals keep their status and their text.
 
-Never again, because a second ``ListAndWatch`` would share its news with the first: a plugin that keeps one queue of
-health events gives each of them to one of its streams only. A plugin that is gone is made to register again instead.
+It is never dialled again because a second ``ListAndWatch`` would share updates with the first: a plugin with one queue
+of health events delivers each event to only one of its streams. A plugin that is gone is made to register again
+instead.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from scrubber.domain.errors import InvalidConfiguration, Refused, Unavailable
 __all__ = ["MAX_DEVICES", "VendorInvalidAnswer", "VendorPlugin", "VendorRefused", "VendorTimedOut", "VendorTimes"]
 
 MAX_DEVICES = 16_384
-"""Of one resource; more than any node has, replicas included, and less than what a list may weigh."""
+"""Limit of devices of one resource: more than any node has, replicas included, and below the size limit of a list."""
 MAX_TEXT_LENGTH = 1_024
-"""Characters of a vendor's text that are passed on."""
+"""Limit of a vendor's text that is passed on, in characters."""
 
 _OPTIONS = (
-    # Without it a new channel may inherit the connection, or the back-off, of a closed one to the same path.
+    # Without this, a new channel may inherit the connection, or the backoff, of a closed one to the same path.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -41,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class StreamEnd(Enum):
-    """A stream that was over in good order."""
+    """A stream that ended cleanly."""
 
     ENDED = "ended"
 
@@ -50,13 +51,13 @@ ENDED = StreamEnd.ENDED
 
 
 class VendorTimedOut(Unavailable):
-    """The vendor's plugin is there and did not answer in time."""
+    """The vendor's plugin is present but did not respond in time."""
 
     code = ErrorCode.UPSTREAM_TIMEOUT
 
 
 class VendorInvalidAnswer(Refused):
-    """The vendor's plugin answered what cannot be used."""
+    """The vendor's plugin gave an unusable response."""
 
     code = ErrorCode.UPSTREAM_INVALID_RESPONSE
 
@@ -73,19 +74,19 @@ class VendorRefused(Refused):
 
 @dataclass(frozen=True, slots=True)
 class VendorTimes:
-    """Seconds.
+    """Time limits of the vendor's plugin, in seconds.
 
     Attributes:
-        dial: to connect, as the kubelet gives.
+        dial: to connect, the same as the kubelet allows.
         options: to answer ``GetDevicePluginOptions``.
-        first_list: from the stream's beginning to the first list.
-        poll: between looks at the plugin's socket, and the pause after each list: a plugin that never stops sending
-            would otherwise have all of this process.
-        heartbeat: of silence on the stream after which the plugin is asked whether it is there.
-        probe: that it may take to answer that.
-        preferred: to answer ``GetPreferredAllocation``; the kubelet's main loop stands still meanwhile.
-        allocate: to answer ``Allocate``, likewise; a refusal then fails the pod.
-        pre_start: to answer ``PreStartContainer``, where the kubelet leaves as long.
+        first_list: from the start of the stream to the first list.
+        poll: interval of checks of the plugin's socket.
+        pause: after each list: a plugin that never stops sending would otherwise occupy this process completely.
+        heartbeat: silence on the stream after which the plugin is probed.
+        probe: to respond to the probe.
+        preferred: to answer ``GetPreferredAllocation``; the kubelet's main loop is blocked meanwhile.
+        allocate: to answer ``Allocate``, which blocks it too; a refusal then fails the pod.
+        pre_start: to answer ``PreStartContainer``, where the kubelet's deadline leaves that long.
     """
 
     dial: float = 10.0
@@ -107,7 +108,7 @@ class VendorPlugin:
         clock: monotonic seconds.
 
     Attributes:
-        options: as the plugin answered when it was dialled.
+        options: the plugin's response when it was dialled.
     """
 
     def __init__(self, resource: str, socket: Path, *, times: VendorTimes, clock: Callable[[], float]) -> None:
@@ -121,10 +122,10 @@ class VendorPlugin:
         self._plugin = deviceplugin_pb2_grpc.DevicePluginStub(self._channel)
 
     async def dial(self) -> None:
-        """Connect, and ask for the options.
+        """Connect, and request the options.
 
         Raises:
-            Unavailable: nobody answers there in time, or not as a device plugin does.
+            Unavailable: no process responds there in time, or not as a device plugin does.
         """
         self._identity = self._socket_file()
         try:
@@ -135,10 +136,10 @@ class VendorPlugin:
         self.options = await self._ask_options(self._times.options)
 
     async def lists(self) -> AsyncGenerator[tuple[kubelet.Device, ...], None]:
-        """Every full list that the plugin sends. Close it when done (:func:`contextlib.aclosing`).
+        """Yield every full list that the plugin sends. Close it when done (:func:`contextlib.aclosing`).
 
         Raises:
-            Unavailable: the stream has ended, the plugin's socket is gone, or the plugin does not answer any more.
+            Unavailable: the stream has ended, the plugin's socket is gone, or the plugin no longer responds.
             VendorInvalidAnswer: a list that cannot be used.
         """
         call = self._plugin.ListAndWatch(kubelet.Empty())
@@ -172,17 +173,17 @@ class VendorPlugin:
     async def get_preferred_allocation(
         self, request: kubelet.PreferredAllocationRequest
     ) -> kubelet.PreferredAllocationResponse:
-        """``GetPreferredAllocation``; raises as :meth:`allocate`."""
+        """Call ``GetPreferredAllocation``; raises the errors of :meth:`allocate`."""
         call: Awaitable[kubelet.PreferredAllocationResponse] = self._plugin.GetPreferredAllocation(request)
         return await self._with_timeout("GetPreferredAllocation", self._times.preferred, call)
 
     async def allocate(self, request: kubelet.AllocateRequest) -> kubelet.AllocateResponse:
-        """``Allocate``.
+        """Call ``Allocate``.
 
         Raises:
-            Unavailable: the plugin is gone; :class:`VendorTimedOut` when it is there and does not answer.
-            VendorInvalidAnswer: an answer that cannot be read, or that lacks a container.
-            VendorRefused: as the plugin says.
+            Unavailable: the plugin is gone; :class:`VendorTimedOut` when it is present and does not respond.
+            VendorInvalidAnswer: a response that cannot be read, or that lacks a container.
+            VendorRefused: the plugin's own refusal.
         """
         call: Awaitable[kubelet.AllocateResponse] = self._plugin.Allocate(request)
         answer = await self._with_timeout("Allocate", self._times.allocate, call)
@@ -194,7 +195,7 @@ class VendorPlugin:
     async def pre_start_container(
         self, request: kubelet.PreStartContainerRequest, left: float
     ) -> kubelet.PreStartContainerResponse:
-        """``PreStartContainer``, within ``left`` seconds; raises as :meth:`allocate`."""
+        """Call ``PreStartContainer`` with a limit of ``left`` seconds; raises the errors of :meth:`allocate`."""
         limit = min(left, self._times.pre_start)
         if limit <= 0:
             raise self._timed_out("PreStartContainer", "in the time that was left")
@@ -202,7 +203,7 @@ class VendorPlugin:
         return await self._with_timeout("PreStartContainer", limit, call)
 
     async def close(self) -> None:
-        """Let go of the connection; calls under way end as :class:`Unavailable`."""
+        """Close the connection; calls in progress fail with :class:`Unavailable`."""
         await self._channel.close()
 
     def _socket_file(self) -> SocketFile:
@@ -239,7 +240,7 @@ class VendorPlugin:
             raise self._timed_out(name, f"within {seconds:g} s") from None
 
     async def _translated(self, name: str, call: Awaitable[_T | None]) -> _T:
-        """Await ``call``; foreign errors become ours."""
+        """Await ``call``; translate gRPC's errors into ours."""
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
@@ -257,9 +258,9 @@ class VendorPlugin:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The connection was closed under the call: another registration has taken its place.
+            # The connection was closed during the call: another registration has replaced it.
             raise self._away(name, "the connection was closed") from None
-        if answer is None:  # gRPC's way to say that the bytes are no message
+        if answer is None:  # gRPC's result for bytes that are not a valid message
             raise self._invalid(f"its answer to {name} cannot be read")
         return answer
 

@@ -1,8 +1,8 @@
-"""How one resource's plugin stands: there, away for a while, away for too long, at rest, or of no use.
+"""The state of one resource's vendor plugin: present, away, away for too long, paused, or invalid.
 
-Promises: a restart of the vendor's plugin changes nobody's health for a grace period. A plugin that let a call hang,
-or answered what cannot be used, costs the kubelet's main loop that wait once and is then left alone for a while, its
-devices unhealthy; one whose list cannot be used has none of them healthy until it registers again.
+Invariants: a restart of the vendor's plugin changes no device's health during a grace period. A plugin that did not
+respond to a call costs the kubelet's main loop that wait once; it is then not called for a while, with its devices
+unhealthy. After an unusable response, none of its devices is healthy until it registers again.
 
 Pure. Times are seconds on one monotonic clock that the caller reads.
 """
@@ -19,13 +19,13 @@ class VendorState:
     """What is known of one resource's plugin.
 
     Attributes:
-        grace: seconds that its last list outlives it.
-        disconnected_since: when it went away; None while it is there.
-        disconnect_reason: what took it away.
-        paused_until: no call is made before; its devices are unhealthy meanwhile.
-        pause_reason: why it rests.
+        grace: seconds for which its last list remains valid after it is lost.
+        disconnected_since: when it was lost; None while it is present.
+        disconnect_reason: why it was lost.
+        paused_until: end of the pause, during which it is not called and its devices are unhealthy.
+        pause_reason: why it is paused.
         invalid_reason: why nothing of this registration can be used; empty while it can.
-        public_reason: the last of the two, as a pod may read it.
+        public_reason: the more recent of the last two, as a pod may read it.
     """
 
     grace: float
@@ -37,7 +37,7 @@ class VendorState:
     public_reason: str = ""
 
     def on_disconnect(self, reason: str, now: float) -> VendorState:
-        """It is away; since when it was first so."""
+        """Return the state without a connection; the first time of the loss is kept."""
         return replace(
             self,
             disconnected_since=now if self.disconnected_since is None else self.disconnected_since,
@@ -45,11 +45,11 @@ class VendorState:
         )
 
     def on_list(self) -> VendorState:
-        """It sent a list."""
+        """Return the state after it sent a list."""
         return replace(self, disconnected_since=None, disconnect_reason="")
 
     def on_registration(self) -> VendorState:
-        """It has come anew: what it did before counts no more, but it is there only once it has sent a list."""
+        """Return the state after a new registration: earlier faults are cleared; a list is needed to be present."""
         return VendorState(self.grace, self.disconnected_since, self.disconnect_reason)
 
     def on_timeout(self, reason: str, until: float, *, public_reason: str) -> VendorState:
@@ -60,11 +60,11 @@ class VendorState:
 
     @property
     def is_present(self) -> bool:
-        """Whether it is there."""
+        """Whether the plugin is present and valid."""
         return self.disconnected_since is None and not self.invalid_reason
 
     def unusable_reason(self, now: float) -> str:
-        """Why none of its devices can be used at ``now``; empty while they can."""
+        """Return why none of its devices can be used at ``now``; empty while they can."""
         if self.invalid_reason:
             return self.invalid_reason
         if self._is_paused(now):
@@ -74,14 +74,14 @@ class VendorState:
         return ""
 
     def public_fault(self, now: float) -> str:
-        """What it did for which it is not asked at ``now``, as a pod may read it; empty where it is only away, or there."""
+        """Return the fault for which it is not called at ``now``, as a pod may read it; empty where there is none."""
         return self.public_reason if self.invalid_reason or self._is_paused(now) else ""
 
     def _is_paused(self, now: float) -> bool:
         return self.paused_until is not None and now < self.paused_until
 
     def seconds_until_change(self, now: float) -> float | None:
-        """Seconds until :meth:`unusable_reason` may answer something else by itself; None when it will not."""
+        """Return the seconds until :meth:`unusable_reason` may change without an event; None when it will not."""
         ends = [self.paused_until, None if self.disconnected_since is None else self.disconnected_since + self.grace]
         left = [end - now for end in ends if end is not None and end > now]
         return min(left, default=None)

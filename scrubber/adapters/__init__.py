@@ -1,1 +1,1 @@
-"""Each adapter knows one outside thing; siblings never import each other, and none imports the engine."""
+"""Adapters, each for one external system; they never import each other except shared leaf modules, nor the engine."""

@@ -1,4 +1,4 @@
-"""The real clock. Tests own time through another one of the same shape."""
+"""The real clock. Tests control time with another implementation of the same protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SystemClock"]
 
 
 class SystemClock:
-    """:class:`scrubber.ports.Clock` on the system's clocks and the running event loop."""
+    """:class:`scrubber.ports.Clock` on the system clocks and the running event loop."""
 
     def monotonic(self) -> float:
         return time.monotonic()

@@ -1,8 +1,8 @@
-"""How long an answer is waited for by an event loop that may itself have stood still.
+"""Timeouts for an event loop that may itself have stalled.
 
-Promise: a deadline that passed while nobody could look is not held against whoever was asked. A device goes out of
-service over a missed one, and what made the loop stand still (a node that swaps, a service that was stopped or got no
-processor) was not that device.
+Guarantee: a deadline that expired while the event loop was not running does not count against the component that was
+queried. A missed deadline takes a device out of service, and the cause of the stall (a node that swaps, a service that
+was stopped or got no CPU time) is not that device.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ __all__ = ["stall_tolerant_timeout"]
 _CLOCK_CHECKS = 10
 
 
+# See docs/decisions/0019-children-and-stall-tolerant-deadlines.md.
 @asynccontextmanager
 async def stall_tolerant_timeout(seconds: float) -> AsyncIterator[Callable[[], float]]:
-    """As ``asyncio.timeout(seconds)``, of which a tenth is given again for each look at the clock that came too late.
+    """Like ``asyncio.timeout(seconds)``, but grant a tenth of ``seconds`` again for each clock check that ran late.
 
-    What is yielded says how many of the ``seconds`` are over; a standstill that is given again is none of them.
+    Yields a function that returns how many of the ``seconds`` have elapsed; forgiven stalls are not included.
 
-    No more than ``seconds`` is given again: what really hangs is known after twenty looks. A standstill of less than a tenth
-    is taken for slowness and counts, however many follow each other.
+    At most ``seconds`` in total are granted again, so a real hang is detected after twenty clock checks. A stall
+    shorter than a tenth of ``seconds`` is treated as slowness and counts, however many of them follow each other.
 
-    Whoever catches the ``TimeoutError`` still looks once, without waiting, for what has arrived by then.
+    A caller that catches the ``TimeoutError`` must still check once, without waiting, for results that have arrived by
+    then.
     """
     loop = asyncio.get_running_loop()
     step = max(0.0, seconds) / _CLOCK_CHECKS

@@ -1,7 +1,7 @@
-"""Changes of directories, told by the kernel: microseconds late, and free while nothing happens.
+"""Directory change notifications from the kernel: delayed by microseconds, and without cost while nothing changes.
 
-Source: inotify(7). Opens and writes are not asked for: the memory files lie in the same directories, and a tenant that
-opens one in a loop must not wake us.
+Source: inotify(7). Open and write events are not requested: the memory files are in the same directories, and a tenant
+that opens one in a loop must not wake the service.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _EVENT = struct.Struct("iIII")
 _READ_SIZE = 64 * 1024
 
 OVERFLOW = (Path(), "")
-"""Stands for events that the kernel had to drop: anything may have changed."""
+"""Change that represents events dropped by the kernel: anything may have changed."""
 
 
 class Inotify:
-    """Watched directories; :meth:`fileno` can be read when something was created, replaced or removed in one."""
+    """Watched directories; :meth:`fileno` is readable when an entry was created, replaced or removed in one of them."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -47,7 +47,7 @@ class Inotify:
         return int(self._fd)
 
     def add(self, directory: Path) -> bool:
-        """Watch ``directory``, once; False when it is not there."""
+        """Watch ``directory``, at most once; return False when it does not exist."""
         watch = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _EVENT_MASK)
         if watch >= 0:
             self._directories[watch] = directory
@@ -58,13 +58,13 @@ class Inotify:
         raise OSError(code, f"inotify: {os.strerror(code)} (see fs.inotify.max_user_watches)", str(directory))
 
     def remove(self, directory: Path) -> None:
-        """Stop watching ``directory``; nothing happens when it is not watched, or gone."""
+        """Stop watching ``directory``; does nothing if it is not watched or no longer exists."""
         for watch in [each for each, path in self._directories.items() if path == directory]:
             del self._directories[watch]
             self._libc.inotify_rm_watch(self._fd, watch)
 
     def read(self) -> list[tuple[Path, str]]:
-        """What changed since the last call: directory, and name in it (empty for the directory itself)."""
+        """Return the changes since the last call: directory and name in it (empty for the directory itself)."""
         changes: list[tuple[Path, str]] = []
         while True:
             try:

@@ -1,13 +1,15 @@
-"""How text that the kernel writes is read: its lines, its fields, a process's ``stat`` and ``cgroup``.
+"""Parsing of text that the kernel writes: lines, fields, and the ``stat`` and ``cgroup`` files of a process.
 
 The kernel ends a line with ``\\n`` and separates fields with spaces or tabs. Everything else in a line may be a name
-that a tenant chose: a cgroup, a mount point, a command. Python's own tools know more line ends and more whitespace:
-``splitlines()``, ``split()``, ``strip()``, ``\\s`` and text mode also act on carriage returns, form feeds, U+0085, U+00A0
-or U+2028, so a name could forge a line or a field. Therefore kernel text stays ``bytes`` until it is split here, and names
-become ``str`` as the file system's names do (:func:`os.fsdecode`), whatever bytes they hold.
+that a tenant chose: a cgroup, a mount point, a command. Python's own functions accept more line ends and more
+whitespace: ``splitlines()``, ``split()``, ``strip()``, ``\\s`` and text mode also act on carriage returns, form feeds,
+U+0085, U+00A0 or U+2028, so a name could forge a line or a field. Therefore kernel text stays ``bytes`` until it is
+split here, and names are decoded to ``str`` like file names (:func:`os.fsdecode`), regardless of the bytes they
+contain.
 
-``/proc/PID/stat`` tells a process from a later one of the same PID, and two adapters signal processes by what they read
-here. Standard library and errors only, because children read it too.
+``/proc/PID/stat`` distinguishes a process from a later one with the same PID, and two adapters signal processes based
+on what they read here. This module imports only the standard library and the errors, because child processes import it
+too.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ _EXITING = 0x00000004  # PF_EXITING
 
 @dataclass(frozen=True, slots=True)
 class ProcStat:
-    """The fields of ``/proc/PID/stat``, or of a thread's, that are used here.
+    """The fields of ``/proc/PID/stat`` (or of a thread's ``stat``) that this project uses.
 
     Attributes:
-        started: clock ticks since boot.
-        exiting: it is ending, and may stay at that for long; it has no files and no memory of its own any more, or soon.
-        threads: of the process, by the kernel's own count; one that has died and was not waited for counts as well.
-        environment_range: where the environment lies in memory (changes with every exec); (0, 0) when there is none or it
-            may not be seen.
+        started: start time in clock ticks since boot.
+        exiting: whether the process is exiting, which may take long; it has already released its files and memory, or
+            soon will.
+        threads: the kernel's count of the threads of the process, including dead threads that have not been reaped.
+        environment_range: start and end address of the environment in memory (changes with every exec); (0, 0) when
+            there is none or it may not be read.
     """
 
     pid: int
@@ -54,29 +57,30 @@ class ProcStat:
 
     @property
     def is_dead(self) -> bool:
-        """Whether this thread runs no more; others of its process may."""
+        """Whether this thread is dead; other threads of its process may still run."""
         return self.state in ("Z", "X")
 
     @property
     def has_exited(self) -> bool:
-        """Whether nothing of the process runs any more; of a process, not of a thread.
+        """Whether all threads of the process have ended; valid for the ``stat`` of a process, not of a thread.
 
-        Not asked by listing threads: one that makes the next and ends is in no list that is still true when it is read.
+        This does not list the threads: a thread that creates the next one and ends is missing from every list by the
+        time the list is read.
         """
         return self.is_dead and self.threads <= 1
 
     @property
     def has_empty_environment(self) -> bool:
-        """Whether the environment looks as if the process had been given none, rather than none yet."""
+        """Whether the process was started with an empty environment, rather than not having received one yet."""
         start, end = self.environment_range
         return start == end != 0
 
 
 def parse_stat(data: bytes) -> ProcStat:
-    """Read the text of ``/proc/PID/stat``. A command name may hold spaces and brackets: the last ``)`` ends it.
+    """Parse the text of ``/proc/PID/stat``. A command name may contain spaces and brackets: the last ``)`` ends it.
 
     Raises:
-        Unreadable: it does not look like that.
+        Unreadable: The text does not have this format.
     """
     head, _, tail = data.rpartition(b")")
     fields = fields_in(tail.removesuffix(b"\n"))
@@ -99,11 +103,12 @@ def parse_stat(data: bytes) -> ProcStat:
 def cgroup_paths(data: bytes) -> Mapping[str, str]:
     """Return a process's path in each cgroup hierarchy, from the text of ``/proc/PID/cgroup``.
 
-    The key is what the kernel writes for the hierarchy: ``""`` for v2, ``pids`` or ``cpu,cpuacct`` or ``name=systemd`` for v1.
+    The key is the kernel's name for the hierarchy: ``""`` for v2; ``pids``, ``cpu,cpuacct`` or ``name=systemd`` for v1.
 
     Raises:
-        Unreadable: A line is not of the kernel's form, or two lines are about one hierarchy. A kernel before 5.13 lets a v1
-            cgroup be renamed to a name with a line break, and which of two lines is its own cannot be known then.
+        Unreadable: A line does not have the kernel's format, or two lines describe the same hierarchy. A kernel before
+            5.13 allows a v1 cgroup to be renamed to a name with a line break; then it is impossible to know which of
+            two lines the kernel wrote.
     """
     paths: dict[str, str] = {}
     seen: set[bytes] = set()
@@ -120,26 +125,27 @@ def cgroup_paths(data: bytes) -> Mapping[str, str]:
     return paths
 
 
+# See docs/decisions/0018-kernel-text-and-cgroups.md.
 def lines_in(data: bytes) -> list[bytes]:
-    """Return the lines of a kernel text, without their ends."""
+    """Return the lines of a kernel text, without line ends."""
     return data.removesuffix(b"\n").split(b"\n") if data else []
 
 
 def fields_in(line: bytes) -> list[bytes]:
-    """Return the fields of a line in which the kernel aligns them with spaces or tabs."""
+    """Return the fields of a line in which the kernel separates them with spaces or tabs."""
     return [field for field in _SEPARATOR.split(line) if field]
 
 
 def value_in(data: bytes) -> str:
-    """Return what a file with one value on one line says, as most of sysfs and every PID file have it."""
+    """Return the value of a file with a single value on one line, such as most sysfs files and every PID file."""
     return data.partition(b"\n")[0].strip(b" \t").decode("ascii", "replace")
 
 
 def number_in(field: bytes) -> int:
-    """Return the decimal number that ``field`` is, and nothing but is: no sign, no underscore, no other script's digits.
+    """Return the decimal number in ``field``; signs, underscores and digits of other scripts are not accepted.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: ``field`` is anything else.
     """
     if not field.isdigit():
         raise ValueError(f"{field[:80]!r} is not a decimal number")

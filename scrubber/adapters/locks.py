@@ -1,10 +1,11 @@
-"""The lock file of each device: whoever works on the device's memory holds it, and says in it who that is.
+"""The lock file of each device: a process that works on the device's memory holds the lock and records its PID in it.
 
-Promise: no two programs of ours work on one device at a time, also across a restart of the service; a lock ends with
-its process, however that ends; and a name in a lock file counts only if that process is the one that wrote it and has
-the file open. No path is made of an id before it is known to be one.
+Guarantee: no two programs of this project work on one device at the same time, even across a restart of the service. A
+lock ends with its process, however the process ends. The PID recorded in a lock file counts only if that process wrote
+it and has the file open. A path is built from a device ID only after the ID has been validated.
 
-Standard library and the walk only, because the programs that hold the locks import it too.
+This module imports only the standard library and the process walk, because the programs that hold the locks import it
+too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from scrubber.domain.errors import Unavailable, Unreadable
 __all__ = ["SERVICE_LOCK", "UNIDENTIFIED", "acquire_lock", "is_device_id", "lock_holder", "lock_path"]
 
 SERVICE_LOCK = "service"
-"""Among the locks of the devices, so no device may be called so."""
+"""File name of the service's own lock. It lies among the device locks, so no device may have this ID."""
 
 UNIDENTIFIED = 0
-"""Stands for a holder that did not say who it is, or lied."""
+"""PID reported for a holder that recorded no PID, or a wrong one."""
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _ID = re.compile(r"[A-Za-z0-9:._-]{1,128}")
@@ -34,15 +35,15 @@ _RESERVED = frozenset({".", "..", SERVICE_LOCK})
 
 
 def is_device_id(text: str) -> bool:
-    """Whether ``text`` can name a device and its lock file."""
+    """Whether ``text`` is valid as the ID of a device and the name of its lock file."""
     return _ID.fullmatch(text) is not None and text not in _RESERVED
 
 
 def lock_path(lock_directory: Path, device_id: str) -> Path:
-    """The lock file of the device ``device_id`` in the directory ``lock_directory``.
+    """Return the path of the lock file of device ``device_id`` in the directory ``lock_directory``.
 
     Raises:
-        Unreadable: ``device_id`` is no id, and might lead elsewhere.
+        Unreadable: ``device_id`` is not a valid ID and might lead out of the directory.
     """
     if not is_device_id(device_id):
         raise Unreadable(f"{device_id!r} is no id of a device, so its lock is not looked for.")
@@ -50,13 +51,13 @@ def lock_path(lock_directory: Path, device_id: str) -> Path:
 
 
 def acquire_lock(path: str, timeout: float = 1.0) -> bool:
-    """Take a device's lock for the rest of this process, and write down who has it; False when somebody else has it.
+    """Lock a device for the life of this process and record its PID; return False when another process holds the lock.
 
     Args:
-        timeout: seconds to try: a service that asks whether the lock is free has it for a moment.
+        timeout: how long to try, in seconds: a service that checks whether the lock is free holds it for a moment.
 
     Raises:
-        OSError: the lock file cannot be opened or written.
+        OSError: The lock file cannot be opened or written.
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     end = time.monotonic() + timeout
@@ -75,11 +76,11 @@ def acquire_lock(path: str, timeout: float = 1.0) -> bool:
 
 
 def lock_holder(lock: Path) -> int | None:
-    """PID of the program that holds ``lock``, :data:`UNIDENTIFIED`, or None when it is free. Waits for nobody.
+    """Return the PID of the holder of ``lock``, :data:`UNIDENTIFIED`, or None when the lock is free. Never waits.
 
     Raises:
-        Unreadable: the lock file cannot be opened.
-        Unavailable: this process or the node is short of what it takes to open a file.
+        Unreadable: The lock file cannot be opened.
+        Unavailable: This process or the node lacks the resources to open a file.
     """
     try:
         fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -89,7 +90,7 @@ def lock_holder(lock: Path) -> int | None:
         message = f"{lock} cannot be opened, so whether an eraser is at work is unknown: {error.strerror}."
         raise (Unavailable if error.errno in _SHORTAGES else Unreadable)(message) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go by the close below: an eraser tries for a second
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the close below; acquirers retry for a second
         return None
     except BlockingIOError:
         return _recorded_holder(fd)
@@ -98,7 +99,7 @@ def lock_holder(lock: Path) -> int | None:
 
 
 def _recorded_holder(lock: int) -> int:
-    """The PID written in the locked file, if that process is the one that wrote it and has the file open."""
+    """Return the PID recorded in the locked file, if that process wrote it and has the file open."""
     words = fields_in(os.pread(lock, 64, 0).removesuffix(b"\n"))
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return UNIDENTIFIED

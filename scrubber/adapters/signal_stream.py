@@ -1,7 +1,8 @@
-"""How events of a driver reach whoever listens: the latest of each kind, and never a queue that overflows.
+"""Delivery of driver events to subscribers: each kind at most once until it is read, without a queue that can overflow.
 
-Edges only, told to whoever listens at that time: a consumer reads a snapshot for each. Equal signals that nobody has
-read yet are one, so a consumer that is slow loses no kind of event and a flood takes no memory.
+Signals are edges, delivered only to those subscribed at that time; for each signal the consumer reads a snapshot. Equal
+signals that have not been read yet are merged, so a slow consumer misses no kind of event and a flood of events takes
+no memory.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class SignalStream:
 
 
 class SignalBroadcaster:
-    """One driver's signals, for any number of listeners."""
+    """The signals of one driver, for any number of subscribers."""
 
     def __init__(self) -> None:
         self._streams: set[SignalStream] = set()
 
     def subscribe(self) -> SignalStream:
-        """Signals from now on."""
+        """Return a stream of the signals from now on."""
         stream = SignalStream(self._streams.discard)
         self._streams.add(stream)
         return stream
@@ -68,6 +69,6 @@ class SignalBroadcaster:
                 stream.push(told)
 
     def close(self) -> None:
-        """Every stream ends once it has been read to its end."""
+        """Close every stream; each one ends after its pending signals have been read."""
         for stream in tuple(self._streams):
             stream.close()

@@ -1,4 +1,4 @@
-"""What the service tells the program that started it, by systemd's notify protocol (sd_notify(3))."""
+"""State notifications to the service manager, in systemd's notify protocol (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ __all__ = ["SystemdNotifier"]
 
 
 class SystemdNotifier:
-    """Sends states to a supervisor.
+    """Sends states to the service manager.
 
     Args:
-        address: the value of ``NOTIFY_SOCKET``, a path or ``@`` and an abstract name; empty where there is no supervisor.
+        address: value of ``NOTIFY_SOCKET``: a path, or ``@`` and an abstract name; empty without a service manager.
     """
 
     def __init__(self, address: str) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        # One socket for good: a service that is out of file descriptors can still feed the watchdog.
+        # One socket for the whole lifetime: a service that has run out of file descriptors can still notify the
+        # watchdog.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) if address else None
 
     def notify(self, state: str) -> None:
-        """Send ``state``: variable assignments, one a line.
+        """Send ``state``: variable assignments, one per line.
 
-        Never raises and never waits: a state that cannot be delivered now is dropped.
+        Never raises and never waits: a state that cannot be delivered immediately is dropped.
         """
         if self._socket is not None:
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""The walk over ``/proc`` as a question to a child: what is asked, the child that answers, and how the answer is read.
+"""The walk over ``/proc`` in a child process: the request, the child that serves it, and parsing of the response.
 
-A walk takes long on a full node, and a tenant can try to make it take for ever. So it is asked of a child of its own
-kind (``python -m scrubber.adapters.walker``) that loads no vendor's library, has a budget, and can be killed.
+A walk takes long on a full node, and a tenant can try to make it take forever. It therefore runs in a separate child
+process (``python -m scrubber.adapters.walker``) that loads no vendor library, has a time budget, and can be killed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ WALKER_MODULE = "scrubber.adapters.walker"
 _MILLISECONDS = 1000
 _POD_SHARE = 0.125
 _MAX_TARGETS = 1024
-"""For which a child remembers what is unfinished: more devices than a node has."""
+"""Number of targets whose unfinished walks a child remembers: more than the devices of a node."""
 
 
 class WalkReport(NamedTuple):
-    """What a walk found.
+    """The result of a walk.
 
     Attributes:
         holders: see :class:`scrubber.adapters.procwalk.WalkResult`.
-        unfinished: who could not be looked through, so that whether they hold anything is not known.
-        not_covered: what could not be looked at, in sentences for a certificate.
-        holders_omitted: how many more holders there are, of the groups of those that are told.
-        churning_groups: groups whose processes come and go faster than they can be looked at.
+        unfinished: processes that could not be inspected completely, so it is unknown whether they hold anything.
+        not_covered: messages for a certificate about what could not be inspected.
+        holders_omitted: number of further holders, in the groups of the reported ones.
+        churning_groups: groups whose processes start and exit faster than they can be inspected.
     """
 
     holders: tuple[ProcessMatch, ...]
@@ -64,7 +64,7 @@ class WalkReport(NamedTuple):
 
 
 def budget_within(deadline: float, per_process: float | None = None) -> Budget:
-    """How long a walk may take that is to be answered within ``deadline`` seconds; ``per_process``: for one process."""
+    """Return a walk budget for a response within ``deadline`` seconds; ``per_process``: seconds for one process."""
     whole = deadline * 0.8
     per_process = whole / 2 if per_process is None else min(per_process, whole)
     return Budget(per_process, whole, min(per_process, whole * _POD_SHARE))
@@ -80,10 +80,11 @@ def walk_request(
     device_numbers: Iterable[int] = (),
     scrub_id: str | None = None,
 ) -> Message:
-    """The question who holds ``target``; see :func:`scrubber.adapters.procwalk.walk`.
+    """Return the request for the holders of ``target``; see :func:`scrubber.adapters.procwalk.walk`.
 
     Args:
-        scrub_id: the id of the scrub that asks: what its walks left unfinished goes on. None: nothing goes on.
+        scrub_id: the ID of the requesting scrub: inspections that its earlier walks left unfinished are resumed. None:
+            nothing is resumed.
     """
     wanted: Message = {
         "excluded": sorted(excluded_pids),
@@ -99,10 +100,10 @@ def walk_request(
 
 
 class Walker:
-    """Answers questions that :func:`walk_request` made; one child's.
+    """Serves the requests made by :func:`walk_request`; one instance per child process.
 
-    What a walk left unfinished goes on in the next one for the same target and the same scrub. A child that is replaced
-    begins anew.
+    An inspection that a walk left unfinished is resumed by the next walk for the same target and the same scrub. A
+    replacement child starts from the beginning.
     """
 
     def __init__(self, walk: Callable[..., WalkResult] = walk) -> None:
@@ -110,7 +111,7 @@ class Walker:
         self._progress: dict[Target, WalkProgress] = {}
 
     def handle(self, request: Message) -> Message:
-        """The child's answer."""
+        """Return the child's response to ``request``."""
         target = _target(request)
         if target not in self._progress and len(self._progress) >= _MAX_TARGETS:
             self._progress.clear()
@@ -135,10 +136,10 @@ class Walker:
 
 
 def parse_walk_report(message: Message) -> WalkReport:
-    """A child's answer.
+    """Parse a child's response.
 
     Raises:
-        Unavailable: it makes no sense, which is no fault of the device's.
+        Unavailable: The response is malformed, which is not a fault of the device.
     """
     rows, unreadable, unfinished, relayed, counts = (
         message.get(key) for key in ("holders", "unreadable", "unfinished", "relays", "counts")
@@ -178,7 +179,7 @@ def parse_walk_report(message: Message) -> WalkReport:
 def uninspected_from(
     unfinished: Iterable[UnfinishedProcess], churning_groups: Iterable[ChurningGroup]
 ) -> tuple[UninspectedProcess, ...]:
-    """What a walk could not look through, as a report of holders has it."""
+    """Return what a walk could not inspect, in the form used by a report of holders."""
     of_processes = (
         UninspectedProcess(
             each.pid,

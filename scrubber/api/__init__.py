@@ -1,1 +1,1 @@
-"""The service on its sockets: messages, servers, client."""
+"""The gRPC API of the service: messages, servers and clients on its sockets."""

@@ -1,8 +1,8 @@
-"""The service as its callers see it: three clients, one for each socket.
+"""Clients of the service: one class for each socket.
 
-Promise: every failure is an error of :mod:`scrubber.domain.errors`, the class that the service raised wherever it
-answered at all, and says what to do about a socket that is not there or may not be used. A call that fails is not tried
-again in here: what to do about it is the caller's decision. Nothing of the engine is imported.
+Invariants: every failure is an error of :mod:`scrubber.domain.errors`. If the service responded, it is the class that
+the service raised; if the socket is missing or not accessible, the message tells the user what to do. A failed call is
+not repeated here: that is the caller's decision. Nothing of the engine is imported.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ __all__ = ["AdminClient", "PluginClient", "ReadClient"]
 _T = TypeVar("_T")
 
 _OPTIONS = (
-    # A service that restarts is back within a second: look for it that often, and no more.
+    # A service that restarts is back within a second: try to reconnect that often, and no more.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # In spite of its name, how long one attempt to connect may take: a loaded node is not an absent service.
+    # Contrary to its name, the time limit of one connection attempt: a loaded node does not mean that the service is
+    # away.
     ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
@@ -40,15 +41,15 @@ _UNAVAILABLE_MESSAGE = "The scrub service on this node does not answer."
 _NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 _CALL_TIMEOUT = 10.0
-"""Seconds that a question about state may take; the service answers it from memory or from its ledger."""
+"""Seconds for a request about state; the service answers it from memory or from its ledger."""
 _SLOW_CALL_TIMEOUT = 60.0
-"""Seconds that a question may take for which the service asks the driver and walks ``/proc``."""
+"""Seconds for a request for which the service calls the driver and reads ``/proc``."""
 _MAX_PAGE_ENTRIES = 1000
-"""Entries of history that the service gives at once."""
+"""Maximum number of history entries in one response."""
 
 
 class _Client:
-    """One socket, one channel, made at the first call. Use as ``async with``, or :meth:`close` it."""
+    """One socket with one channel, opened at the first call. Use as ``async with``, or :meth:`close` it."""
 
     purpose: ClassVar[Purpose]
     stub: ClassVar[type[Any]]
@@ -67,7 +68,7 @@ class _Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel the calls under way and let go of the connection; a later call opens a new one."""
+        """Cancel the calls in progress and close the connection; a later call opens a new one."""
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close()
@@ -106,10 +107,10 @@ class _Client:
 
 
 class PluginClient(_Client):
-    """What the device plugin asks. The text of its errors may be shown to any tenant, as ``error.public``.
+    """The calls of the device plugin. The text of its errors may be shown to any tenant, as ``error.public``.
 
     Args:
-        trace_metadata: what an allocation and a hand-over tell the service, as metadata, of the trace that they belong to.
+        trace_metadata: returns metadata with the trace context, sent with a reservation and a hand-over.
     """
 
     purpose = Purpose.PLUGIN
@@ -120,42 +121,45 @@ class PluginClient(_Client):
         self._trace_metadata = trace_metadata
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
-        """All devices as they are now; raises :class:`Unavailable` after ``timeout`` seconds."""
+        """Return all devices as they are now; raises :class:`Unavailable` after ``timeout`` seconds."""
         call: Awaitable[pb.Snapshot] = self._stub.GetSnapshot(pb.GetSnapshotRequest(), timeout=timeout)
         return await self._call(call)
 
     def watch_snapshots(self) -> AsyncGenerator[pb.Snapshot, None]:
-        """The present snapshot, then a whole one after every change; raises :class:`Unavailable` when the service goes."""
+        """Yield the snapshot, now and after each change; raises :class:`Unavailable` if the service is lost."""
         return self._stream(self._stub.WatchSnapshots(pb.GetSnapshotRequest()), endless=True)
 
-    async def announce(self, resource: str, mapping: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
-        """Say what the ids of ``resource`` mean, in the place of everything that was announced for it before.
+    async def announce(
+        self, resource: str, mapping: Mapping[str, str], timeout: float
+    ) -> pb.SetResourceMappingResponse:
+        """Announce what the ids of ``resource`` mean, replacing everything announced for it before.
 
         Args:
             resource: the kubelet's name of it.
-            mapping: by the kubelet's id, the id of our device. Ids of devices and ``<device id>::<n>`` need not be among
-                them; those that mean one device are its shares.
+            mapping: the kubelet's id → id of our device. Ids of devices and ``<device id>::<n>`` may be omitted;
+                several ids of one device are its shares.
 
         Raises:
-            Unavailable: no answer within ``timeout`` seconds.
-            InvalidRequest: no or too many resources or offers, or one that is no id of such a resource.
-            PermissionDenied: the service is an older one that knows no such call (``code`` is ``"unknown-method"``).
+            Unavailable: no response within ``timeout`` seconds.
+            InvalidRequest: no or too many resources or offers, or an id that is invalid for such a resource.
+            PermissionDenied: the service is an older one without this call (``code`` is ``"unknown-method"``).
         """
-        request = pb.AnnounceRequest(
-            resource=resource, offers=[pb.Offer(id=id_, device=device) for id_, device in mapping.items()]
+        request = pb.SetResourceMappingRequest(
+            resource=resource, mappings=[pb.IdMapping(id=id_, device_id=device) for id_, device in mapping.items()]
         )
-        call: Awaitable[pb.AnnounceResponse] = self._stub.Announce(request, timeout=timeout)
+        call: Awaitable[pb.SetResourceMappingResponse] = self._stub.SetResourceMapping(request, timeout=timeout)
         return await self._call(call)
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
-        """Tell of an allocation.
+        """Notify the service of an allocation.
 
         Args:
-            resource: the kubelet's name of the resource whose own ids ``device_ids`` are; empty: they are our devices'.
+            resource: the kubelet's name of the resource that ``device_ids`` belong to; empty: they are ids of our
+                devices.
 
         Raises:
-            Unavailable: no answer within ``timeout`` seconds.
-            InvalidRequest, Quarantined: as the service says.
+            Unavailable: no response within ``timeout`` seconds.
+            InvalidRequest, Quarantined: refusals of the service.
         """
         call: Awaitable[pb.ReserveResponse] = self._stub.Reserve(
             pb.ReserveRequest(device_ids=device_ids, resource=resource),
@@ -173,20 +177,21 @@ class PluginClient(_Client):
         resource: str = "",
         timeout: float,
     ) -> pb.HandOverResponse:
-        """Ask for all of ``device_ids`` or none. Cancelling this stops the waiting, not the scrubs.
+        """Request all of ``device_ids`` or none. Cancelling this stops the waiting, not the scrubs.
 
         Args:
             wait_seconds: how long the service may wait for scrubs and earlier pods; 0 means the policy's limit.
-            reserved_unseen: ids among them that were allocated while the service could not be told.
-            resource: the kubelet's name of the resource whose own ids ``device_ids`` are; empty: they are our devices'.
+            reserved_unseen: ids among them that were allocated while the service could not be notified.
+            resource: the kubelet's name of the resource that ``device_ids`` belong to; empty: they are ids of our
+                devices.
             timeout: seconds after which the service counts as away; more than ``wait_seconds``.
 
         Raises:
-            Unavailable: the service is not there, or did not answer.
-            NotReady, Quarantined, DeviceBusy, InvalidRequest, LedgerFailure: as the service says.
+            Unavailable: the service is away, or did not respond.
+            NotReady, Quarantined, DeviceBusy, InvalidRequest, LedgerFailure: refusals of the service.
         """
         request = pb.HandOverRequest(
-            device_ids=device_ids, wait_seconds=wait_seconds, reserved_unseen=reserved_unseen, resource=resource
+            device_ids=device_ids, wait_seconds=wait_seconds, unreserved_ids=reserved_unseen, resource=resource
         )
         call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(
             request, timeout=timeout, metadata=self._trace_metadata()
@@ -201,12 +206,12 @@ class ReadClient(_Client):
     stub = scrubber_pb2_grpc.ReadStub
 
     async def devices(self) -> pb.ListDevicesResponse:
-        """All devices as they are now."""
+        """Return all devices as they are now."""
         call: Awaitable[pb.ListDevicesResponse] = self._stub.ListDevices(pb.ListDevicesRequest(), timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
     def watch_devices(self) -> AsyncGenerator[pb.ListDevicesResponse, None]:
-        """All devices as they are now, then again after every change; raises :class:`Unavailable` when the service goes."""
+        """Yield all devices now and after each change; raises :class:`Unavailable` if the service is lost."""
         return self._stream(self._stub.WatchDevices(pb.ListDevicesRequest()), endless=True)
 
     async def history(
@@ -220,12 +225,12 @@ class ReadClient(_Client):
         events: Sequence[str] = (),
         before: int = 0,
     ) -> pb.GetHistoryResponse:
-        """The pages of :meth:`history_pages` as one: audit rows, newest first; ``next_before`` is that of the last one."""
+        """Return the pages of :meth:`history_pages` as one; ``next_before`` is that of the last page."""
         found = pb.GetHistoryResponse()
         pages = self.history_pages(device, since, limit, tenant=tenant, outcome=outcome, events=events, before=before)
         async for page in pages:
             found.entries.extend(page.entries)
-            found.next_before = page.next_before
+            found.next_before_sequence = page.next_before_sequence
         return found
 
     async def history_pages(
@@ -239,23 +244,23 @@ class ReadClient(_Client):
         events: Sequence[str] = (),
         before: int = 0,
     ) -> AsyncGenerator[pb.GetHistoryResponse, None]:
-        """Audit rows, newest first, as the service gives them; ``next_before`` is not 0 if there are older ones.
+        """Yield pages of audit rows, newest first; ``next_before`` is not 0 if there are older ones.
 
         Args:
             device: UUID, unique prefix or index; empty means all.
             since: wall-clock seconds.
-            limit: at most this many rows in all; None means every row.
+            limit: maximum number of rows in all; None means every row.
             tenant: a namespace; empty means all.
-            outcome: ``passed``, ``failed``, ``granted``, … as :class:`GetHistoryRequest` says; empty means all.
-            events: names, and beginnings of names that end in a dot; none means all.
+            outcome: ``passed``, ``failed``, ``granted``, … as defined by :class:`GetHistoryRequest`; empty means all.
+            events: names, and prefixes of names that end in a dot; none means all.
             before: only rows with a smaller sequence; 0 means all.
 
         Raises:
-            InvalidRequest: one of these means nothing here.
-            ScrubberError: its answer leads back to rows that were read.
+            InvalidRequest: an invalid argument.
+            ScrubberError: the response leads back to rows that were already read.
         """
         request = pb.GetHistoryRequest(
-            device=device, since=since, tenant=tenant, outcome=outcome, events=events, before=before
+            device=device, since=since, tenant=tenant, outcome=outcome, events=events, before_sequence=before
         )
         left = limit
         while True:
@@ -265,51 +270,51 @@ class ReadClient(_Client):
             _check_order(request, page)
             yield page
             left = None if left is None else left - len(page.entries)
-            if not page.next_before or (left is not None and left <= 0):
+            if not page.next_before_sequence or (left is not None and left <= 0):
                 return
-            request.before = page.next_before
+            request.before_sequence = page.next_before_sequence
 
     async def service_info(self) -> pb.ServiceInfo:
-        """What runs there, and whether its ledger takes hand-overs."""
+        """Return the version and configuration of the service, and whether its ledger accepts hand-overs."""
         call: Awaitable[pb.ServiceInfo] = self._stub.GetServiceInfo(pb.GetServiceInfoRequest(), timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
     async def reset_plan(self, device: str) -> pb.ResetPlan:
-        """What a reset of ``device`` (UUID, unique prefix or index) would do and what blocks it; changes nothing.
+        """Return the effects and blockers of a reset of ``device`` (UUID, unique prefix or index); changes nothing.
 
         Raises:
             InvalidRequest: no such device.
-            DriverTimeout, DeviceLost, Unreadable: the device cannot be asked.
+            DriverTimeout, DeviceLost, Unreadable: the device cannot be queried.
         """
         request = pb.GetResetPlanRequest(device=device)
         call: Awaitable[pb.ResetPlan] = self._stub.GetResetPlan(request, timeout=_SLOW_CALL_TIMEOUT)
         return await self._call(call)
 
     async def certificate(self, id: str) -> pb.SignedCertificate:
-        """The certificate that is called ``id``, as it was signed; raises :class:`InvalidRequest` when there is none."""
+        """Return certificate ``id``, as it was signed; raises :class:`InvalidRequest` when there is none."""
         request = pb.GetCertificateRequest(id=id)
         call: Awaitable[pb.SignedCertificate] = self._stub.GetCertificate(request, timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
     def audit_pages(self, after: int = 0) -> AsyncGenerator[pb.AuditPage, None]:
-        """The audit trail as of now, oldest first, without the rows up to sequence ``after``; at least one page.
+        """Yield the current audit log, oldest first, without the rows up to sequence ``after``; at least one page.
 
         Raises:
-            NotReady: rows were given up while they were read, to keep the trail bounded; ask again.
+            NotReady: rows were pruned while they were read, to keep the log bounded; request it again.
         """
-        return self._stream(self._stub.ReadAudit(pb.ReadAuditRequest(after=after)))
+        return self._stream(self._stub.ReadAudit(pb.ReadAuditRequest(after_sequence=after)))
 
 
 class AdminClient(_Client):
-    """Acting on devices. ``device`` is a UUID, a unique prefix of one, or an index."""
+    """Calls that act on devices. ``device`` is a UUID, a unique prefix of one, or an index."""
 
     purpose = Purpose.ADMIN
     stub = scrubber_pb2_grpc.AdminStub
 
     def scrub(self, device: str, path: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
-        """Scrub ``device`` by the ``"fast"`` or the ``"slow"`` path; the last update carries the result.
+        """Scrub ``device`` by the ``"fast"`` or the ``"slow"`` path; the last update contains the result.
 
-        A scrub that is under way is joined. Giving up the iteration does not end it.
+        A scrub in progress is joined. Ending the iteration does not end the scrub.
 
         Raises:
             InvalidRequest: no such device or path.
@@ -317,85 +322,85 @@ class AdminClient(_Client):
         """
         return self._stream(self._stub.Scrub(pb.ScrubRequest(device=device, path=path)))
 
-    async def quarantine(self, device: str, reason: str) -> pb.DeviceAnswer:
-        """Take ``device`` out of service until a person releases it."""
+    async def quarantine(self, device: str, reason: str) -> pb.DeviceResponse:
+        """Take ``device`` out of service until an operator releases it."""
         request = pb.QuarantineRequest(device=device, reason=reason)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.Quarantine(request, timeout=_CALL_TIMEOUT)
+        call: Awaitable[pb.DeviceResponse] = self._stub.Quarantine(request, timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
-    async def unquarantine(self, device: str, reason: str) -> pb.DeviceAnswer:
-        """Let ``device`` prove itself again."""
+    async def unquarantine(self, device: str, reason: str) -> pb.DeviceResponse:
+        """Release ``device``, which must pass its checks before it returns to service."""
         request = pb.QuarantineRequest(device=device, reason=reason)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.Unquarantine(request, timeout=_CALL_TIMEOUT)
+        call: Awaitable[pb.DeviceResponse] = self._stub.Unquarantine(request, timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
-    async def break_glass(self, device: str, seconds: float, reason: str) -> pb.DeviceAnswer:
-        """For ``seconds`` from now refuse nothing for ``device``, whatever is known of it; 0 ends that at once.
+    async def break_glass(self, device: str, seconds: float, reason: str) -> pb.DeviceResponse:
+        """Bypass all checks for ``device`` for ``seconds`` from now, in any state; 0 ends the override at once.
 
-        A time that is running already is replaced. It is on the audit, and told of until it ends.
+        An active override is replaced. It is recorded in the audit log, and reported until it ends.
 
         Raises:
-            InvalidRequest: no such device, no reason, a longer time than the policy allows, or a device that a person
-                quarantined.
+            InvalidRequest: no such device, no reason, a longer time than the policy allows, or a device that an
+                operator quarantined.
         """
-        request = pb.BreakGlassRequest(device=device, reason=reason, seconds=seconds)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.BreakGlass(request, timeout=_CALL_TIMEOUT)
+        request = pb.BreakGlassRequest(device=device, reason=reason, duration_seconds=seconds)
+        call: Awaitable[pb.DeviceResponse] = self._stub.BreakGlass(request, timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
     def reset(self, device: str, reason: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
-        """Reset ``device`` and scrub it; updates as :meth:`scrub`. Giving up the iteration ends neither.
+        """Reset ``device`` and scrub it; updates as in :meth:`scrub`. Ending the iteration ends neither.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            DeviceBusy: it, or a device that is reset with it, is in use or being scrubbed, or something blocks the reset.
-            Refused: it can never be reset here, or the policy says never.
+            DeviceBusy: it, or a device that is reset with it, is in use or being scrubbed, or the reset is blocked.
+            Refused: it can never be reset here, or the policy forbids it.
         """
         return self._stream(self._stub.Reset(pb.ResetRequest(device=device, reason=reason)))
 
     async def accept_baseline(
         self, device: str, reason: str, expected_facts: Mapping[str, str] | None = None
-    ) -> pb.DeviceAnswer:
-        """From now on, what ``device`` is at present is what it should be.
+    ) -> pb.DeviceResponse:
+        """Accept the current facts of ``device`` as its baseline.
 
         Args:
-            expected_facts: its facts as the person who accepts them saw them; empty when nobody was shown any.
+            expected_facts: the facts that were shown to the operator; empty when none were shown.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            Refused: it is something else than what was shown.
+            Refused: the device differs from what was shown.
         """
-        request = pb.AcceptBaselineRequest(device=device, reason=reason, shown=expected_facts)
-        call: Awaitable[pb.DeviceAnswer] = self._stub.AcceptBaseline(request, timeout=_SLOW_CALL_TIMEOUT)
+        request = pb.AcceptBaselineRequest(device=device, reason=reason, expected_facts=expected_facts)
+        call: Awaitable[pb.DeviceResponse] = self._stub.AcceptBaseline(request, timeout=_SLOW_CALL_TIMEOUT)
         return await self._call(call)
 
 
 def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> None:
-    """Raise unless ``page`` answers the whole of ``request`` and leads to older rows, or to none."""
+    """Raise unless ``page`` starts where ``request`` specifies and leads to older rows or to the end."""
     rows = [each.sequence for each in page.entries]
-    lost = page.next_before and page.next_before not in rows[-1:]
-    if lost or (request.before and rows and rows[0] >= request.before):
-        asked = f"what is older than row {request.before}" if request.before else "the newest rows"
+    lost = page.next_before_sequence and page.next_before_sequence not in rows[-1:]
+    if lost or (request.before_sequence and rows and rows[0] >= request.before_sequence):
+        asked = f"what is older than row {request.before_sequence}" if request.before_sequence else "the newest rows"
         raise ScrubberError(
             f"Asked for {asked}, the service gave {len(rows)} rows and goes on before "
-            f"row {page.next_before}, which does not lead to older ones. Its audit trail may be damaged: scrubber audit verify."
+            f"row {page.next_before_sequence}, which does not lead to older ones. Its audit trail may be damaged: scrubber audit verify."
         )
 
 
 def _no_answer_error(path: Path, code: grpc.StatusCode) -> ScrubberError:
-    """Why nobody answered on ``path``, as far as the path itself tells."""
+    """Return the error for a missing response on ``path``, with the cause that the path itself reveals."""
     try:
         about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return Unavailable(
             f"The scrub service is not there: {path} does not exist. "
-            "Start it with scrubber serve, or give its directory with --socket.",
+            "Start it with scrubber serve, or give its directory with --socket-dir.",
             public_message=_UNAVAILABLE_MESSAGE,
         )
     except PermissionError:
         return _permission_error(path)
     if not stat.S_ISSOCK(about.st_mode):
         return InvalidConfiguration(
-            f"{path} is not a socket; give the directory of the service's sockets with --socket."
+            f"{path} is not a socket; give the directory of the service's sockets with --socket-dir."
         )
     if not os.access(path, os.W_OK, effective_ids=True):
         return _permission_error(path)
@@ -414,11 +419,11 @@ def _no_answer_error(path: Path, code: grpc.StatusCode) -> ScrubberError:
 
 
 def _has_listener(path: Path) -> bool:
-    """Whether anybody accepts connections on ``path``; answers at once."""
+    """Return at once whether a process accepts connections on ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(os.fsencode(path))
-        except BlockingIOError:  # more callers wait there than the kernel lets queue
+        except BlockingIOError:  # the kernel's queue of waiting callers is full
             return True
         except OSError:
             return False
@@ -433,7 +438,7 @@ def _permission_error(path: Path) -> PermissionDenied:
 
 
 def _access_hint(path: Path) -> str:
-    """What would let this user in, as far as can be seen from outside."""
+    """Return how this user could get access, as far as file permissions show."""
     flags = "--admin-group" if path.parent.name == Purpose.ADMIN else "--admin-group or --read-group"
     for place in (path.parent.parent, path.parent, path):
         try:

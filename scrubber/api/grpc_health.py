@@ -1,7 +1,7 @@
-"""The standard health service (grpc.health.v1), answered from the engine's own state and not from a copy of it.
+"""The standard health service (grpc.health.v1), answered directly from the engine's state, not from a copy.
 
-Promise: SERVING means that every device was looked at once and that the ledger takes hand-overs; anything else is
-NOT_SERVING; whoever watches is told of a stop before the stream ends.
+Invariant: SERVING means that every device has been checked once and that the ledger accepts hand-overs; any other state
+is NOT_SERVING. A watcher receives NOT_SERVING before its stream ends because the service stops.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library ships no types
-    """Health of the whole (``""``) and of the one service on the socket for ``purpose``."""
+    """Health of the whole server (``""``) and of the one service on the socket for ``purpose``."""
 
     def __init__(self, service: Service, streams: ViewStreams, purpose: Purpose) -> None:
         self._service = service
@@ -64,5 +64,5 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 
 
 def add_health_servicer(server: grpc.aio.Server, servicer: HealthServicer) -> None:
-    """Serve ``servicer`` on ``server``."""
+    """Register ``servicer`` on ``server``."""
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

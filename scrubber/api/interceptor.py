@@ -1,8 +1,8 @@
-"""One place through which every answer of a socket passes, whatever service gives it.
+"""Server interceptor: the one place that every response of a socket passes, whichever service gives it.
 
-Promise: a caller always gets a status with a sentence. An error of ours becomes its status; garbage, a method that is
-served elsewhere and a caller who may not ask are refused in words; an exception that nobody foresaw is logged with its
-traceback and told to nobody; and the server lives on.
+Invariant: a caller always gets a status with a message. An error of this project becomes its status. Malformed
+requests, methods served elsewhere and unauthorized callers are refused with an explanation. An unexpected exception is
+logged with its traceback, without details for the caller, and the server continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 
 from scrubber.api.peer_auth import caller_name
 from scrubber.api.sockets import Purpose
-from scrubber.api.status import CLASS_NAMES, status_from_error
+from scrubber.api.status import status_from_error
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, PermissionDenied, ScrubberError
 
@@ -27,23 +27,23 @@ __all__ = ["ApiInterceptor", "Authorize", "JoinTrace", "RpcObserver"]
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Authorize = Callable[[str], object]
-"""Given gRPC's name of the peer: raises :class:`PermissionDenied` for a caller who may not ask."""
+"""Takes gRPC's name of the peer; raises :class:`PermissionDenied` for an unauthorized caller."""
 JoinTrace = Callable[[Iterable[tuple[str, str | bytes]] | None], None]
-"""Given the metadata of a call, in the call's own task: makes what is done there part of its caller's trace. Never raises."""
+"""Takes the metadata of a call, within its task, and joins its work to the caller's trace. Never raises."""
 
 
 class RpcObserver(Protocol):
-    """Whoever counts calls. Told in the event loop's thread; neither method may raise or wait."""
+    """Observes calls. Called in the event loop's thread; neither method may raise or block."""
 
     def on_call_finished(self, method: str, code: str, seconds: float) -> None:
         """A call of ``method`` (``/scrubber.v1.Read/ListDevices``) ended with the status ``code`` (``OK``)."""
 
     def on_open_streams_changed(self, method: str, change: int) -> None:
-        """A stream that ends when its caller wants it to was opened (1), or is over (-1)."""
+        """A watch stream, which ends only when its caller ends it, was opened (1) or has ended (-1)."""
 
 
 class _NullRpcObserver:
-    """Counts nothing."""
+    """Ignores all calls."""
 
     def on_call_finished(self, method: str, code: str, seconds: float) -> None: ...
 
@@ -54,9 +54,9 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of the server for ``purpose``.
 
     Args:
-        authorize: asked before every call; None admits whoever the socket's mode lets in.
-        observer: is told of every call of a method that is served here.
-        join_trace: is told of every call that was admitted; None: callers have no traces.
+        authorize: called before every call; None admits every caller that the socket's mode allows.
+        observer: receives every call of a method that is served here.
+        join_trace: called for every admitted call; None: calls join no trace.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The method's handler, wrapped; for a method that is not served here, one that says so."""
+        """Return the method's handler, wrapped; for a method that is not served here, a handler that refuses it."""
         method = handler_call_details.method
         if method not in self._wrapped:
             handler = await continuation(handler_call_details)
-            if handler is None:  # not kept: callers make up as many names as they like
+            if handler is None:  # not cached: callers may invent any number of names
                 return grpc.stream_stream_rpc_method_handler(self._unserved_handler(method))
             self._wrapped[method] = self._wrap(method, handler)
         return self._wrapped[method]
@@ -178,10 +178,8 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
     async def _refuse(self, method: str, error: Exception, context: Context) -> None:
         if isinstance(error, ScrubberError):
             # The plugin's socket tells its caller the public sentence only; this line has the other one.
-            kind, caller = CLASS_NAMES.get(type(error), type(error).__name__), caller_name(context.peer())
-            self._log.info(
-                "api.refused", method=method, error=kind, code=error.code, sentence=str(error), caller=caller
-            )
+            kind, caller = type(error).__name__, caller_name(context.peer())
+            self._log.info("api.refused", method=method, error=kind, code=error.code, message=str(error), caller=caller)
         else:
             self._log.error("api.failed", method=method, exc_info=error)
         told = status_from_error(error, public=self._purpose is Purpose.PLUGIN)
@@ -189,7 +187,7 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _is_watch_stream(method: str) -> bool:
-    """Whether a stream goes on until its caller has enough; the others are calls with an end of their own."""
+    """Return whether a stream continues until its caller ends it; all other calls end when they are answered."""
     _, _, name = method.rpartition("/")
     return name.startswith("Watch") or name == "ServerReflectionInfo"
 
@@ -198,18 +196,18 @@ _CODE_NAMES = {each.value[0]: each.name for each in grpc.StatusCode}
 
 
 def _code(context: Context) -> str:
-    """The status that a call was given when it was aborted. The library gives its number, whatever its types say."""
+    """Return the status of an aborted call. The library returns its number, contrary to its type annotations."""
     given: Any = context.code()
     return given.name if isinstance(given, grpc.StatusCode) else _CODE_NAMES.get(given, grpc.StatusCode.UNKNOWN.name)
 
 
 def _catch_decode_errors(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """``decode``, which answers garbage with the refusal to send: raised here, the library would answer by itself."""
+    """Wrap ``decode`` to return an error for malformed bytes: if it raised, the library would answer instead."""
 
     def decoded(received: bytes) -> Any:
         try:
             return decode(received)
-        except Exception as error:  # noqa: BLE001 - whatever the parser says of bytes from outside, they are malformed
+        except Exception as error:  # noqa: BLE001 - bytes from outside that cause any parser error are malformed
             return InvalidRequest(f"The request is no message of this method ({type(error).__name__}).")
 
     return decoded

@@ -1,7 +1,8 @@
-"""Values of the domain and the engine ↔ protobuf messages.
+"""Conversion between values of the domain and the engine and protobuf messages.
 
-Promise: pure, complete in both directions, and never the reason for a failed answer: text that came from outside (a
-process name in a finding) may be no UTF-8, and a message takes nothing else. What is not there is left out or empty.
+Invariants: pure, complete in both directions, and never the cause of a failed response. Text from outside (a process
+name in a finding) may be invalid UTF-8, which a message does not accept, so it is replaced. Missing values are left out
+or empty.
 """
 
 from __future__ import annotations
@@ -58,26 +59,26 @@ __all__ = [
 ]
 
 MAX_REASON_CHARS = 500
-"""Characters of a reason: it is kept in the audit for good."""
+"""Limit of a reason in characters: it is kept in the audit log permanently."""
 MAX_WAIT_SECONDS = 3600.0
-"""Seconds that a hand-over may ask to wait."""
+"""Limit of the requested wait of a hand-over, in seconds."""
 MAX_BREAK_GLASS_SECONDS = 7 * 24 * 3600.0
-"""Seconds for which a glass may be asked to be broken; how many are granted, the policy says."""
+"""Limit of the requested duration of a break-glass override, in seconds; the policy may allow less."""
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def parse_hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
-    """The call that ``request`` asks for; whether its ids are known is the engine's to say.
+    """Return the call for ``request``; the engine decides whether its ids are known.
 
     Raises:
-        InvalidRequest: an impossible time, or an id in ``reserved_unseen`` that is not asked for.
+        InvalidRequest: an invalid time, or an id in ``unreserved_ids`` that is not requested.
     """
     wait = request.wait_seconds
     if not math.isfinite(wait) or not 0 <= wait <= MAX_WAIT_SECONDS:
         raise InvalidRequest(f"A hand-over waits between 0 and {MAX_WAIT_SECONDS:.0f} seconds, not {wait}.")
-    unseen = frozenset(request.reserved_unseen)
+    unseen = frozenset(request.unreserved_ids)
     unexpected = sorted(unseen - set(request.device_ids))
     if unexpected:
         raise InvalidRequest(f"reserved_unseen names {', '.join(unexpected)}, which this request does not ask for.")
@@ -89,16 +90,16 @@ def parse_hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
     )
 
 
-def parse_resource_mapping(request: pb.AnnounceRequest) -> dict[str, str]:
-    """Device by id; raises :class:`InvalidRequest` for an id that is announced twice."""
-    offers = {offer.id: offer.device for offer in request.offers}
-    if len(offers) != len(request.offers):
+def parse_resource_mapping(request: pb.SetResourceMappingRequest) -> dict[str, str]:
+    """Return id → device; raises :class:`InvalidRequest` for an id that is announced twice."""
+    offers = {offer.id: offer.device_id for offer in request.mappings}
+    if len(offers) != len(request.mappings):
         raise InvalidRequest(f"An id of {request.resource} is announced twice.")
     return offers
 
 
 def parse_scrub_path(name: str) -> PathKind:
-    """The path that is called ``name``; raises :class:`InvalidRequest` for any other word."""
+    """Return the path named ``name``; raises :class:`InvalidRequest` for an unknown one."""
     try:
         return PathKind(name)
     except ValueError:
@@ -108,7 +109,7 @@ def parse_scrub_path(name: str) -> PathKind:
 def parse_reason(
     request: pb.QuarantineRequest | pb.BreakGlassRequest | pb.ResetRequest | pb.AcceptBaselineRequest,
 ) -> str:
-    """Why a person acts, for the audit; raises :class:`InvalidRequest` for none, or one too long to keep."""
+    """Return the operator's reason, for the audit log; raises :class:`InvalidRequest` if it is missing or too long."""
     reason: str = request.reason.strip()
     if not reason:
         raise InvalidRequest("Say why: the reason goes into the audit, and whoever comes next reads it.")
@@ -118,9 +119,9 @@ def parse_reason(
 
 
 def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
-    """How long the glass is to be broken; 0 ends it. Raises :class:`InvalidRequest` for an impossible time."""
-    seconds: float = request.seconds
-    if not 0 <= seconds <= MAX_BREAK_GLASS_SECONDS:  # NaN is neither
+    """Return the duration of the override in seconds; 0 ends it. Raises :class:`InvalidRequest` for an invalid time."""
+    seconds: float = request.duration_seconds
+    if not 0 <= seconds <= MAX_BREAK_GLASS_SECONDS:  # also refuses NaN
         raise InvalidRequest(
             f"A glass is broken for a time between 0 (which ends it) and {MAX_BREAK_GLASS_SECONDS:.0f} seconds, not {seconds}."
         )
@@ -130,11 +131,11 @@ def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
 # -- for the plugin ----------------------------------------------------------------------------------------------------
 
 SnapshotKey = tuple[bool, str, bool, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
-"""What of a node concerns the plugin; two equal ones need no second snapshot."""
+"""The part of a node's state that concerns the plugin; equal keys need no second snapshot."""
 
 
 def snapshot_key(view: NodeView) -> SnapshotKey:
-    """Everything that changes what the kubelet or a pod's owner is told, or a container is given, and nothing else."""
+    """Return everything that affects the kubelet's list, notices to pod owners or containers, and nothing else."""
     devices = tuple(
         (each.device, each.advertised, each.record.health, _is_certified(each), _is_scrubbing(each), _refusal(each))
         for each in view.devices
@@ -143,7 +144,7 @@ def snapshot_key(view: NodeView) -> SnapshotKey:
 
 
 def snapshot_message(view: NodeView) -> pb.Snapshot:
-    """All devices as the plugin sees them."""
+    """Return all devices as the plugin sees them."""
     return pb.Snapshot(
         version=view.version,
         devices=[_snapshot_device(each) for each in view.devices],
@@ -161,7 +162,7 @@ def _notice(notice: PodNotice) -> pb.PodNotice:
         uid=notice.pod.uid or "",
         devices=notice.devices,
         reason=notice.reason,
-        sentence=_utf8_text(notice.message),
+        message=_utf8_text(notice.message),
         since=notice.since,
         evict=notice.evict,
     )
@@ -186,7 +187,7 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
 
 
 def _refusal(view: DeviceView) -> str:
-    """What a pod's status says of the device; nothing while it is offered, whatever is known of it."""
+    """Return the device's message for a pod's status; empty while it is offered, in any state."""
     return "" if view.advertised else view.refusal_message
 
 
@@ -204,27 +205,27 @@ def _is_scrubbing(view: DeviceView) -> bool:
 
 
 def granted_message(granted: GrantedDevice) -> pb.GrantedDevice:
-    """One device of a hand-over that was granted."""
+    """Return one device of a granted hand-over."""
     return pb.GrantedDevice(
         id=granted.device,
         grant=granted.grant,
         path=granted.path.value,
-        certificate=granted.certificate or "",
+        certificate_id=granted.certificate or "",
         exception=granted.basis.exception or "",
-        kind=granted.kind.value,
+        hand_over_kind=granted.kind.value,
     )
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- for operators -----------------------------------------------------------------------------------------------------
 
 
 def device_list_message(view: NodeView) -> pb.ListDevicesResponse:
-    """All devices as operators see them."""
+    """Return all devices as operators see them."""
     return pb.ListDevicesResponse(version=view.version, devices=[device_message(each) for each in view.devices])
 
 
 def device_message(view: DeviceView) -> pb.Device:
-    """One device. Tenant, pod and container are those of the newest grant whose pod is not over; else empty."""
+    """Return one device. Tenant, pod and container are those of the newest open grant; empty without one."""
     device, record = view.device, view.record
     holding = record.open_grants[-1].assignment if record.open_grants else None
     return pb.Device(
@@ -237,53 +238,54 @@ def device_message(view: DeviceView) -> pb.Device:
         health=record.health.value,
         cause=None if record.cause is None else _cause(record.cause),
         certificate=None if record.certificate is None else certificate_message(record.certificate),
-        tenant_namespace="" if holding is None else holding.pod.tenant,
+        tenant="" if holding is None else holding.pod.tenant,
         pod="" if holding is None else holding.pod.name,
         container="" if holding is None else holding.container,
-        grants=record.grant_sequence,
-        scrub=view.scrub or "",
+        grant_count=record.grant_sequence,
+        active_scrub_id=view.scrub or "",
         parent=device.parent or "",
         numa_node=device.numa_node,
         profile=device.profile or "",
         peers=sorted(device.peers),
-        traits={name: _utf8_text(value) for name, value in device.traits},
-        retry_at=record.retry_at or 0.0,
-        kind="" if record.last_grant is None else record.last_grant.kind.value,
-        offered=view.advertised,
+        attributes={name: _utf8_text(value) for name, value in device.traits},
+        next_attempt_at=record.retry_at or 0.0,
+        last_hand_over_kind="" if record.last_grant is None else record.last_grant.kind.value,
+        advertised=view.advertised,
         policy=view.policy.name,
         enforcement=view.policy.enforcement.value,
-        glass=None if record.break_glass is None else _break_glass(record.break_glass),
-        failures=record.failures,
-        waits=_utf8_text(view.recovery_blocker),
-        strangers=[_utf8_text(each) for each in view.unauthorized_users],
-        uninspected=[_utf8_text(each) for each in view.uninspected_processes],
-        tenancies=[_tenancy(each) for each in record.open_grants],
-        lasting=[pb.Lasting(code=_utf8_text(each.code), since=each.since) for each in record.warnings],
-        lifetime=dict(record.lifetime_counters),
-        must_reset=record.must_reset,
-        clean_scrubs=record.clean_scrubs,
-        strikes=[
-            pb.Strike(at=each.at, code=each.code, tenant_namespace=each.tenant or "")
+        break_glass=None if record.break_glass is None else _break_glass(record.break_glass),
+        failed_recoveries=record.failures,
+        recovery_blocker=_utf8_text(view.recovery_blocker),
+        unauthorized_users=[_utf8_text(each) for each in view.unauthorized_users],
+        uninspected_processes=[_utf8_text(each) for each in view.uninspected_processes],
+        open_grants=[_tenancy(each) for each in record.open_grants],
+        conditions=[pb.Condition(code=_utf8_text(each.code), since=each.since) for each in record.warnings],
+        lifetime_counters=dict(record.lifetime_counters),
+        reset_pending=record.must_reset,
+        probation_scrubs_passed=record.clean_scrubs,
+        quarantines=[
+            pb.QuarantineRecord(timestamp=each.at, code=each.code, tenant=each.tenant or "")
             for each in record.recent_quarantines
         ],
-        attempts=[
-            pb.Attempt(at=each.at, reset=each.reset, ordered=each.operator_ordered) for each in record.recovery_attempts
+        recovery_attempts=[
+            pb.RecoveryAttempt(timestamp=each.at, reset=each.reset, by_operator=each.operator_ordered)
+            for each in record.recovery_attempts
         ],
         baseline=None if record.baseline is None else _baseline(device, record.baseline),
     )
 
 
-def _tenancy(grant: Grant) -> pb.Tenancy:
+def _tenancy(grant: Grant) -> pb.OpenGrant:
     pod = grant.pod
-    return pb.Tenancy(
-        grant=grant.sequence,
-        tenant_namespace="" if pod is None else pod.tenant,
+    return pb.OpenGrant(
+        sequence=grant.sequence,
+        tenant="" if pod is None else pod.tenant,
         pod="" if pod is None else pod.name,
-        uid="" if pod is None else pod.uid or "",
+        pod_uid="" if pod is None else pod.uid or "",
         container="" if grant.assignment is None else grant.assignment.container,
-        kind=grant.kind.value,
-        at=grant.at,
-        certificate=grant.certificate or "",
+        hand_over_kind=grant.kind.value,
+        granted_at=grant.at,
+        certificate_id=grant.certificate or "",
         exception=grant.basis.exception or "",
     )
 
@@ -291,76 +293,76 @@ def _tenancy(grant: Grant) -> pb.Tenancy:
 def _baseline(device: Device, baseline: Baseline) -> pb.Baseline:
     expected, found = dict(baseline.facts), dict(baseline_facts(device))
     return pb.Baseline(
-        at=baseline.at,
+        recorded_at=baseline.at,
         actor=baseline.actor,
         reason=_utf8_text(baseline.reason),
         facts=[
-            pb.Fact(name=name, expected=_utf8_text(expected.get(name, "")), found=_utf8_text(found.get(name, "")))
+            pb.Fact(name=name, expected=_utf8_text(expected.get(name, "")), actual=_utf8_text(found.get(name, "")))
             for name in sorted(expected)
         ],
-        conditions=[pb.Fact(name=name, expected=_utf8_text(read)) for name, read in baseline.conditions],
+        accepted_conditions=[pb.Fact(name=name, expected=_utf8_text(read)) for name, read in baseline.conditions],
     )
 
 
-def _break_glass(glass: BreakGlass) -> pb.Glass:
-    return pb.Glass(until=glass.until, reason=_utf8_text(glass.reason), actor=glass.actor)
+def _break_glass(glass: BreakGlass) -> pb.BreakGlass:
+    return pb.BreakGlass(expires_at=glass.until, reason=_utf8_text(glass.reason), actor=glass.actor)
 
 
 def _cause(cause: Cause) -> pb.Cause:
     return pb.Cause(
         code=cause.code,
-        sentence=_utf8_text(cause.message),
-        way_back=cause.recovery_method.value,
+        message=_utf8_text(cause.message),
+        recovery_method=cause.recovery_method.value,
         since=cause.since,
         actor=cause.actor,
     )
 
 
 def certificate_message(certificate: Certificate) -> pb.Certificate:
-    """A certificate, whole."""
+    """Return a certificate with all fields."""
     return pb.Certificate(
         id=certificate.id,
-        node=certificate.node,
-        boot=certificate.boot,
-        driver=certificate.driver,
-        device=certificate.device,
+        node_name=certificate.node,
+        boot_id=certificate.boot,
+        driver_version=certificate.driver,
+        device_id=certificate.device,
         sequence=certificate.sequence,
         previous_grant=certificate.previous_grant,
         next_grant=certificate.next_grant,
         path=certificate.path.value,
-        scrub=certificate.scrub,
+        scrub_id=certificate.scrub,
         covered=[_utf8_text(each) for each in certificate.covered],
         not_covered=[_utf8_text(each) for each in certificate.not_covered],
         policy=certificate.policy,
         policy_digest=certificate.policy_digest,
         issued_at=certificate.issued_at,
-        rests_on=certificate.rests_on or "",
+        base_certificate_id=certificate.rests_on or "",
         key_id=certificate.key_id or "",
         signature=base64.b64decode(certificate.signature or ""),
     )
 
 
 def signed_certificate_message(view: CertificateView) -> pb.SignedCertificate:
-    """A certificate with what was signed of it, byte for byte, and what became of it."""
+    """Return a certificate with the signed bytes, unchanged, and its status."""
     return pb.SignedCertificate(
         certificate=certificate_message(view.certificate),
         payload=statement(view.certificate),
-        standing=view.status.value,
+        status=view.status.value,
     )
 
 
 def scrub_message(scrub: ScrubRecord) -> pb.Scrub:
-    """A scrub with its evidence; ``ended`` is 0 and ``outcome`` empty while it is under way."""
+    """Return a scrub with its evidence; ``finished_at`` is 0 and ``outcome`` empty while it is in progress."""
     return pb.Scrub(
         id=scrub.id,
-        device=scrub.device,
+        device_id=scrub.device,
         path=scrub.path.value,
-        occasion=scrub.trigger.value,
-        started=scrub.started,
-        ended=scrub.ended or 0.0,
+        trigger=scrub.trigger.value,
+        started_at=scrub.started,
+        finished_at=scrub.ended or 0.0,
         outcome="" if scrub.outcome is None else scrub.outcome.value,
         steps=[_step(each) for each in scrub.steps],
-        certificate=scrub.certificate or "",
+        certificate_id=scrub.certificate or "",
         actor=scrub.actor,
     )
 
@@ -369,9 +371,9 @@ def _step(result: StepResult) -> pb.StepResult:
     return pb.StepResult(
         step=result.step.value,
         verdict=result.verdict.value,
-        seconds=result.seconds,
+        duration_seconds=result.seconds,
         findings=[_finding(each) for each in result.findings],
-        measured_json=_json(result.measured),
+        measurements_json=_json(result.measured),
         not_covered=[_utf8_text(each) for each in result.not_covered],
     )
 
@@ -381,17 +383,17 @@ def _finding(finding: Finding) -> pb.Finding:
         step=finding.step.value,
         code=finding.code,
         severity=finding.severity.value,
-        sentence=_utf8_text(finding.message),
+        message=_utf8_text(finding.message),
         evidence_json=_json(finding.evidence),
     )
 
 
 def progress_message(update: ScrubUpdate) -> pb.ScrubProgress:
-    """How far a scrub is."""
+    """Return the progress of a scrub."""
     progress = update.progress
     return pb.ScrubProgress(
-        scrub=update.scrub,
-        device=update.device,
+        scrub_id=update.scrub,
+        device_id=update.device,
         step="" if update.step is None else update.step.value,
         phase="" if progress is None else progress.phase,
         done_bytes=0 if progress is None else progress.done_bytes,
@@ -401,26 +403,26 @@ def progress_message(update: ScrubUpdate) -> pb.ScrubProgress:
 
 
 def reset_plan_message(plan: ResetPlan) -> pb.ResetPlan:
-    """A plan, whole; ``unavailable`` is empty when the device can be reset here."""
+    """Return a plan with all fields; ``unavailable_reason`` is empty when the device can be reset here."""
     return pb.ResetPlan(
-        device=plan.device,
+        device_id=plan.device,
         method=_utf8_text(plan.method),
-        acts=[_utf8_text(each) for each in plan.actions],
-        unavailable=_utf8_text(plan.unavailable or ""),
+        actions=[_utf8_text(each) for each in plan.actions],
+        unavailable_reason=_utf8_text(plan.unavailable or ""),
         blockers=[_utf8_text(each) for each in plan.blockers],
-        together=plan.also_reset,
+        also_reset_ids=plan.also_reset,
     )
 
 
 def history_entry_message(entry: HistoryEntry) -> pb.HistoryEntry:
-    """One audit row, with the scrub and the certificate that it names."""
+    """Return one audit row, with the scrub and the certificate that it names."""
     event = entry.event
     return pb.HistoryEntry(
         sequence=entry.sequence,
         hash=entry.hash,
-        name=event.name,
-        at=event.at,
-        device=event.device or "",
+        event=event.name,
+        timestamp=event.at,
+        device_id=event.device or "",
         scrub_id=event.scrub or "",
         actor=event.actor,
         fields_json=_json(event.fields),
@@ -430,31 +432,31 @@ def history_entry_message(entry: HistoryEntry) -> pb.HistoryEntry:
 
 
 def service_info_message(info: ServiceView) -> pb.ServiceInfo:
-    """What runs here."""
+    """Return the description of the service."""
     return pb.ServiceInfo(
         version=info.version,
         backend=info.backend,
-        node=info.identity.node,
-        boot=info.identity.boot,
-        driver=info.identity.driver,
+        node_name=info.identity.node,
+        boot_id=info.identity.boot,
+        driver_version=info.identity.driver,
         policy=info.policy.name,
         policy_digest=info.policy.digest,
         enforcement=info.policy.enforcement.value,
-        ledger=_utf8_text(info.ledger_status),
+        ledger_status=_utf8_text(info.ledger_status),
         epoch=info.epoch,
         breaker=pb.Breaker(
-            resets=_utf8_text(info.breaker.resets_stopped_reason),
-            resets_until=info.breaker.resets_stopped_until or 0.0,
-            soft=_utf8_text(info.breaker.soft_signals_stopped_reason),
-            waiting=sorted(info.breaker.awaiting_reset),
-            spared=sorted(info.breaker.kept_in_service),
+            resets_stopped_reason=_utf8_text(info.breaker.resets_stopped_reason),
+            resets_stopped_until=info.breaker.resets_stopped_until or 0.0,
+            soft_quarantines_stopped_reason=_utf8_text(info.breaker.soft_signals_stopped_reason),
+            awaiting_reset_ids=sorted(info.breaker.awaiting_reset),
+            kept_in_service_ids=sorted(info.breaker.kept_in_service),
         ),
         key_id=info.key_id,
         public_key=info.public_key,
         audit_head=_head(info.audit_head),
-        places={name: _utf8_text(path) for name, path in info.paths.items()},
-        policy_refused=_utf8_text(info.policy_error),
-        kubelet=_utf8_text(info.kubelet_status),
+        paths={name: _utf8_text(path) for name, path in info.paths.items()},
+        policy_rejection=_utf8_text(info.policy_error),
+        kubelet_status=_utf8_text(info.kubelet_status),
         pid=os.getpid(),
         admin_group=info.admin_group,
         read_group=info.read_group,
@@ -462,7 +464,7 @@ def service_info_message(info: ServiceView) -> pb.ServiceInfo:
 
 
 def audit_page_message(page: TrailPage) -> pb.AuditPage:
-    """A part of the audit trail, as it is stored and hashed."""
+    """Return a part of the audit log, as it is stored and hashed."""
     return pb.AuditPage(
         pruned=_head(page.preceding_head), head=_head(page.head), rows=[_audit_row(each) for each in page.rows]
     )
@@ -475,13 +477,13 @@ def _head(head: AuditHead) -> pb.AuditHead:
 def _audit_row(row: AuditRow) -> pb.AuditRow:
     return pb.AuditRow(
         sequence=row.sequence,
-        at=row.at,
-        name=row.name,
-        device=row.device,
-        scrub=row.scrub,
+        timestamp=row.at,
+        event=row.name,
+        device_id=row.device,
+        scrub_id=row.scrub,
         actor=row.actor,
         fields=row.fields,
-        prev_hash=row.prev_hash,
+        previous_hash=row.prev_hash,
         hash=row.hash,
     )
 

@@ -1,12 +1,12 @@
-"""The admin socket's front door: who calls, by the kernel's word.
+"""Authentication of callers of the admin socket, by the kernel's peer credentials.
 
-gRPC does not say who is at the other end of a Unix socket, so a small relay accepts instead of it and asks
-(``SO_PEERCRED``, ``SO_PEERGROUPS``; unix(7), socket(7)). Each connection goes on to the real server over a socket whose
-own end is bound to a name that tells the uid and the verdict; gRPC reports that name as the peer. Only this process may
-make names in that directory, and a peer without such a name is refused.
+gRPC does not expose the peer of a Unix socket. So a small proxy accepts the connections instead of gRPC and reads the
+peer's credentials (``SO_PEERCRED``, ``SO_PEERGROUPS``; unix(7), socket(7)). It relays each connection to the real
+server over a socket whose client end is bound to a name that encodes the uid and the verdict; gRPC reports that name as
+the peer. Only this process may create names in that directory, and a peer without such a name is refused.
 
-Promise: no admin call runs without a uid that the kernel gave; a caller who may not come in is told so in a status, not
-by a hang-up; and connections that say nothing keep nobody out.
+Invariants: no admin call runs without a uid from the kernel. An unauthorized caller gets a status, not a closed
+connection. Silent connections cannot keep other callers out.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ __all__ = ["PeerAuthProxy", "PeerCredentials", "authorized_actor", "caller_name"
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_PER_UID = 16
 IDLE_TIMEOUT = 10.0
-"""Seconds after which a connection that never said anything is closed: every real caller speaks at once. One that did
-speak and was quiet for as long is closed when its place is needed, as a caller's next call opens another."""
+"""Seconds after which a connection that never sent data is closed: every real caller sends data at once.
+
+A connection that did send data and was then idle for this long is closed when its slot is needed, because the caller's
+next call opens another.
+"""
 
 _SO_PEERGROUPS = 59
 _MAX_GROUPS = 256
-"""Python asks for at most 1024 bytes of an option; a peer in more groups counts as one in its first group only."""
+"""Python reads at most 1024 bytes of a socket option; for a peer in more groups, only its first group counts."""
 
 _PEER_NAME = re.compile(r"/(?P<verdict>[ar])(?P<uid>\d{1,10})-[0-9a-f]{1,4}")
 
@@ -53,7 +56,7 @@ class PeerCredentials:
 
 
 def peer_credentials(connection: socket.socket | asyncio.trsock.TransportSocket) -> PeerCredentials:
-    """Who connected, as the kernel noted it."""
+    """Return the credentials of the peer, as the kernel recorded them."""
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     try:
         packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
@@ -64,22 +67,22 @@ def peer_credentials(connection: socket.socket | asyncio.trsock.TransportSocket)
 
 
 def is_authorized(peer: PeerCredentials, *, own_uid: int, operator_gid: int | None) -> bool:
-    """Whether ``peer`` may act on devices: root, the service's own user, and members of the operators' group."""
+    """Return whether ``peer`` may act on devices: root, the service's own user, and members of the operators' group."""
     return peer.uid in (0, own_uid) or (operator_gid is not None and operator_gid in peer.gids)
 
 
 def caller_name(peer: str) -> str:
-    """Who asked, for the log: as :func:`authorized_actor`, also of one who may not; empty where nobody looked."""
+    """Return the caller for the log, like :func:`authorized_actor` but also for a refused one; else empty."""
     scheme, _, path = peer.partition(":")
     named = _PEER_NAME.search(unquote(path)) if scheme == "unix" else None
     return "" if named is None else f"uid:{named['uid']}"
 
 
 def authorized_actor(peer: str) -> str:
-    """The actor for the audit (``uid:1000``) from gRPC's name of a peer that came through the door.
+    """Return the actor for the audit log (``uid:1000``) from gRPC's name of a peer that came through the proxy.
 
     Raises:
-        PermissionDenied: the door refused the caller, or the caller did not come through it.
+        PermissionDenied: the proxy refused the caller, or the caller did not come through it.
     """
     scheme, _, path = peer.partition(":")
     named = _PEER_NAME.search(unquote(path)) if scheme == "unix" else None
@@ -96,7 +99,7 @@ def authorized_actor(peer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """Whose connection it is, and when it is looked at for whether it has said anything."""
+    """The caller of a connection, and the timer that checks whether it has sent data."""
 
     uid: int
     authorized: bool
@@ -108,8 +111,9 @@ class PeerAuthProxy:
 
     Args:
         server_path: the real server's socket, in a directory that only this user may enter.
-        operator_gid: group whose members come in, besides root and this user.
-        max_connections, max_connections_per_uid: at once; above it the one that is needed least makes room, if there is one.
+        operator_gid: group whose members are authorized, besides root and this user.
+        max_connections, max_connections_per_uid: limits of open connections; above them the least needed idle
+            connection is closed, if there is one.
         idle_timeout: see :data:`IDLE_TIMEOUT`.
     """
 
@@ -141,12 +145,12 @@ class PeerAuthProxy:
         )
 
     def close(self) -> None:
-        """Accept no more; the connections that there are go on."""
+        """Stop accepting; existing connections stay open."""
         if self._server is not None:
             self._server.close()
 
     async def abort_connections(self) -> None:
-        """Let go of every connection, also of those whose other end does not read."""
+        """Close every connection, including those whose other end does not read."""
         self.close()
         for task in self._relay_tasks:
             task.cancel()
@@ -156,7 +160,9 @@ class PeerAuthProxy:
     def _on_connect(self, outer: _RelayEnd) -> None:
         peer = peer_credentials(outer.transport.get_extra_info("socket"))
         if not self._make_room_for(peer.uid):
-            self._log.warning("admin.too-many-connections", uid=peer.uid, pid=peer.pid, open=len(self._connections))
+            self._log.warning(
+                "admin.too-many-connections", uid=peer.uid, pid=peer.pid, connections=len(self._connections)
+            )
             outer.transport.abort()
             return
         admitted = is_authorized(peer, own_uid=os.geteuid(), operator_gid=self._operator_gid)
@@ -169,14 +175,14 @@ class PeerAuthProxy:
         task.add_done_callback(self._relay_tasks.discard)
 
     def _make_room_for(self, uid: int) -> bool:
-        """Whether one more of ``uid`` has a place, one that was given up for it included."""
+        """Return whether there is a slot for another connection of ``uid``, if necessary after closing an idle one."""
         own = [end for end, caller in self._connections.items() if caller.uid == uid]
         if len(own) >= self._max_connections_per_uid:
             return self._evict_idle_connection(own)
         return len(self._connections) < self._max_connections or self._evict_idle_connection(list(self._connections))
 
     def _evict_idle_connection(self, ends: list[_RelayEnd]) -> bool:
-        """Close the connection that is needed least: of callers who may not act, silent, quiet for the longest time."""
+        """Close the least needed idle connection: first unauthorized callers, then silent ones, then the longest idle."""
         quiet_since = asyncio.get_running_loop().time() - self._idle_timeout
         idle = [end for end in ends if not end.has_sent_data or end.last_activity <= quiet_since]
         if not idle:
@@ -207,11 +213,11 @@ class PeerAuthProxy:
                 lambda: _RelayEnd(on_connect=outer.pair_with), sock=connection
             )
         except OSError as error:
-            self._log.error("admin.relay-failed", sentence=str(error))
+            self._log.error("admin.relay-failed", message=str(error))
             outer.transport.abort()
 
     def _connect_to_server(self, who: str) -> socket.socket:
-        """A connection to the server behind; its own end is named for the caller, and the name outlives its file."""
+        """Return a connection to the real server, bound to a name for the caller that outlives its file."""
         name = self._server_path.with_name(f"{who}-{next(self._numbers) % 0x10000:x}")
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -227,11 +233,11 @@ class PeerAuthProxy:
 
 
 class _RelayEnd(asyncio.Protocol):
-    """One end of a relayed connection: the other writes what it reads, as fast as it can; they close together.
+    """One end of a relayed connection. It writes what the other end reads, as fast as possible; they close together.
 
     Attributes:
         has_sent_data: whether a byte ever came from it.
-        last_activity: when bytes last went either way, in the loop's time; at first, when it was made.
+        last_activity: time of the last transfer in either direction, in the loop's time; initially its creation.
     """
 
     transport: asyncio.Transport
@@ -248,7 +254,7 @@ class _RelayEnd(asyncio.Protocol):
         self.last_activity = asyncio.get_running_loop().time()
 
     async def abort(self) -> None:
-        """Close both ends at once, whatever is still to be written."""
+        """Close both ends at once, discarding unsent data."""
         ends = [end for end in (self, self._peer) if end is not None]
         for end in ends:
             end.transport.abort()
@@ -256,7 +262,7 @@ class _RelayEnd(asyncio.Protocol):
             await end._closed.wait()
 
     def pair_with(self, other: _RelayEnd) -> None:
-        """Relay to ``other`` from here on, first of all what came before it was there."""
+        """Relay to ``other`` from now on, starting with the data received before it was connected."""
         self._peer, other._peer = other, self
         other.transport.writelines(self._buffered)
         self._buffered.clear()

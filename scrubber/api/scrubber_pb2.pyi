@@ -51,13 +51,13 @@ class GetSnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PodNotice(_message.Message):
-    __slots__ = ("namespace", "name", "uid", "devices", "reason", "sentence", "since", "evict")
+    __slots__ = ("namespace", "name", "uid", "devices", "reason", "message", "since", "evict")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
     namespace: str
@@ -65,10 +65,10 @@ class PodNotice(_message.Message):
     uid: str
     devices: _containers.RepeatedScalarFieldContainer[str]
     reason: str
-    sentence: str
+    message: str
     since: float
     evict: bool
-    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., sentence: _Optional[str] = ..., since: _Optional[float] = ..., evict: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., since: _Optional[float] = ..., evict: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices")
@@ -101,125 +101,125 @@ class ReserveResponse(_message.Message):
     def __init__(self, scrubs_started: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HandOverRequest(_message.Message):
-    __slots__ = ("device_ids", "wait_seconds", "reserved_unseen", "resource")
+    __slots__ = ("device_ids", "wait_seconds", "unreserved_ids", "resource")
     DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    UNRESERVED_IDS_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     device_ids: _containers.RepeatedScalarFieldContainer[str]
     wait_seconds: float
-    reserved_unseen: _containers.RepeatedScalarFieldContainer[str]
+    unreserved_ids: _containers.RepeatedScalarFieldContainer[str]
     resource: str
-    def __init__(self, device_ids: _Optional[_Iterable[str]] = ..., wait_seconds: _Optional[float] = ..., reserved_unseen: _Optional[_Iterable[str]] = ..., resource: _Optional[str] = ...) -> None: ...
+    def __init__(self, device_ids: _Optional[_Iterable[str]] = ..., wait_seconds: _Optional[float] = ..., unreserved_ids: _Optional[_Iterable[str]] = ..., resource: _Optional[str] = ...) -> None: ...
 
-class Offer(_message.Message):
-    __slots__ = ("id", "device")
+class IdMapping(_message.Message):
+    __slots__ = ("id", "device_id")
     ID_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     id: str
-    device: str
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    device_id: str
+    def __init__(self, id: _Optional[str] = ..., device_id: _Optional[str] = ...) -> None: ...
 
-class AnnounceRequest(_message.Message):
-    __slots__ = ("resource", "offers")
+class SetResourceMappingRequest(_message.Message):
+    __slots__ = ("resource", "mappings")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
-    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    MAPPINGS_FIELD_NUMBER: _ClassVar[int]
     resource: str
-    offers: _containers.RepeatedCompositeFieldContainer[Offer]
-    def __init__(self, resource: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
+    mappings: _containers.RepeatedCompositeFieldContainer[IdMapping]
+    def __init__(self, resource: _Optional[str] = ..., mappings: _Optional[_Iterable[_Union[IdMapping, _Mapping]]] = ...) -> None: ...
 
-class AnnounceResponse(_message.Message):
+class SetResourceMappingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GrantedDevice(_message.Message):
-    __slots__ = ("id", "grant", "path", "certificate", "exception", "kind")
+    __slots__ = ("id", "grant", "path", "certificate_id", "exception", "hand_over_kind")
     ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
-    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ID_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_KIND_FIELD_NUMBER: _ClassVar[int]
     id: str
     grant: int
     path: str
-    certificate: str
+    certificate_id: str
     exception: str
-    kind: str
-    def __init__(self, id: _Optional[str] = ..., grant: _Optional[int] = ..., path: _Optional[str] = ..., certificate: _Optional[str] = ..., exception: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    hand_over_kind: str
+    def __init__(self, id: _Optional[str] = ..., grant: _Optional[int] = ..., path: _Optional[str] = ..., certificate_id: _Optional[str] = ..., exception: _Optional[str] = ..., hand_over_kind: _Optional[str] = ...) -> None: ...
 
 class HandOverResponse(_message.Message):
-    __slots__ = ("devices", "seconds")
+    __slots__ = ("devices", "duration_seconds")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedCompositeFieldContainer[GrantedDevice]
-    seconds: float
-    def __init__(self, devices: _Optional[_Iterable[_Union[GrantedDevice, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    duration_seconds: float
+    def __init__(self, devices: _Optional[_Iterable[_Union[GrantedDevice, _Mapping]]] = ..., duration_seconds: _Optional[float] = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("code", "sentence", "way_back", "since", "actor")
+    __slots__ = ("code", "message", "recovery_method", "since", "actor")
     CODE_FIELD_NUMBER: _ClassVar[int]
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
-    WAY_BACK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_METHOD_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     code: str
-    sentence: str
-    way_back: str
+    message: str
+    recovery_method: str
     since: float
     actor: str
-    def __init__(self, code: _Optional[str] = ..., sentence: _Optional[str] = ..., way_back: _Optional[str] = ..., since: _Optional[float] = ..., actor: _Optional[str] = ...) -> None: ...
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., recovery_method: _Optional[str] = ..., since: _Optional[float] = ..., actor: _Optional[str] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("id", "node", "boot", "driver", "device", "sequence", "previous_grant", "next_grant", "path", "scrub", "covered", "not_covered", "policy", "policy_digest", "issued_at", "rests_on", "key_id", "signature")
+    __slots__ = ("id", "node_name", "boot_id", "driver_version", "device_id", "sequence", "previous_grant", "next_grant", "path", "scrub_id", "covered", "not_covered", "policy", "policy_digest", "issued_at", "base_certificate_id", "key_id", "signature")
     ID_FIELD_NUMBER: _ClassVar[int]
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    DRIVER_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_GRANT_FIELD_NUMBER: _ClassVar[int]
     NEXT_GRANT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
-    SCRUB_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_ID_FIELD_NUMBER: _ClassVar[int]
     COVERED_FIELD_NUMBER: _ClassVar[int]
     NOT_COVERED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     POLICY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ISSUED_AT_FIELD_NUMBER: _ClassVar[int]
-    RESTS_ON_FIELD_NUMBER: _ClassVar[int]
+    BASE_CERTIFICATE_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     id: str
-    node: str
-    boot: str
-    driver: str
-    device: str
+    node_name: str
+    boot_id: str
+    driver_version: str
+    device_id: str
     sequence: int
     previous_grant: int
     next_grant: int
     path: str
-    scrub: str
+    scrub_id: str
     covered: _containers.RepeatedScalarFieldContainer[str]
     not_covered: _containers.RepeatedScalarFieldContainer[str]
     policy: str
     policy_digest: str
     issued_at: float
-    rests_on: str
+    base_certificate_id: str
     key_id: str
     signature: bytes
-    def __init__(self, id: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., device: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., rests_on: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits", "offered", "policy", "enforcement", "glass", "failures", "waits", "tenancies", "lasting", "lifetime", "must_reset", "clean_scrubs", "strikes", "attempts", "baseline", "strangers", "uninspected")
-    class TraitsEntry(_message.Message):
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "uninspected_processes")
+    class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class LifetimeEntry(_message.Message):
+    class LifetimeCountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -235,34 +235,34 @@ class Device(_message.Message):
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
-    TENANT_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
-    GRANTS_FIELD_NUMBER: _ClassVar[int]
-    SCRUB_FIELD_NUMBER: _ClassVar[int]
+    GRANT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_SCRUB_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
-    RETRY_AT_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_HAND_OVER_KIND_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    TRAITS_FIELD_NUMBER: _ClassVar[int]
-    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
-    GLASS_FIELD_NUMBER: _ClassVar[int]
-    FAILURES_FIELD_NUMBER: _ClassVar[int]
-    WAITS_FIELD_NUMBER: _ClassVar[int]
-    TENANCIES_FIELD_NUMBER: _ClassVar[int]
-    LASTING_FIELD_NUMBER: _ClassVar[int]
-    LIFETIME_FIELD_NUMBER: _ClassVar[int]
-    MUST_RESET_FIELD_NUMBER: _ClassVar[int]
-    CLEAN_SCRUBS_FIELD_NUMBER: _ClassVar[int]
-    STRIKES_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    BREAK_GLASS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_BLOCKER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_GRANTS_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    RESET_PENDING_FIELD_NUMBER: _ClassVar[int]
+    PROBATION_SCRUBS_PASSED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
-    STRANGERS_FIELD_NUMBER: _ClassVar[int]
-    UNINSPECTED_FIELD_NUMBER: _ClassVar[int]
+    UNAUTHORIZED_USERS_FIELD_NUMBER: _ClassVar[int]
+    UNINSPECTED_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -272,79 +272,79 @@ class Device(_message.Message):
     health: str
     cause: Cause
     certificate: Certificate
-    tenant_namespace: str
+    tenant: str
     pod: str
     container: str
-    grants: int
-    scrub: str
+    grant_count: int
+    active_scrub_id: str
     parent: str
     numa_node: int
-    retry_at: float
-    kind: str
+    next_attempt_at: float
+    last_hand_over_kind: str
     profile: str
     peers: _containers.RepeatedScalarFieldContainer[str]
-    traits: _containers.ScalarMap[str, str]
-    offered: bool
+    attributes: _containers.ScalarMap[str, str]
+    advertised: bool
     policy: str
     enforcement: str
-    glass: Glass
-    failures: int
-    waits: str
-    tenancies: _containers.RepeatedCompositeFieldContainer[Tenancy]
-    lasting: _containers.RepeatedCompositeFieldContainer[Lasting]
-    lifetime: _containers.ScalarMap[str, int]
-    must_reset: bool
-    clean_scrubs: int
-    strikes: _containers.RepeatedCompositeFieldContainer[Strike]
-    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    break_glass: BreakGlass
+    failed_recoveries: int
+    recovery_blocker: str
+    open_grants: _containers.RepeatedCompositeFieldContainer[OpenGrant]
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    lifetime_counters: _containers.ScalarMap[str, int]
+    reset_pending: bool
+    probation_scrubs_passed: int
+    quarantines: _containers.RepeatedCompositeFieldContainer[QuarantineRecord]
+    recovery_attempts: _containers.RepeatedCompositeFieldContainer[RecoveryAttempt]
     baseline: Baseline
-    strangers: _containers.RepeatedScalarFieldContainer[str]
-    uninspected: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ..., offered: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., glass: _Optional[_Union[Glass, _Mapping]] = ..., failures: _Optional[int] = ..., waits: _Optional[str] = ..., tenancies: _Optional[_Iterable[_Union[Tenancy, _Mapping]]] = ..., lasting: _Optional[_Iterable[_Union[Lasting, _Mapping]]] = ..., lifetime: _Optional[_Mapping[str, int]] = ..., must_reset: _Optional[bool] = ..., clean_scrubs: _Optional[int] = ..., strikes: _Optional[_Iterable[_Union[Strike, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., strangers: _Optional[_Iterable[str]] = ..., uninspected: _Optional[_Iterable[str]] = ...) -> None: ...
+    unauthorized_users: _containers.RepeatedScalarFieldContainer[str]
+    uninspected_processes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Tenancy(_message.Message):
-    __slots__ = ("grant", "tenant_namespace", "pod", "uid", "container", "kind", "at", "certificate", "exception")
-    GRANT_FIELD_NUMBER: _ClassVar[int]
-    TENANT_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+class OpenGrant(_message.Message):
+    __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
-    UID_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_KIND_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_AT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ID_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_FIELD_NUMBER: _ClassVar[int]
-    grant: int
-    tenant_namespace: str
+    sequence: int
+    tenant: str
     pod: str
-    uid: str
+    pod_uid: str
     container: str
-    kind: str
-    at: float
-    certificate: str
+    hand_over_kind: str
+    granted_at: float
+    certificate_id: str
     exception: str
-    def __init__(self, grant: _Optional[int] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., uid: _Optional[str] = ..., container: _Optional[str] = ..., kind: _Optional[str] = ..., at: _Optional[float] = ..., certificate: _Optional[str] = ..., exception: _Optional[str] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., container: _Optional[str] = ..., hand_over_kind: _Optional[str] = ..., granted_at: _Optional[float] = ..., certificate_id: _Optional[str] = ..., exception: _Optional[str] = ...) -> None: ...
 
-class Strike(_message.Message):
-    __slots__ = ("at", "code", "tenant_namespace")
-    AT_FIELD_NUMBER: _ClassVar[int]
+class QuarantineRecord(_message.Message):
+    __slots__ = ("timestamp", "code", "tenant")
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
-    TENANT_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    at: float
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    timestamp: float
     code: str
-    tenant_namespace: str
-    def __init__(self, at: _Optional[float] = ..., code: _Optional[str] = ..., tenant_namespace: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, timestamp: _Optional[float] = ..., code: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
-class Attempt(_message.Message):
-    __slots__ = ("at", "reset", "ordered")
-    AT_FIELD_NUMBER: _ClassVar[int]
+class RecoveryAttempt(_message.Message):
+    __slots__ = ("timestamp", "reset", "by_operator")
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
-    ORDERED_FIELD_NUMBER: _ClassVar[int]
-    at: float
+    BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    timestamp: float
     reset: bool
-    ordered: bool
-    def __init__(self, at: _Optional[float] = ..., reset: _Optional[bool] = ..., ordered: _Optional[bool] = ...) -> None: ...
+    by_operator: bool
+    def __init__(self, timestamp: _Optional[float] = ..., reset: _Optional[bool] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
-class Lasting(_message.Message):
+class Condition(_message.Message):
     __slots__ = ("code", "since")
     CODE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -353,38 +353,38 @@ class Lasting(_message.Message):
     def __init__(self, code: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
 
 class Baseline(_message.Message):
-    __slots__ = ("at", "actor", "reason", "facts", "conditions")
-    AT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("recorded_at", "actor", "reason", "facts", "accepted_conditions")
+    RECORDED_AT_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
-    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
-    at: float
+    ACCEPTED_CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    recorded_at: float
     actor: str
     reason: str
     facts: _containers.RepeatedCompositeFieldContainer[Fact]
-    conditions: _containers.RepeatedCompositeFieldContainer[Fact]
-    def __init__(self, at: _Optional[float] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., facts: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ...) -> None: ...
+    accepted_conditions: _containers.RepeatedCompositeFieldContainer[Fact]
+    def __init__(self, recorded_at: _Optional[float] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., facts: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ..., accepted_conditions: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ...) -> None: ...
 
 class Fact(_message.Message):
-    __slots__ = ("name", "expected", "found")
+    __slots__ = ("name", "expected", "actual")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     expected: str
-    found: str
-    def __init__(self, name: _Optional[str] = ..., expected: _Optional[str] = ..., found: _Optional[str] = ...) -> None: ...
+    actual: str
+    def __init__(self, name: _Optional[str] = ..., expected: _Optional[str] = ..., actual: _Optional[str] = ...) -> None: ...
 
-class Glass(_message.Message):
-    __slots__ = ("until", "reason", "actor")
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
+class BreakGlass(_message.Message):
+    __slots__ = ("expires_at", "reason", "actor")
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
-    until: float
+    expires_at: float
     reason: str
     actor: str
-    def __init__(self, until: _Optional[float] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ...) -> None: ...
+    def __init__(self, expires_at: _Optional[float] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ...) -> None: ...
 
 class ListDevicesRequest(_message.Message):
     __slots__ = ()
@@ -399,30 +399,30 @@ class ListDevicesResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
-    __slots__ = ("device", "since", "limit", "tenant", "outcome", "events", "before")
+    __slots__ = ("device", "since", "limit", "tenant", "outcome", "events", "before_sequence")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
-    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     device: str
     since: float
     limit: int
     tenant: str
     outcome: str
     events: _containers.RepeatedScalarFieldContainer[str]
-    before: int
-    def __init__(self, device: _Optional[str] = ..., since: _Optional[float] = ..., limit: _Optional[int] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., before: _Optional[int] = ...) -> None: ...
+    before_sequence: int
+    def __init__(self, device: _Optional[str] = ..., since: _Optional[float] = ..., limit: _Optional[int] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., before_sequence: _Optional[int] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
-    __slots__ = ("sequence", "hash", "name", "at", "device", "scrub_id", "actor", "fields_json", "scrub", "certificate")
+    __slots__ = ("sequence", "hash", "event", "timestamp", "device_id", "scrub_id", "actor", "fields_json", "scrub", "certificate")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     SCRUB_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     FIELDS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -430,31 +430,31 @@ class HistoryEntry(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     hash: str
-    name: str
-    at: float
-    device: str
+    event: str
+    timestamp: float
+    device_id: str
     scrub_id: str
     actor: str
     fields_json: str
     scrub: Scrub
     certificate: Certificate
-    def __init__(self, sequence: _Optional[int] = ..., hash: _Optional[str] = ..., name: _Optional[str] = ..., at: _Optional[float] = ..., device: _Optional[str] = ..., scrub_id: _Optional[str] = ..., actor: _Optional[str] = ..., fields_json: _Optional[str] = ..., scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., hash: _Optional[str] = ..., event: _Optional[str] = ..., timestamp: _Optional[float] = ..., device_id: _Optional[str] = ..., scrub_id: _Optional[str] = ..., actor: _Optional[str] = ..., fields_json: _Optional[str] = ..., scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ...) -> None: ...
 
 class GetHistoryResponse(_message.Message):
-    __slots__ = ("entries", "next_before")
+    __slots__ = ("entries", "next_before_sequence")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    NEXT_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BEFORE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
-    next_before: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., next_before: _Optional[int] = ...) -> None: ...
+    next_before_sequence: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., next_before_sequence: _Optional[int] = ...) -> None: ...
 
 class GetServiceInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("version", "backend", "node", "boot", "driver", "policy", "policy_digest", "enforcement", "ledger", "epoch", "breaker", "key_id", "public_key", "audit_head", "places", "policy_refused", "kubelet", "pid", "admin_group", "read_group")
-    class PlacesEntry(_message.Message):
+    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group")
+    class PathsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -463,45 +463,45 @@ class ServiceInfo(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     POLICY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_STATUS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     AUDIT_HEAD_FIELD_NUMBER: _ClassVar[int]
-    PLACES_FIELD_NUMBER: _ClassVar[int]
-    POLICY_REFUSED_FIELD_NUMBER: _ClassVar[int]
-    KUBELET_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_REJECTION_FIELD_NUMBER: _ClassVar[int]
+    KUBELET_STATUS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ADMIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     READ_GROUP_FIELD_NUMBER: _ClassVar[int]
     version: str
     backend: str
-    node: str
-    boot: str
-    driver: str
+    node_name: str
+    boot_id: str
+    driver_version: str
     policy: str
     policy_digest: str
     enforcement: str
-    ledger: str
+    ledger_status: str
     epoch: str
     breaker: Breaker
     key_id: str
     public_key: str
     audit_head: AuditHead
-    places: _containers.ScalarMap[str, str]
-    policy_refused: str
-    kubelet: str
+    paths: _containers.ScalarMap[str, str]
+    policy_rejection: str
+    kubelet_status: str
     pid: int
     admin_group: str
     read_group: str
-    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., places: _Optional[_Mapping[str, str]] = ..., policy_refused: _Optional[str] = ..., kubelet: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ...) -> None: ...
 
 class AuditHead(_message.Message):
     __slots__ = ("sequence", "hash")
@@ -518,20 +518,20 @@ class GetCertificateRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class SignedCertificate(_message.Message):
-    __slots__ = ("certificate", "payload", "standing")
+    __slots__ = ("certificate", "payload", "status")
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     certificate: Certificate
     payload: bytes
-    standing: str
-    def __init__(self, certificate: _Optional[_Union[Certificate, _Mapping]] = ..., payload: _Optional[bytes] = ..., standing: _Optional[str] = ...) -> None: ...
+    status: str
+    def __init__(self, certificate: _Optional[_Union[Certificate, _Mapping]] = ..., payload: _Optional[bytes] = ..., status: _Optional[str] = ...) -> None: ...
 
 class ReadAuditRequest(_message.Message):
-    __slots__ = ("after",)
-    AFTER_FIELD_NUMBER: _ClassVar[int]
-    after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    __slots__ = ("after_sequence",)
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    after_sequence: int
+    def __init__(self, after_sequence: _Optional[int] = ...) -> None: ...
 
 class AuditPage(_message.Message):
     __slots__ = ("pruned", "head", "rows")
@@ -544,40 +544,40 @@ class AuditPage(_message.Message):
     def __init__(self, pruned: _Optional[_Union[AuditHead, _Mapping]] = ..., head: _Optional[_Union[AuditHead, _Mapping]] = ..., rows: _Optional[_Iterable[_Union[AuditRow, _Mapping]]] = ...) -> None: ...
 
 class AuditRow(_message.Message):
-    __slots__ = ("sequence", "at", "name", "device", "scrub", "actor", "fields", "prev_hash", "hash")
+    __slots__ = ("sequence", "timestamp", "event", "device_id", "scrub_id", "actor", "fields", "previous_hash", "hash")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    SCRUB_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
-    PREV_HASH_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_HASH_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    at: float
-    name: str
-    device: str
-    scrub: str
+    timestamp: float
+    event: str
+    device_id: str
+    scrub_id: str
     actor: str
     fields: str
-    prev_hash: str
+    previous_hash: str
     hash: str
-    def __init__(self, sequence: _Optional[int] = ..., at: _Optional[float] = ..., name: _Optional[str] = ..., device: _Optional[str] = ..., scrub: _Optional[str] = ..., actor: _Optional[str] = ..., fields: _Optional[str] = ..., prev_hash: _Optional[str] = ..., hash: _Optional[str] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., timestamp: _Optional[float] = ..., event: _Optional[str] = ..., device_id: _Optional[str] = ..., scrub_id: _Optional[str] = ..., actor: _Optional[str] = ..., fields: _Optional[str] = ..., previous_hash: _Optional[str] = ..., hash: _Optional[str] = ...) -> None: ...
 
 class Breaker(_message.Message):
-    __slots__ = ("resets", "resets_until", "soft", "waiting", "spared")
-    RESETS_FIELD_NUMBER: _ClassVar[int]
-    RESETS_UNTIL_FIELD_NUMBER: _ClassVar[int]
-    SOFT_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FIELD_NUMBER: _ClassVar[int]
-    SPARED_FIELD_NUMBER: _ClassVar[int]
-    resets: str
-    resets_until: float
-    soft: str
-    waiting: _containers.RepeatedScalarFieldContainer[str]
-    spared: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, resets: _Optional[str] = ..., resets_until: _Optional[float] = ..., soft: _Optional[str] = ..., waiting: _Optional[_Iterable[str]] = ..., spared: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ("resets_stopped_reason", "resets_stopped_until", "soft_quarantines_stopped_reason", "awaiting_reset_ids", "kept_in_service_ids")
+    RESETS_STOPPED_REASON_FIELD_NUMBER: _ClassVar[int]
+    RESETS_STOPPED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SOFT_QUARANTINES_STOPPED_REASON_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_RESET_IDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_IN_SERVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    resets_stopped_reason: str
+    resets_stopped_until: float
+    soft_quarantines_stopped_reason: str
+    awaiting_reset_ids: _containers.RepeatedScalarFieldContainer[str]
+    kept_in_service_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resets_stopped_reason: _Optional[str] = ..., resets_stopped_until: _Optional[float] = ..., soft_quarantines_stopped_reason: _Optional[str] = ..., awaiting_reset_ids: _Optional[_Iterable[str]] = ..., kept_in_service_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetResetPlanRequest(_message.Message):
     __slots__ = ("device",)
@@ -586,20 +586,20 @@ class GetResetPlanRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ...) -> None: ...
 
 class ResetPlan(_message.Message):
-    __slots__ = ("device", "method", "acts", "unavailable", "blockers", "together")
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("device_id", "method", "actions", "unavailable_reason", "blockers", "also_reset_ids")
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
-    ACTS_FIELD_NUMBER: _ClassVar[int]
-    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_REASON_FIELD_NUMBER: _ClassVar[int]
     BLOCKERS_FIELD_NUMBER: _ClassVar[int]
-    TOGETHER_FIELD_NUMBER: _ClassVar[int]
-    device: str
+    ALSO_RESET_IDS_FIELD_NUMBER: _ClassVar[int]
+    device_id: str
     method: str
-    acts: _containers.RepeatedScalarFieldContainer[str]
-    unavailable: str
+    actions: _containers.RepeatedScalarFieldContainer[str]
+    unavailable_reason: str
     blockers: _containers.RepeatedScalarFieldContainer[str]
-    together: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, device: _Optional[str] = ..., method: _Optional[str] = ..., acts: _Optional[_Iterable[str]] = ..., unavailable: _Optional[str] = ..., blockers: _Optional[_Iterable[str]] = ..., together: _Optional[_Iterable[str]] = ...) -> None: ...
+    also_reset_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, device_id: _Optional[str] = ..., method: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., unavailable_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[str]] = ..., also_reset_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScrubRequest(_message.Message):
     __slots__ = ("device", "path")
@@ -610,76 +610,76 @@ class ScrubRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "verdict", "seconds", "findings", "measured_json", "not_covered")
+    __slots__ = ("step", "verdict", "duration_seconds", "findings", "measurements_json", "not_covered")
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
-    MEASURED_JSON_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
     NOT_COVERED_FIELD_NUMBER: _ClassVar[int]
     step: str
     verdict: str
-    seconds: float
+    duration_seconds: float
     findings: _containers.RepeatedCompositeFieldContainer[Finding]
-    measured_json: str
+    measurements_json: str
     not_covered: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, step: _Optional[str] = ..., verdict: _Optional[str] = ..., seconds: _Optional[float] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., measured_json: _Optional[str] = ..., not_covered: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, step: _Optional[str] = ..., verdict: _Optional[str] = ..., duration_seconds: _Optional[float] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., measurements_json: _Optional[str] = ..., not_covered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Finding(_message.Message):
-    __slots__ = ("step", "code", "severity", "sentence", "evidence_json")
+    __slots__ = ("step", "code", "severity", "message", "evidence_json")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     SEVERITY_FIELD_NUMBER: _ClassVar[int]
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     step: str
     code: str
     severity: str
-    sentence: str
+    message: str
     evidence_json: str
-    def __init__(self, step: _Optional[str] = ..., code: _Optional[str] = ..., severity: _Optional[str] = ..., sentence: _Optional[str] = ..., evidence_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[str] = ..., code: _Optional[str] = ..., severity: _Optional[str] = ..., message: _Optional[str] = ..., evidence_json: _Optional[str] = ...) -> None: ...
 
 class Scrub(_message.Message):
-    __slots__ = ("id", "device", "path", "occasion", "started", "ended", "outcome", "steps", "certificate", "actor")
+    __slots__ = ("id", "device_id", "path", "trigger", "started_at", "finished_at", "outcome", "steps", "certificate_id", "actor")
     ID_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
-    OCCASION_FIELD_NUMBER: _ClassVar[int]
-    STARTED_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     id: str
-    device: str
+    device_id: str
     path: str
-    occasion: str
-    started: float
-    ended: float
+    trigger: str
+    started_at: float
+    finished_at: float
     outcome: str
     steps: _containers.RepeatedCompositeFieldContainer[StepResult]
-    certificate: str
+    certificate_id: str
     actor: str
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., path: _Optional[str] = ..., occasion: _Optional[str] = ..., started: _Optional[float] = ..., ended: _Optional[float] = ..., outcome: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., certificate: _Optional[str] = ..., actor: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., device_id: _Optional[str] = ..., path: _Optional[str] = ..., trigger: _Optional[str] = ..., started_at: _Optional[float] = ..., finished_at: _Optional[float] = ..., outcome: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., certificate_id: _Optional[str] = ..., actor: _Optional[str] = ...) -> None: ...
 
 class ScrubProgress(_message.Message):
-    __slots__ = ("scrub", "device", "step", "phase", "done_bytes", "total_bytes", "joined")
-    SCRUB_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("scrub_id", "device_id", "step", "phase", "done_bytes", "total_bytes", "joined")
+    SCRUB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
-    scrub: str
-    device: str
+    scrub_id: str
+    device_id: str
     step: str
     phase: str
     done_bytes: int
     total_bytes: int
     joined: bool
-    def __init__(self, scrub: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[str] = ..., phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., joined: _Optional[bool] = ...) -> None: ...
+    def __init__(self, scrub_id: _Optional[str] = ..., device_id: _Optional[str] = ..., step: _Optional[str] = ..., phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., joined: _Optional[bool] = ...) -> None: ...
 
 class ScrubUpdate(_message.Message):
     __slots__ = ("progress", "result")
@@ -690,16 +690,16 @@ class ScrubUpdate(_message.Message):
     def __init__(self, progress: _Optional[_Union[ScrubProgress, _Mapping]] = ..., result: _Optional[_Union[ScrubResult, _Mapping]] = ...) -> None: ...
 
 class ScrubResult(_message.Message):
-    __slots__ = ("scrub", "certificate", "device", "unexplained")
+    __slots__ = ("scrub", "certificate", "device", "unexplained_residue")
     SCRUB_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
-    UNEXPLAINED_FIELD_NUMBER: _ClassVar[int]
+    UNEXPLAINED_RESIDUE_FIELD_NUMBER: _ClassVar[int]
     scrub: Scrub
     certificate: Certificate
     device: Device
-    unexplained: str
-    def __init__(self, scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., unexplained: _Optional[str] = ...) -> None: ...
+    unexplained_residue: str
+    def __init__(self, scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., unexplained_residue: _Optional[str] = ...) -> None: ...
 
 class QuarantineRequest(_message.Message):
     __slots__ = ("device", "reason")
@@ -710,14 +710,14 @@ class QuarantineRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BreakGlassRequest(_message.Message):
-    __slots__ = ("device", "reason", "seconds")
+    __slots__ = ("device", "reason", "duration_seconds")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     device: str
     reason: str
-    seconds: float
-    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    duration_seconds: float
+    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., duration_seconds: _Optional[float] = ...) -> None: ...
 
 class ResetRequest(_message.Message):
     __slots__ = ("device", "reason")
@@ -728,8 +728,8 @@ class ResetRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AcceptBaselineRequest(_message.Message):
-    __slots__ = ("device", "reason", "shown")
-    class ShownEntry(_message.Message):
+    __slots__ = ("device", "reason", "expected_facts")
+    class ExpectedFactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -738,13 +738,13 @@ class AcceptBaselineRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    SHOWN_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FACTS_FIELD_NUMBER: _ClassVar[int]
     device: str
     reason: str
-    shown: _containers.ScalarMap[str, str]
-    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., shown: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    expected_facts: _containers.ScalarMap[str, str]
+    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., expected_facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
-class DeviceAnswer(_message.Message):
+class DeviceResponse(_message.Message):
     __slots__ = ("device",)
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     device: Device

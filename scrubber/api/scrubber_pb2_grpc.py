@@ -55,10 +55,10 @@ class PluginStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.FromString,
                 _registered_method=True)
-        self.Announce = channel.unary_unary(
-                '/scrubber.v1.Plugin/Announce',
-                request_serializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceResponse.FromString,
+        self.SetResourceMapping = channel.unary_unary(
+                '/scrubber.v1.Plugin/SetResourceMapping',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingResponse.FromString,
                 _registered_method=True)
 
 
@@ -93,7 +93,7 @@ class PluginServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Announce(self, request, context):
+    def SetResourceMapping(self, request, context):
         """What a resource's own ids mean. Replaces everything that was announced for it before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -123,10 +123,10 @@ def add_PluginServicer_to_server(servicer, server):
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.SerializeToString,
             ),
-            'Announce': grpc.unary_unary_rpc_method_handler(
-                    servicer.Announce,
-                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceResponse.SerializeToString,
+            'SetResourceMapping': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetResourceMapping,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -249,7 +249,7 @@ class Plugin:
             _registered_method=True)
 
     @staticmethod
-    def Announce(request,
+    def SetResourceMapping(request,
             target,
             options=(),
             channel_credentials=None,
@@ -262,9 +262,9 @@ class Plugin:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/scrubber.v1.Plugin/Announce',
-            scrubber_dot_api_dot_scrubber__pb2.AnnounceRequest.SerializeToString,
-            scrubber_dot_api_dot_scrubber__pb2.AnnounceResponse.FromString,
+            '/scrubber.v1.Plugin/SetResourceMapping',
+            scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -633,17 +633,17 @@ class AdminStub:
         self.Quarantine = channel.unary_unary(
                 '/scrubber.v1.Admin/Quarantine',
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
                 _registered_method=True)
         self.Unquarantine = channel.unary_unary(
                 '/scrubber.v1.Admin/Unquarantine',
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
                 _registered_method=True)
         self.BreakGlass = channel.unary_unary(
                 '/scrubber.v1.Admin/BreakGlass',
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
                 _registered_method=True)
         self.Reset = channel.unary_stream(
                 '/scrubber.v1.Admin/Reset',
@@ -653,7 +653,7 @@ class AdminStub:
         self.AcceptBaseline = channel.unary_unary(
                 '/scrubber.v1.Admin/AcceptBaseline',
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
                 _registered_method=True)
 
 
@@ -712,17 +712,17 @@ def add_AdminServicer_to_server(servicer, server):
             'Quarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Quarantine,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.SerializeToString,
             ),
             'Unquarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Unquarantine,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.SerializeToString,
             ),
             'BreakGlass': grpc.unary_unary_rpc_method_handler(
                     servicer.BreakGlass,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.SerializeToString,
             ),
             'Reset': grpc.unary_stream_rpc_method_handler(
                     servicer.Reset,
@@ -732,7 +732,7 @@ def add_AdminServicer_to_server(servicer, server):
             'AcceptBaseline': grpc.unary_unary_rpc_method_handler(
                     servicer.AcceptBaseline,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -789,7 +789,7 @@ class Admin:
             target,
             '/scrubber.v1.Admin/Quarantine',
             scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.SerializeToString,
-            scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+            scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -816,7 +816,7 @@ class Admin:
             target,
             '/scrubber.v1.Admin/Unquarantine',
             scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.SerializeToString,
-            scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+            scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -843,7 +843,7 @@ class Admin:
             target,
             '/scrubber.v1.Admin/BreakGlass',
             scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.SerializeToString,
-            scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+            scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -897,7 +897,7 @@ class Admin:
             target,
             '/scrubber.v1.Admin/AcceptBaseline',
             scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.SerializeToString,
-            scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+            scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,8 +1,8 @@
-"""The scrub service on its sockets: three servers, one for each purpose.
+"""The gRPC servers of the scrub service: three servers on three sockets, one for each purpose.
 
-Promise: a socket serves its own service, the health of it, and nothing else; whoever may not use it never reaches the
-engine; a second instance, and a path that is not ours, are refused before anything is touched; and stopping ends every
-stream at once, so that the grace is for the calls that do work.
+Invariants: a socket serves only its own service and the health of it. An unauthorized caller never reaches the engine.
+A second instance, and a path that is not ours, are refused before anything is changed. Stopping ends every stream at
+once, so that the grace period is available for calls that do work.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from scrubber.engine.views import Service
 __all__ = ["STOP_GRACE_SECONDS", "GrpcServer", "serve"]
 
 STOP_GRACE_SECONDS = 2.0
-"""Seconds that calls under way get when the service stops."""
+"""Grace period in seconds for calls in progress when the service stops."""
 
 
 class GrpcServer:
     """Serves ``service`` on ``sockets``; started once and stopped once.
 
     Args:
-        reflection: whether tools may ask which methods there are.
-        log: where refusals and failures are told; structlog's default when None.
-        observer: is told of every call.
-        join_trace: makes what a caller of the plugin or admin socket asks for part of its trace; None: callers have none.
+        reflection: whether tools may list the methods.
+        log: log for refusals and failures; structlog's default when None.
+        observer: receives every call.
+        join_trace: makes calls on the plugin and admin sockets part of the caller's trace; None: calls join no trace.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class GrpcServer:
         self._admin_proxy: PeerAuthProxy | None = None
 
     async def start(self) -> None:
-        """Serve. Returns once every socket answers; on an error nothing is left behind.
+        """Start to serve. Returns once every socket answers; an error leaves nothing behind.
 
         Raises:
             AlreadyRunning: another service, or another program, serves there.
-            InvalidConfiguration: the directory, its group, or what stands in the place of a socket cannot be used.
+            InvalidConfiguration: the directory, its group, or a file in the place of a socket cannot be used.
         """
         self._directory.acquire()
         try:
@@ -85,7 +85,7 @@ class GrpcServer:
         self._log.info("api.serving", directory=str(self._sockets.directory))
 
     async def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """Stop accepting, end the streams, give calls under way ``grace`` seconds, and let another service in."""
+        """Stop accepting, end the streams, wait ``grace`` seconds for calls in progress, and release the directory."""
         self._streams.stop()
         self._directory.unpublish()
         if self._admin_proxy is not None:
@@ -96,9 +96,9 @@ class GrpcServer:
         self._directory.release()
 
     async def _start_server(self, purpose: Purpose, path: Path) -> None:
-        # The peer is checked where it can be told; the mode of the other two sockets is all their protection.
+        # The peer is checked where the proxy identifies it; the other two sockets are protected only by their mode.
         admit = authorized_actor if purpose is Purpose.ADMIN else None
-        join = None if purpose is Purpose.READ else self._join_trace  # who may only look leaves no trace
+        join = None if purpose is Purpose.READ else self._join_trace  # read-only callers join no trace
         server = grpc.aio.server(
             interceptors=(
                 ApiInterceptor(purpose, log=self._log, authorize=admit, observer=self._observer, join_trace=join),
@@ -146,7 +146,7 @@ async def serve(
     grace: float = STOP_GRACE_SECONDS,
     log: structlog.typing.FilteringBoundLogger | None = None,
 ) -> AsyncIterator[GrpcServer]:
-    """Serve for as long as the body runs; raises what :meth:`GrpcServer.start` raises."""
+    """Serve while the body runs; raises the errors of :meth:`GrpcServer.start`."""
     server = GrpcServer(service, sockets, reflection=reflection, log=log)
     await server.start()
     try:

@@ -1,7 +1,7 @@
-"""The three services, each a thin turn from messages to the engine and back.
+"""The three gRPC services: thin translations between messages and the engine.
 
-Promise: nothing is decided here. What the engine refuses passes through as its error, of which
-:mod:`scrubber.api.interceptor` makes a status, and a call that its caller gives up is cancelled in the engine, too.
+Invariant: nothing is decided here. A refusal of the engine passes through as its error, which
+:mod:`scrubber.api.interceptor` turns into a status, and a call that its caller cancels is cancelled in the engine, too.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _DEFAULT_HISTORY_LIMIT = 100
 _MAX_HISTORY_LIMIT = 1000
 _MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Bytes that a client takes in one message unless it is told otherwise (gRPC's default)."""
+"""Message size in bytes that a client accepts by default (gRPC's default)."""
 _ENTRY_OVERHEAD_BYTES = 16
-"""Bytes that a message needs at most besides an entry itself: its tag and length, and ``next_before``."""
+"""Maximum overhead in bytes of an entry in a message: its tag and length, and ``next_before``."""
 _ENTRIES_PER_YIELD = 50
-"""Entries that are put into messages before other calls have their turn."""
+"""Entries that are encoded before other calls get a turn."""
 
 
 class PluginServicer(scrubber_pb2_grpc.PluginServicer):
-    """What the device plugin may do."""
+    """The calls of the device plugin."""
 
     def __init__(self, service: Service, streams: ViewStreams) -> None:
         self._service = service
@@ -69,12 +69,14 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
         started = time.monotonic()
         granted = await self._service.hand_over(messages.parse_hand_over_call(request))
         return pb.HandOverResponse(
-            devices=[messages.granted_message(each) for each in granted], seconds=time.monotonic() - started
+            devices=[messages.granted_message(each) for each in granted], duration_seconds=time.monotonic() - started
         )
 
-    async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
+    async def SetResourceMapping(
+        self, request: pb.SetResourceMappingRequest, context: Context
+    ) -> pb.SetResourceMappingResponse:
         await self._service.announce(request.resource, messages.parse_resource_mapping(request))
-        return pb.AnnounceResponse()
+        return pb.SetResourceMappingResponse()
 
 
 class ReadServicer(scrubber_pb2_grpc.ReadServicer):
@@ -98,7 +100,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
                 yield messages.device_list_message(view)
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
-        """Newest first. A device that is no longer on the node is found by its whole id."""
+        """Newest first. A device that is no longer on the node is found only by its complete id."""
         if request.limit > _MAX_HISTORY_LIMIT:
             raise InvalidRequest(f"At most {_MAX_HISTORY_LIMIT} entries of history are given at once.")
         if not math.isfinite(request.since):
@@ -118,22 +120,23 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
             tenant=request.tenant or None,
             outcome=request.outcome or None,
             events=event_names.validate_event_names(request.events),
-            before=request.before or None,
+            before=request.before_sequence or None,
         )
         entries, more = await self._read_history(query)
         if unknown is None or entries:
             return await _page(entries, more=more)
-        # Of a device that is gone there may be nothing of what was asked for, which does not make its id a wrong one.
+        # A removed device may have no matching entries; that does not make its id invalid.
         if not await self._service.history(HistoryQuery(device=device, limit=1)):
             raise unknown
-        return pb.GetHistoryResponse(next_before=0)
+        return pb.GetHistoryResponse(next_before_sequence=0)
 
     async def _read_history(self, query: HistoryQuery) -> tuple[Sequence[HistoryEntry], bool]:
-        """The entries that ``query`` asks for, and whether there are older ones."""
+        """Return the entries that match ``query``, and whether there are older ones."""
         try:
             entries = await self._service.history(replace(query, limit=query.limit + 1))
         except LedgerFailure:
-            # Damage behind the last row of this page does not keep its rows back: the next page is refused for it.
+            # Damage after the last row of this page must not withhold the rows of the page: the next page is refused
+            # for it.
             entries = await self._service.history(query)
             return entries, len(entries) == query.limit
         return entries[: query.limit], len(entries) > query.limit
@@ -152,7 +155,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         return messages.signed_certificate_message(await self._service.certificate(request.id))
 
     async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> AsyncGenerator[pb.AuditPage, None]:
-        pages = self._service.audit(request.after)
+        pages = self._service.audit(request.after_sequence)
         try:
             async for page in pages:
                 yield messages.audit_page_message(page)
@@ -161,7 +164,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
 
 
 class AdminServicer(scrubber_pb2_grpc.AdminServicer):
-    """Acting on devices, in the name of the uid that came through the front door."""
+    """Calls that act on devices, with the uid that the proxy authenticated as the actor."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -186,28 +189,28 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
         finally:
             await _close_stream(updates)
 
-    async def AcceptBaseline(self, request: pb.AcceptBaselineRequest, context: Context) -> pb.DeviceAnswer:
+    async def AcceptBaseline(self, request: pb.AcceptBaselineRequest, context: Context) -> pb.DeviceResponse:
         reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
         view = await self._service.actions.accept_baseline(
-            device, reason, authorized_actor(context.peer()), dict(request.shown)
+            device, reason, authorized_actor(context.peer()), dict(request.expected_facts)
         )
-        return pb.DeviceAnswer(device=messages.device_message(view))
+        return pb.DeviceResponse(device=messages.device_message(view))
 
-    async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
+    async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceResponse:
         reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
         view = await self._service.actions.quarantine(device, reason, authorized_actor(context.peer()))
-        return pb.DeviceAnswer(device=messages.device_message(view))
+        return pb.DeviceResponse(device=messages.device_message(view))
 
-    async def Unquarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
+    async def Unquarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceResponse:
         reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
         view = await self._service.actions.unquarantine(device, reason, authorized_actor(context.peer()))
-        return pb.DeviceAnswer(device=messages.device_message(view))
+        return pb.DeviceResponse(device=messages.device_message(view))
 
-    async def BreakGlass(self, request: pb.BreakGlassRequest, context: Context) -> pb.DeviceAnswer:
+    async def BreakGlass(self, request: pb.BreakGlassRequest, context: Context) -> pb.DeviceResponse:
         reason, seconds = messages.parse_reason(request), messages.parse_break_glass_seconds(request)
         device = _resolve_device_id(self._service, request.device)
         view = await self._service.actions.break_glass(device, seconds, reason, authorized_actor(context.peer()))
-        return pb.DeviceAnswer(device=messages.device_message(view))
+        return pb.DeviceResponse(device=messages.device_message(view))
 
     def _update_message(self, update: ScrubUpdate) -> pb.ScrubUpdate:
         if update.finished is None:
@@ -217,21 +220,21 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
             scrub=messages.scrub_message(update.finished),
             certificate=None if update.certificate is None else messages.certificate_message(update.certificate),
             device=None if view is None else messages.device_message(view),
-            unexplained=update.unexplained_residue,
+            unexplained_residue=update.unexplained_residue,
         )
         return pb.ScrubUpdate(result=result)
 
 
 async def _page(entries: Sequence[HistoryEntry], *, more: bool) -> pb.GetHistoryResponse:
-    """As many of ``entries`` as a client takes at once, and where it goes on if that is not all.
+    """Return as many of ``entries`` as fit into one message, and where to continue if that is not all.
 
     Args:
-        more: there are older ones than the last of ``entries``.
+        more: there are older entries than the last of ``entries``.
 
     Raises:
         InvalidRequest: the first one alone is too large.
     """
-    answer = pb.GetHistoryResponse(next_before=0)
+    answer = pb.GetHistoryResponse(next_before_sequence=0)
     room = _MAX_MESSAGE_BYTES
     for number, each in enumerate(entries):
         if number % _ENTRIES_PER_YIELD == _ENTRIES_PER_YIELD - 1:
@@ -245,22 +248,22 @@ async def _page(entries: Sequence[HistoryEntry], *, more: bool) -> pb.GetHistory
         if not answer.entries:
             row = entries[0].sequence
             raise InvalidRequest(f"Row {row} is too large for an answer: --before {row} leaves it out.")
-        answer.next_before = answer.entries[-1].sequence
+        answer.next_before_sequence = answer.entries[-1].sequence
     return answer
 
 
 async def _close_stream(stream: AsyncIterator[Any]) -> None:
-    """Let go of what a caller gave up, in this turn of the loop and not when it is collected."""
+    """Close a stream that its caller cancelled now, not when it is garbage-collected."""
     if isinstance(stream, AsyncGenerator):
         await stream.aclose()
 
 
 def _resolve_device_id(service: Service, device: str) -> str:
-    """Id of the device that people call ``device``.
+    """Return the id of the device that ``device`` names.
 
     Raises:
-        InvalidRequest: it is none, or more than one.
-        NotReady: the service is starting; it cannot say yet which devices there are.
+        InvalidRequest: no device or more than one matches.
+        NotReady: the service is starting and does not know its devices yet.
     """
     view = service.view()
     view.require_ready()

@@ -1,8 +1,8 @@
-"""The directories and files of the sockets: who owns them, who may enter, and what may be replaced.
+"""The directories and files of the sockets: their owners, their modes, and which files may be replaced.
 
-Promise: at most one service serves a directory; nothing is ever removed that is not a dead socket of ours; and a socket
-becomes visible under its name only when it is served and its mode is right, so there is no moment in which a wrong
-caller gets in or a right one finds nobody behind it.
+Invariants: at most one service serves a directory. Only stale sockets of this service are ever removed. A socket
+appears under its final name only when it is served and has the right mode, so at no moment can an unauthorized caller
+connect, or an authorized one find a socket without a server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOCKET = 0o660
 
 
 def gid_of(group: str) -> int:
-    """Number of ``group``; raises :class:`InvalidConfiguration` when the node has none of that name."""
+    """Return the gid of ``group``; raises :class:`InvalidConfiguration` when the node has no such group."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
@@ -37,9 +37,9 @@ def gid_of(group: str) -> int:
 class SocketDirectory:
     """The directory of the sockets, held from :meth:`acquire` to :meth:`release`.
 
-    Sockets are bound under another name in their final directory (:meth:`prepare_bind_path`), and renamed once they are served
-    (:meth:`publish`). gRPC unlinks by name whatever stands where it bound when it stops; after the rename that is
-    nothing.
+    Sockets are bound under another name in their final directory (:meth:`prepare_bind_path`), and renamed once they are
+    served (:meth:`publish`). When gRPC stops, it unlinks the file at the path where it bound; after the rename there is
+    none.
     """
 
     def __init__(self, sockets: Sockets) -> None:
@@ -48,11 +48,12 @@ class SocketDirectory:
         self._published: dict[Path, tuple[int, int]] = {}
 
     def acquire(self) -> None:
-        """Make the directories, and become the one service in them.
+        """Create the directories, and become the one service in them.
 
         Raises:
             AlreadyRunning: another service holds the directory.
-            InvalidConfiguration: a directory cannot be made, is not ours, or could not be entered by the group.
+            InvalidConfiguration: a directory cannot be created, belongs to another user, or cannot be entered by the
+                group.
         """
         groups = {purpose: self._sockets.group_of(purpose) for purpose in Purpose}
         gids = {purpose: gid_of(group) for purpose, group in groups.items() if group is not None}
@@ -68,29 +69,29 @@ class SocketDirectory:
             self.release()
             raise InvalidConfiguration(
                 f"The sockets cannot be made in {directory} ({error}): "
-                "give a directory that this user may write, with --socket."
+                "give a directory that this user may write, with --socket-dir."
             ) from error
         except BaseException:
             self.release()
             raise
 
     def prepare_bind_path(self, purpose: Purpose) -> Path:
-        """Where the socket for ``purpose`` is bound until it is published.
+        """Return the path where the socket for ``purpose`` is bound until it is published.
 
         Raises:
-            AlreadyRunning: somebody answers on the socket that is there already.
-            InvalidConfiguration: what is there is not a dead socket of ours.
+            AlreadyRunning: a process listens on the existing socket.
+            InvalidConfiguration: the existing file is not a stale socket of this service.
         """
         final = self._sockets.path(purpose)
         _is_stale_socket(final)
         return self._remove_stale_socket(final.with_name("new"))
 
     def prepare_internal_bind_path(self) -> Path:
-        """Where the server is bound that only the front door relays to; it is never published."""
+        """Return the path of the real admin server, which only the proxy connects to; it is never published."""
         return self._remove_stale_socket(self._sockets.internal_dir / "admin.sock")
 
     def publish(self, purpose: Purpose) -> None:
-        """Give the socket bound at :meth:`prepare_bind_path` its mode, its group and its name, in the place of a dead one."""
+        """Set mode and group of the socket bound at :meth:`prepare_bind_path`, and rename it over a stale one."""
         final = self._sockets.path(purpose)
         bound = final.with_name("new")
         group = self._sockets.group_of(purpose)
@@ -101,7 +102,7 @@ class SocketDirectory:
         self._published[final] = _identity(os.lstat(final))
 
     def unpublish(self) -> None:
-        """Take the published names away, so that callers see at once that nobody serves; connections stay."""
+        """Remove the published names, so that new callers fail at once; existing connections stay open."""
         for path, identity in self._published.items():
             try:
                 if _identity(os.lstat(path)) == identity:
@@ -111,7 +112,10 @@ class SocketDirectory:
         self._published.clear()
 
     def release(self) -> None:
-        """Withdraw what is published and let another service in. The lock file stays: unlinking it would make two."""
+        """Unpublish the sockets and release the directory.
+
+        The lock file stays: after an unlink, two locks could be held.
+        """
         self.unpublish()
         if self._lock is not None:
             os.close(self._lock)
@@ -125,16 +129,16 @@ class SocketDirectory:
 
     @staticmethod
     def _make_root(directory: Path, gids: set[int]) -> None:
-        """Make the directory itself, or check one that is there: its modes are somebody else's decision."""
+        """Create the directory itself, or check an existing one, whose mode is not changed."""
         if not directory.exists():
-            # Everybody may pass: what is in it lets in whom it should, and a later start may name other groups.
+            # All users may traverse it: access is controlled inside, and a later start may name other groups.
             directory.mkdir(mode=_PRIVATE, parents=True)
             directory.chmod(_TRAVERSABLE)
             return
         about = directory.stat()
         if not stat.S_ISDIR(about.st_mode):
             raise InvalidConfiguration(
-                f"{directory} is not a directory; give the directory of the sockets with --socket."
+                f"{directory} is not a directory; give the directory of the sockets with --socket-dir."
             )
         if about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX:
             raise InvalidConfiguration(
@@ -151,7 +155,7 @@ class SocketDirectory:
 
 
 def _make_private_directory(directory: Path, mode: int, gid: int | None) -> None:
-    """A directory with exactly ``mode``, owned by this user."""
+    """Create or check a directory owned by this user, with exactly ``mode``."""
     try:
         directory.mkdir(mode=_PRIVATE)
     except FileExistsError:
@@ -176,7 +180,7 @@ def _acquire_lock(path: Path, directory: Path) -> int:
         os.close(lock)
         raise AlreadyRunning(
             f"Another scrub service (PID {holder}) serves {directory}: "
-            "stop it, or give another directory with --socket."
+            "stop it, or give another directory with --socket-dir."
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -184,10 +188,10 @@ def _acquire_lock(path: Path, directory: Path) -> int:
 
 
 def _is_stale_socket(path: Path) -> bool:
-    """Whether a dead socket of ours stands at ``path``; False when nothing does.
+    """Return whether a stale socket of this service is at ``path``; False when there is no file.
 
     Raises:
-        InvalidConfiguration, AlreadyRunning: anything else is there.
+        InvalidConfiguration, AlreadyRunning: any other file is there.
     """
     try:
         about = path.lstat()
@@ -200,12 +204,14 @@ def _is_stale_socket(path: Path) -> bool:
             f"{path} belongs to uid {about.st_uid}, and this service runs as uid {os.geteuid()}: remove it."
         )
     if _has_listener(path):
-        raise AlreadyRunning(f"Another program answers on {path}: stop it, or give another directory with --socket.")
+        raise AlreadyRunning(
+            f"Another program answers on {path}: stop it, or give another directory with --socket-dir."
+        )
     return True
 
 
 def _has_listener(path: Path) -> bool:
-    """Whether somebody listens. A full backlog (EAGAIN) is somebody, too."""
+    """Return whether a process listens. A full backlog (EAGAIN) counts as a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         return probe.connect_ex(os.fsencode(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
 

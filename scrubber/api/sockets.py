@@ -1,7 +1,7 @@
-"""Where the service's sockets are: one directory, in it one directory and one socket for each purpose.
+"""Paths of the service's sockets: one directory that contains one directory and one socket for each purpose.
 
-Promise: the service and its clients compute the same paths from the same directory, and a directory too long for Unix
-sockets is refused here, with a sentence, before anybody binds or connects.
+Invariant: the service and its clients compute the same paths from the same directory. A directory too long for Unix
+sockets is refused here with a message, before any bind or connect.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from scrubber.domain.errors import InvalidConfiguration
 __all__ = ["MAX_SOCKET_PATH_BYTES", "Purpose", "Sockets", "grpc_target"]
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Bytes of a Unix socket's path that Linux takes, without the closing zero (``sun_path``, unix(7))."""
+"""Maximum length in bytes of a Unix socket's path on Linux, without the final NUL (``sun_path``, unix(7))."""
 
 _MAX_SUFFIX_BYTES = len("/door/a4294967295-ffff")
-"""The longest name ever bound below the directory: the front door's end of a relayed connection."""
+"""The longest path ever bound below the directory: the proxy's end of a relayed connection."""
 
 
+# See docs/decisions/0036-operator-commands.md.
 class Purpose(StrEnum):
-    """What a socket is for: who may use it, and the one service it serves."""
+    """The purpose of a socket, which defines its users and the one service it serves."""
 
     PLUGIN = "plugin"
     ADMIN = "admin"
@@ -37,7 +38,7 @@ class Purpose(StrEnum):
 
     @property
     def socket(self) -> str:
-        """The socket's path below the directory, as people write it."""
+        """The socket's path below the directory, as shown to users."""
         return f"{self.value}/{self.value}.sock"
 
 
@@ -46,9 +47,11 @@ class Sockets:
     """The service's sockets below ``directory``.
 
     Args:
-        directory: what ``--socket`` names.
-        admin_group: operators: its members may use the admin and the read socket; None leaves both to the service's own user.
-        read_group: its members may use the read socket, in the place of ``admin_group``: who may act is in both, to see as well.
+        directory: value of ``--socket-dir``.
+        admin_group: operators: its members may use the admin and the read socket; None leaves both to the service's own
+            user.
+        read_group: its members may use the read socket, in place of ``admin_group``: an operator who also reads is in
+            both.
 
     Raises:
         InvalidConfiguration: ``directory`` is too long for the sockets below it.
@@ -59,7 +62,7 @@ class Sockets:
     read_group: str | None = None
 
     def group_of(self, purpose: Purpose) -> str | None:
-        """Whose members may use a socket, besides the service's own user."""
+        """Return the group whose members may use a socket, besides the service's own user."""
         match purpose:
             case Purpose.PLUGIN:
                 return None
@@ -73,24 +76,24 @@ class Sockets:
         if length > room:
             raise InvalidConfiguration(
                 f"The socket directory {self.directory} has {length} bytes, and {room} leave room for the sockets: "
-                f"the path of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}. Give a shorter one with --socket."
+                f"the path of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}. Give a shorter one with --socket-dir."
             )
 
     def path(self, purpose: Purpose) -> Path:
-        """The socket that clients connect to."""
+        """Return the path of the socket that clients connect to."""
         return self.directory / purpose.socket
 
     @property
     def lock(self) -> Path:
-        """Held by the one service that may serve here."""
+        """Lock file of the one service that may serve here."""
         return self.directory / "lock"
 
     @property
     def internal_dir(self) -> Path:
-        """The service's own directory, mode 0700: what the admin front door relays to."""
+        """The service's private directory, mode 0700, with the real admin server behind the proxy."""
         return self.directory / "door"
 
 
 def grpc_target(path: Path) -> str:
-    """``path`` as gRPC takes it. The library reads a target as a URI, so spaces, ``%``, ``?`` and ``#`` are quoted."""
+    """Return ``path`` as a gRPC target. gRPC parses targets as URIs, so spaces, ``%``, ``?`` and ``#`` are quoted."""
     return "unix:" + quote(os.fsencode(path))

@@ -1,7 +1,7 @@
-"""Errors and gRPC statuses, in both directions.
+"""Translation between errors and gRPC statuses, in both directions.
 
-Promise: an error leaves the service as a status and arrives at its client as the same class with the same code; and on
-the plugin's socket, whose answers end in a pod's status, only the sentence that any tenant may read is sent.
+Invariants: an error leaves the service as a status and becomes the same class with the same code in the client. On the
+plugin's socket, whose responses end up in a pod's status, only the message that any tenant may read is sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from scrubber.domain.errors import (
 
 __all__ = [
     "CLASS_KEY",
-    "CLASS_NAMES",
     "CODE_KEY",
     "GRPC_CODES",
     "UNEXPECTED_ERROR_MESSAGE",
@@ -45,7 +44,7 @@ __all__ = [
 ]
 
 CLASS_KEY = "scrubber-error"
-"""Trailing metadata: the error's class in :mod:`scrubber.domain.errors`, as :data:`CLASS_NAMES` spells it."""
+"""Trailing metadata: the error's class in :mod:`scrubber.domain.errors`."""
 CODE_KEY = "scrubber-code"
 """Trailing metadata: the error's ``code``."""
 
@@ -70,30 +69,8 @@ GRPC_CODES: Mapping[type[ScrubberError], grpc.StatusCode] = {
     LedgerFailure: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-CLASS_NAMES: Mapping[type[ScrubberError], str] = {
-    ScrubberError: "ScrubberError",
-    RetryableError: "Retry",
-    NotReady: "NotReady",
-    Unavailable: "Away",
-    ResetInProgress: "BeingReset",
-    Refused: "Refused",
-    InvalidRequest: "InvalidRequest",
-    Quarantined: "Quarantined",
-    DeviceBusy: "Held",
-    PermissionDenied: "NotPermitted",
-    DeviceFault: "DeviceFault",
-    Unreadable: "Unreadable",
-    DriverTimeout: "Stuck",
-    DeviceLost: "Lost",
-    FatalError: "Fatal",
-    InvalidConfiguration: "BadConfiguration",
-    AlreadyRunning: "SecondInstance",
-    LedgerFailure: "LedgerFailure",
-}
-"""What the classes are called in metadata and in the log. It is part of the interface: a class may be renamed, these not."""
-
 UNEXPECTED_ERROR_MESSAGE = "The scrub service failed to answer; its log on the node says why."
-"""All that a caller learns of an exception that nobody foresaw."""
+"""The only text that a caller gets for an unexpected exception."""
 
 _LIBRARY_STATUSES: Mapping[grpc.StatusCode, type[ScrubberError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -104,17 +81,17 @@ _LIBRARY_STATUSES: Mapping[grpc.StatusCode, type[ScrubberError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.UNIMPLEMENTED: Refused,
 }
-"""Statuses that the library makes by itself, so without our metadata."""
+"""Statuses that the library generates itself, without our metadata."""
 
-_CLASSES = {name: each for each, name in CLASS_NAMES.items()}
+_CLASSES = {each.__name__: each for each in GRPC_CODES}
 
-# A status travels in HTTP/2 headers, percent-encoded, and gRPC allows 8 KiB of those: a longer one is lost whole.
+# A status is sent in HTTP/2 headers, percent-encoded, and gRPC allows 8 KiB of those: a longer one is lost completely.
 _MAX_MESSAGE_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class RpcStatus:
-    """What ``context.abort`` takes."""
+    """The arguments of ``context.abort``."""
 
     code: grpc.StatusCode
     details: str
@@ -122,10 +99,11 @@ class RpcStatus:
 
 
 def status_from_error(error: Exception, *, public: bool) -> RpcStatus:
-    """The status that carries ``error``.
+    """Return the status that represents ``error``.
 
     Args:
-        public: the answer may end in a pod's status, so ``error.public_message`` is sent; else the operator's sentence.
+        public: the response may end up in a pod's status, so ``error.public_message`` is sent; else the operator's
+            message.
     """
     if not isinstance(error, ScrubberError):
         error = ScrubberError(
@@ -134,13 +112,15 @@ def status_from_error(error: Exception, *, public: bool) -> RpcStatus:
     known = next(each for each in type(error).__mro__ if each in GRPC_CODES)
     code = error.code.encode("ascii", "replace").decode()
     message = error.public_message if public else str(error)
-    return RpcStatus(GRPC_CODES[known], _truncate_message(message), ((CLASS_KEY, CLASS_NAMES[known]), (CODE_KEY, code)))
+    return RpcStatus(GRPC_CODES[known], _truncate_message(message), ((CLASS_KEY, known.__name__), (CODE_KEY, code)))
 
 
 def error_from_status(
     code: grpc.StatusCode, details: str | None, metadata: Iterable[tuple[str, str | bytes]], *, public: bool
 ) -> ScrubberError:
-    """The error that a status carries; for a status that the library made, the class that tells what to do about it.
+    """Return the error that a status represents.
+
+    For a status that the library generated, it is the class that fits the caller's next step.
 
     Args:
         public: the status came over the plugin's socket, so that ``details`` may be shown to any tenant.
@@ -156,7 +136,7 @@ def error_from_status(
 
 
 def _truncate_message(message: str) -> str:
-    """``message`` as UTF-8 that fits into a header. Words of a tenant (a process name, say) may be no text at all."""
+    """Return ``message`` as UTF-8 that fits into a header. Text from a tenant (a process name) may be invalid UTF-8."""
     encoded = message.encode("utf-8", "replace")
     if len(encoded) <= _MAX_MESSAGE_BYTES:
         return encoded.decode()

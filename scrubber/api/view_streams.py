@@ -1,6 +1,6 @@
-"""How a stream follows the node: the newest state whenever there is one, until the service stops.
+"""Streams of the node's state: the newest state after each change, until the service stops.
 
-Promise: a stream is always told whole states and never a queue, so a slow reader skips versions and costs nothing.
+Invariant: a stream delivers whole states, never a queue of changes, so a slow reader skips versions and costs nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ViewStreams:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End every stream: the service stops, and a stream that goes on would use up its grace."""
+        """End every stream: when the service stops, an open stream would use up the grace period."""
         self._stopping.set()
 
     async def views(self) -> AsyncGenerator[NodeView, None]:
-        """The present state at once, then the newest one after each change.
+        """Yield the current state at once, then the newest one after each change.
 
         Raises:
             Unavailable: the service stops.
@@ -40,7 +40,7 @@ class ViewStreams:
         )
 
     async def _next_view(self, version: int) -> NodeView:
-        """The next state, or the last one again once the service stops."""
+        """Return the next state, or the current one once the service stops."""
         changed = asyncio.ensure_future(self._service.wait_for_change(version))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:

@@ -1,5 +1,6 @@
-"""The ``scrubber`` command: for people and for their scripts.
+"""The ``scrubber`` command, for people and for scripts.
 
-It decides nothing and touches no device: it asks the service through :mod:`scrubber.api.client`. Data goes to standard
-output, everything else to standard error, and the exit code says what happened (:mod:`scrubber.cli.exit_codes`).
+It makes no decisions and touches no device: it sends requests to the service through :mod:`scrubber.api.client`. Data
+goes to standard output, everything else to standard error, and the exit code reports the outcome
+(:mod:`scrubber.cli.exit_codes`).
 """

@@ -1,7 +1,7 @@
-"""The audit trail as a file: what ``audit export`` writes and ``audit verify --file`` reads, one JSON document a line.
+"""The audit log as a file: written by ``audit export`` and read by ``audit verify --file``, one JSON document per line.
 
-The promise: a row is written with exactly what was hashed, and read as exactly what is written. A line that is not whole,
-says something twice, or is of another kind is a flaw of the trail, never passed over.
+Invariants: a row is written with exactly what was hashed, and read exactly as written. An incomplete line, one with a
+duplicate key or one of another kind is reported as damage, never skipped.
 """
 
 from __future__ import annotations
@@ -16,48 +16,49 @@ from scrubber.ports.record import AuditHead, AuditRow, TrailPage
 
 __all__ = ["ROW_KIND", "TRAIL_KIND", "DamagedExport", "read_pages", "row_data", "trail_data"]
 
-TRAIL_KIND = "AuditTrail"
+TRAIL_KIND = "AuditLog"
 ROW_KIND = "AuditRow"
 
 _MAX_LINE = 4 * 1024 * 1024
-"""Characters of a line. No row is nearly as long."""
+"""Limit of a line in characters. No row is nearly as long."""
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "sequence": (int,),
-    "at": (float, int),
-    "name": (str,),
-    "device": (str, type(None)),
-    "scrub": (str, type(None)),
-    "actor": (str,),
-    "fields": (str,),
-    "prev_hash": (str,),
-    "hash": (str,),
+_FIELDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "sequence": ("sequence", (int,)),
+    "timestamp": ("at", (float, int)),
+    "event": ("name", (str,)),
+    "deviceID": ("device", (str, type(None))),
+    "scrubID": ("scrub", (str, type(None))),
+    "actor": ("actor", (str,)),
+    "fields": ("fields", (str,)),
+    "previousHash": ("prev_hash", (str,)),
+    "hash": ("hash", (str,)),
 }
+"""By key: the attribute of a row, and its types. The timestamp is the number that was hashed, in seconds."""
 
 
 class DamagedExport(Exception):
-    """The file was an export, and something happened to it; the text says what and where."""
+    """The file was an export and is damaged; the message describes the damage and its place."""
 
 
 def trail_data(page: TrailPage) -> dict[str, Any]:
-    """The first line: the two ends of what follows. A hash is empty where the chain begins."""
+    """Return the first line: the two ends of the exported rows. A hash is empty where the chain begins."""
     return {"pruned": _head_data(page.preceding_head), "head": _head_data(page.head)}
 
 
 def row_data(row: AuditRow) -> dict[str, Any]:
-    """A row as it is stored; ``fields`` is text, because its hash is over text."""
-    return {name: getattr(row, name) for name in _TYPES}
+    """Return a row as it is stored; ``fields`` is text, because its hash covers the text."""
+    return {key: getattr(row, name) for key, (name, _) in _FIELDS.items()}
 
 
 def read_pages(stream: TextIO, name: str) -> Iterator[TrailPage]:
-    """The trail in ``stream``: a page for its first line, then one a row.
+    """Read the log in ``stream``: yield a page for its first line, then one for each row.
 
     Args:
-        name: the name of the file, for people.
+        name: the name of the file, for messages.
 
     Raises:
-        LedgerFailure: it is no export of a trail.
-        DamagedExport: it was one.
+        LedgerFailure: it is not an export of an audit log.
+        DamagedExport: it is a damaged one.
     """
     first = stream.readline(_MAX_LINE)
     try:
@@ -102,18 +103,19 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_row(document: dict[str, Any]) -> AuditRow:
-    values = {name: document.get(name, ...) for name in _TYPES}
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, _TYPES[name]):
-            raise ValueError(f"{name} is missing or of the wrong type")
-    if odd := document.keys() - values.keys() - {"apiVersion", "kind"}:
+    values: dict[str, Any] = {}
+    for key, (name, types) in _FIELDS.items():
+        values[name] = document.get(key, ...)
+        if isinstance(values[name], bool) or not isinstance(values[name], types):
+            raise ValueError(f"{key} is missing or of the wrong type")
+    if odd := document.keys() - _FIELDS.keys() - {"apiVersion", "kind"}:
         raise ValueError(f"{min(odd)} is not of a row")
     try:
         values["at"] = float(values["at"])
     except OverflowError:
-        raise ValueError("at is no time") from None
+        raise ValueError("timestamp is no time") from None
     if not abs(values["at"]) < float("inf"):
-        raise ValueError("at is no time")
+        raise ValueError("timestamp is no time")
     return AuditRow(**values)
 
 

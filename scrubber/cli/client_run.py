@@ -1,4 +1,4 @@
-"""Runs what a command asks until it is answered or interrupted, and finds the device that a person means."""
+"""Runs the requests of a command until they are answered or interrupted, and resolves device names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _T = TypeVar("_T")
 
 
 class _Interrupted(Exception):
-    """A person pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """What ``work`` answers. An interrupt cancels it, once for each; work that answers all the same is answered.
+    """Run ``work`` and return its result.
 
-    The handler that ``asyncio.run`` installs runs when the main thread wakes next, and a signal that the kernel gave to
-    another thread (gRPC has some) does not wake it: the loop's own handler does.
+    Each interrupt cancels it once; if it returns nevertheless, its result counts. The handler that ``asyncio.run``
+    installs runs only when the main thread wakes up. A signal that the kernel delivers to another thread (gRPC has
+    some) does not wake it; a handler of the event loop does.
 
     Raises:
-        KeyboardInterrupt: an interrupt came first, and ``work`` ended by it.
+        KeyboardInterrupt: an interrupt arrived, and it ended ``work``.
     """
-    # gRPC's core writes lines of its own to standard error when a service goes away; it reads this when it is loaded.
+    # gRPC's core logs to standard error when a service goes away; it reads this variable when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return asyncio.run(_run_until_interrupted(work))
@@ -50,12 +51,12 @@ async def _run_until_interrupted(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def resolve_device(candidates: Iterable[pb.Device], name: str) -> pb.Device:
-    """The one of ``candidates`` that ``name`` names: its UUID, a unique prefix of it, or its index.
+    """Return the one of ``candidates`` that matches ``name``: its UUID, a unique prefix of it, or its index.
 
-    What the service does with a name, done here for devices that were listed already.
+    The same lookup as in the service, for devices that were already listed.
 
     Raises:
-        InvalidRequest: no device, or more than one, answers to the name.
+        InvalidRequest: no device, or more than one, matches the name.
     """
     from scrubber.domain.device import Device, find_device
 

@@ -1,7 +1,8 @@
-"""What may come next on a command line that is being written.
+"""Completion of a partial command line.
 
-A shell asks with each Tab (:mod:`scrubber.cli.commands.completion` has its side). Promise: an answer comes soon or not at all, a
-service that is away is passed over in silence, and no value has a character that means something to a shell.
+A shell calls it at each Tab (:mod:`scrubber.cli.commands.completion` has the shell's side). Invariants: a response
+comes soon or not at all, an unavailable service is silently ignored, and no value contains a character that is special
+to a shell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "candidates", "completion_lines"]
 
 _SERVICE_TIMEOUT = "0.3"
-"""Seconds that the service has to say which devices there are, unless ``_SCRUBBER_PATIENCE`` says another number."""
+"""Seconds for the service to list its devices, unless ``_SCRUBBER_PATIENCE`` overrides them."""
 
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._/:=-]*")
 _BUNDLED_POLICIES = ("default", "strict", "trusted")
@@ -35,7 +36,7 @@ Parameter = TyperOption | TyperArgument
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A word that may come next; or, as ``kind``, that the shell is to complete ``files`` or ``directories``."""
+    """A word that may come next; or, by ``kind``, a request to the shell to complete ``files`` or ``directories``."""
 
     value: str = ""
     description: str = ""
@@ -45,17 +46,17 @@ class Candidate:
 def completion_lines(
     command: TyperGroup, shell: str, words: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """The lines that ``shell`` reads: kind, value and description, with tabs between them.
+    """Yield the lines that ``shell`` reads: kind, value and description, separated by tabs.
 
     Args:
-        words: those after the command's own name up to the cursor; the last one is not finished. Bash, which takes words
-            apart in its own way, gives its whole line in ``environment`` instead.
+        words: the words after the command's name up to the cursor; the last one is incomplete. Bash, which splits words
+            differently, passes its whole line in ``environment`` instead.
     """
     cut = 0
     if shell == "bash":
         words = _split(environment.get("_SCRUBBER_LINE", ""))[1:] or [""]
         breaks = environment.get("_SCRUBBER_BREAKS", "")
-        # Bash replaces what follows the last of these only.
+        # Bash replaces only what follows the last of these.
         cut = 1 + max((words[-1].rfind(each) for each in "=:" if each in breaks), default=-1)
     for each in candidates(command, words or [""]):
         if each.kind != "word":
@@ -66,20 +67,20 @@ def completion_lines(
 
 
 def _split(line: str) -> list[str]:
-    """The words of an unfinished line, the last one empty if it is yet to begin."""
+    """Return the words of an incomplete line, the last one empty if it has not begun."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
     lexer.commenters = ""
     words: list[str] = []
     try:
         words.extend(lexer)
-    except ValueError:  # a quotation that is still open
+    except ValueError:  # an unclosed quotation
         return [*words, lexer.token]
     return [*words, ""] if not line or line[-1].isspace() else words
 
 
 def candidates(root: TyperGroup, typed: Sequence[str]) -> Iterator[Candidate]:
-    """What may stand in the place of the last of ``typed``."""
+    """Yield what may replace the last of ``typed``."""
     line = _ParsedLine(root)
     *before, last = typed
     for word in before:
@@ -105,12 +106,12 @@ def candidates(root: TyperGroup, typed: Sequence[str]) -> Iterator[Candidate]:
 
 @dataclass(slots=True)
 class _ParsedLine:
-    """What the words so far came to.
+    """What the words so far mean.
 
     Attributes:
-        command: whose words come next; None if there is no such command.
+        command: the command whose words come next; None if there is no such command.
         pending_option: the option whose value is next.
-        option_values: values of options by their name, the last one each.
+        option_values: last value of each option, by its name.
     """
 
     command: Command | None
@@ -150,14 +151,14 @@ class _ParsedLine:
             self.pending_option = option
 
     def option(self, name: str) -> TyperOption | None:
-        """The option that is called ``name``, such as ``--output``."""
+        """Return the option with the flag ``name``, such as ``--output``."""
         if self.command is None or not name.startswith("-"):
             return None
         options = (each for each in self.command.params if isinstance(each, TyperOption))
         return next((each for each in options if name in (*each.opts, *each.secondary_opts)), None)
 
     def argument(self) -> TyperArgument | None:
-        """The argument that is next; None if there is no more."""
+        """Return the next argument; None if there are no more."""
         assert self.command is not None
         found = [each for each in self.command.params if isinstance(each, TyperArgument)]
         if self.argument_count < len(found):
@@ -206,7 +207,7 @@ def _value_candidates(parameter: Parameter, begin: str, given: Mapping[str, str]
 
 
 def _value_kind(parameter: Parameter) -> str:
-    """What the help calls the value, without what says how many of it: ``DEVICE``."""
+    """Return the metavar of the value without its multiplicity: ``DEVICE``."""
     if isinstance(parameter, TyperOption) and "--policy" in parameter.opts:
         return "POLICY"
     word = re.search(r"[A-Z]+", parameter.metavar or "")
@@ -233,13 +234,13 @@ def _certificate_candidates(given: Mapping[str, str]) -> Iterator[Candidate]:
 
 
 def _fetch_devices(given: Mapping[str, str]) -> Sequence[pb.Device]:
-    """The devices of the service; none if it does not say so in time."""
+    """Return the devices of the service; none if it does not respond in time."""
     import asyncio
 
     from scrubber.api.client import ReadClient
     from scrubber.domain.errors import ScrubberError
 
-    socket = Path(given.get("socket") or os.environ.get("SCRUBBER_SOCKET") or "/run/scrubber")
+    socket = Path(given.get("socket") or os.environ.get("SCRUBBER_SOCKET_DIR") or "/run/scrubber")
 
     timeout = float(os.environ.get("_SCRUBBER_PATIENCE", _SERVICE_TIMEOUT))
 
@@ -249,5 +250,5 @@ def _fetch_devices(given: Mapping[str, str]) -> Sequence[pb.Device]:
 
     try:
         return asyncio.run(ask())
-    except (ScrubberError, OSError):  # one of which is TimeoutError
+    except (ScrubberError, OSError):  # including TimeoutError
         return ()

@@ -1,7 +1,7 @@
-"""Asking a person before something is done that cannot be taken back.
+"""Asks for confirmation before an irreversible action.
 
-Promise: no is the answer of everybody who does not say yes. Nothing is done for an end of input, an interrupt, an empty
-line or any other word, and where nobody is there to be asked the command says so instead of guessing.
+Invariants: only an explicit yes confirms. An end of input, an interrupt, an empty line or any other word changes
+nothing, and without a terminal the command reports that instead of guessing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from scrubber.domain.errors import PermissionDenied
 
 __all__ = ["NoInputOption", "YesOption", "check_admin_access", "confirm", "needs_confirmation"]
 
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; needed where nobody is there to be asked.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Confirm without asking; required if stdin is not a terminal.")]
 NoInputOption = Annotated[
     bool,
-    typer.Option("--no-input", envvar="SCRUBBER_NO_INPUT", help="Never ask: without --yes nothing is done."),
+    typer.Option("--no-input", envvar="SCRUBBER_NO_INPUT", help="Never ask; without --yes nothing is done."),
 ]
 
 
 def needs_confirmation(*, yes: bool, no_input: bool) -> bool:
-    """Whether a person is about to be asked: what is looked up for the question only, can be left out otherwise.
+    """Return whether the user will be asked: data needed only for the question need not be fetched otherwise.
 
     Raises:
-        typer.BadParameter: nobody said yes, and nobody is there to be asked.
+        typer.BadParameter: there is no confirmation, and no terminal to ask on.
     """
     if yes:
         return False
@@ -47,27 +47,27 @@ def needs_confirmation(*, yes: bool, no_input: bool) -> bool:
 
 
 def check_admin_access(directory: Path) -> None:
-    """See that the service would take an order from this user, before a person is asked to give one. Orders nothing.
+    """Check that the service would accept an action of this user, before asking for confirmation. Changes nothing.
 
     Args:
-        directory: of the service's sockets.
+        directory: directory of the service's sockets.
 
     Raises:
-        PermissionDenied, Unavailable, InvalidConfiguration: as an order would.
+        PermissionDenied, Unavailable, InvalidConfiguration: as the action would.
     """
     from scrubber.api.sockets import Purpose, Sockets
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(os.fsencode(Sockets(directory).path(Purpose.ADMIN)))
-        except BlockingIOError:  # more callers wait there than the kernel lets queue
+        except BlockingIOError:  # the kernel's queue of waiting callers is full
             return
         except OSError:
             run(_probe_admin_socket(directory))
 
 
 async def _probe_admin_socket(directory: Path) -> None:
-    """Ask on the admin socket what only the read one answers: why nobody answers is said as it is of an order."""
+    """Call a method of the read service on the admin socket: its connection errors are those of an action."""
     from scrubber.api.client import ReadClient
     from scrubber.api.sockets import Purpose
 
@@ -78,12 +78,16 @@ async def _probe_admin_socket(directory: Path) -> None:
         try:
             await door.service_info()
         except PermissionDenied as error:
-            if error.code not in (ErrorCode.WRONG_SOCKET, ErrorCode.UNKNOWN_METHOD):  # somebody answers by now
+            if error.code not in (
+                ErrorCode.WRONG_SOCKET,
+                ErrorCode.UNKNOWN_METHOD,
+            ):  # these two: the user is admitted by now
                 raise
 
 
+# See docs/decisions/0036-operator-commands.md.
 def confirm(message: str, *, yes: bool, no_input: bool) -> None:
-    """Go on only if ``yes`` was said on the command line, or is said now.
+    """Return only if ``yes`` was given on the command line, or is answered now.
 
     Args:
         message: one or two sentences on what will happen.
@@ -91,7 +95,7 @@ def confirm(message: str, *, yes: bool, no_input: bool) -> None:
     Raises:
         typer.BadParameter: as in :func:`needs_confirmation`.
         typer.Exit: the answer was no.
-        KeyboardInterrupt: the answer was an interrupt.
+        KeyboardInterrupt: the user interrupted the question.
     """
     if not needs_confirmation(yes=yes, no_input=no_input):
         return
@@ -115,15 +119,16 @@ def _read_answer() -> str:
     except UnicodeDecodeError:
         return ""
     if not answered.endswith("\n"):
-        print(file=sys.stderr)  # the end of input leaves the cursor behind the question
+        print(file=sys.stderr)  # after an end of input the cursor is still behind the question
     return answered
 
 
 def _wait_for_input() -> None:
     """Wait for a line, or raise for an interrupt.
 
-    Reading alone may lose the interrupt: one that arrives just before the kernel is asked, or that the kernel gives to a
-    thread of gRPC's, is only noted, and the read then waits for a key. A signal that is also a byte on a socket is seen.
+    Reading alone may miss the interrupt: if it arrives just before the system call, or if the kernel delivers it to a
+    thread of gRPC, it is only recorded, and the read then waits for a key. A signal that is also written to a socket is
+    noticed.
     """
     told, heard = socket.socketpair()
     with told, heard:

@@ -1,5 +1,6 @@
-"""The flags that say how a daemon's metrics are scraped, the same for both; the variables differ, because both may run
-with one file of variables on one node.
+"""Flags for the metrics of both daemons.
+
+The environment variables differ, because both daemons may run with one environment file on one node.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = [
 
 SERVICE_VARIABLES, PLUGIN_VARIABLES = "SCRUBBER_METRICS", "SCRUBBER_PLUGIN_METRICS"
 SERVICE_DEFAULT_ADDRESS, PLUGIN_DEFAULT_ADDRESS = "127.0.0.1:9464", "127.0.0.1:9465"
-"""Where they are served when nothing is said."""
+"""Default addresses."""
 
 
 def _address(variables: str, default: str) -> typer.models.OptionInfo:
@@ -32,7 +33,8 @@ def _address(variables: str, default: str) -> typer.models.OptionInfo:
         "--metrics-address",
         envvar=f"{variables}_ADDRESS",
         metavar="HOST:PORT",
-        help="Where Prometheus scrapes; off: nowhere. The default is done without when it is taken.",
+        help="Address for Prometheus scrapes; off disables it. If the default address is in use, the "
+        "daemon runs without metrics.",
         show_default=default,
     )
     return option

@@ -1,6 +1,6 @@
-"""What people type, for each command: the end of its ``--help``.
+"""Examples for each command: the end of its ``--help``.
 
-A test walks this table: every command has an example, each example is a command line of ours, and none is too wide.
+A test checks this table: every command has an example, each example is a valid command line, and none is too wide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "history": (
         "scrubber history --device 0 --since 2h",
         "scrubber history --tenant team-a --outcome failed",
-        "scrubber history --event health. --event use.ungranted --since 24h",
+        "scrubber history --event health. --event unauthorized. --since 24h",
         "scrubber history --all -o json",
     ),
     "reset-plan": ("scrubber reset-plan 3",),
@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "unquarantine": ('scrubber unquarantine 3 --reason "fan replaced, ticket 4711"',),
     "break-glass": (
-        'scrubber break-glass 3 --for 30m --reason "outage, ticket 4711"',
+        'scrubber break-glass 3 --duration 30m --reason "outage, ticket 4711"',
         'scrubber break-glass 3 --end --reason "outage is over"',
     ),
     "baseline show": (
@@ -75,13 +75,13 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "scrubber policy show ./policy.yaml -o json",
     ),
     "policy explain": (
-        "scrubber policy explain default --kind other-tenant --hygiene clean",
+        "scrubber policy explain default --hand-over other-tenant --hygiene clean",
         "scrubber policy explain ./policy.yaml --xid 79",
     ),
     "policy xids": ("scrubber policy xids default",),
     "serve": (
         "scrubber serve --backend nvidia --policy strict",
-        "scrubber serve --backend sim --sim-dir /tmp/node --socket /tmp/run",
+        "scrubber serve --backend sim --sim-dir /tmp/node --socket-dir /tmp/run",
     ),
     "plugin": (
         "scrubber plugin",
@@ -97,8 +97,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "demo": (
         "scrubber demo",
-        "scrubber demo --keep --dir /tmp/node",
-        "scrubber demo --stay",
+        "scrubber demo --keep-files --dir /tmp/node",
+        "scrubber demo --keep-running",
     ),
     "sim create": ("scrubber sim create --dir /tmp/node --devices 4 --memory 64MiB",),
     "sim split": ("scrubber sim split --dir /tmp/node --device 0 --instances 2",),
@@ -119,10 +119,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def epilog(name: str) -> str | None:
-    """What the help of the command ``name`` ends with; None if there is nothing to show for it."""
+    """Return the end of the help of the command ``name``; None if it has no examples."""
     lines = EXAMPLES.get(name, ())
     if not lines:
         return None
     title = "Examples:" if len(lines) > 1 else "Example:"
-    # The backspace tells the formatter to leave the lines as they are.
+    # The backspace makes the formatter keep the lines unchanged.
     return "\n".join(("\b", title, *(f"  {line}" for line in lines)))

@@ -1,4 +1,4 @@
-"""What the command's exit code says, so that a script need not read a sentence."""
+"""Exit codes of the command, so that a script need not parse messages."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["ExitCode", "exit_code_for", "worst_exit_code"]
 
 
 class ExitCode(IntEnum):
-    """0 is the only answer that means yes."""
+    """Only 0 means success."""
 
     OK = 0
     FAILED = 1
-    """A negative verdict, or none: the service is away, or something broke."""
+    """A negative verdict, or none: the service is away, or an unexpected error occurred."""
     USAGE = 2
-    """The request itself is wrong; asking again changes nothing."""
+    """The request itself is invalid; repeating it changes nothing."""
     REFUSED = 3
     """Refused by policy, or busy."""
     TIMED_OUT = 4
-    """The wait was over first; the operation still runs."""
+    """The wait timed out; the operation still runs."""
     WARNINGS = 5
-    """Nothing is wrong, and something is worth a look."""
+    """No errors, but something should be checked."""
     INTERRUPTED = 130
 
 
@@ -51,7 +51,7 @@ def worst_exit_code(codes: Iterable[ExitCode]) -> ExitCode:
 
 
 def exit_code_for(error: ScrubberError) -> ExitCode:
-    """The exit code of an error of ours."""
+    """Return the exit code for an error of this project."""
     match error:
         case InvalidRequest() | InvalidConfiguration():
             return ExitCode.USAGE

@@ -1,7 +1,7 @@
-"""When Python looks for cycles: seldom in a command, which ends soon and keeps what it loads; as usual in a daemon.
+"""Tunes Python's garbage collector: rare in a command, which ends soon and keeps what it loads; default in a daemon.
 
-What gRPC and pydantic make is looked through again and again while they are loaded, and once more when the interpreter
-ends: a fifth to a third of a command's processor time.
+The objects of gRPC and pydantic are scanned repeatedly during loading, and once more at the interpreter's exit: a fifth
+to a third of a command's CPU time.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ __all__ = ["make_gc_rare", "restore_gc"]
 
 _DEFAULT_THRESHOLD = gc.get_threshold()
 _COMMAND_THRESHOLD = 200_000
-"""More than a command loads; a command that stays, such as ``devices --watch``, keeps no more garbage than that."""
+"""More objects than a command loads; also a bound on the garbage of a long-running command such as ``devices --watch``.
+"""
 
 
 def make_gc_rare() -> None:
-    """For a process that has nothing to say when it goes."""
+    """Make collections rare, for a short-lived process that needs no cleanup at its exit."""
     gc.set_threshold(_COMMAND_THRESHOLD, *_DEFAULT_THRESHOLD[1:])
     atexit.register(gc.freeze)
 
 
 def restore_gc() -> None:
-    """For a process that lives long after all, before it does anything."""
+    """Restore the defaults, for a long-lived process, before it starts its work."""
     gc.set_threshold(*_DEFAULT_THRESHOLD)
     atexit.unregister(gc.freeze)

@@ -1,7 +1,7 @@
-"""A group of commands of which only the one that was asked for is loaded.
+"""A command group that loads only the requested command.
 
-Promise: the summary, a mistyped word and the completion of a name load no command's module. What the table of entries says
-of a command is what its module says; a test compares the two.
+Invariants: the summary, a mistyped command and the completion of a name load no command's module. The summaries in the
+table of entries equal those of the modules; a test compares the two.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Command = TyperCommand | TyperGroup
 
 
 class HelpSection(StrEnum):
-    """The headings of the summary, in the order in which people read them."""
+    """The headings of the summary, in the order of display."""
 
-    INSPECT = "Look"
-    OPERATE = "Act"
-    VERIFY = "Prove"
+    INSPECT = "Inspect"
+    OPERATE = "Operate"
+    VERIFY = "Verify"
     RUN = "Run"
-    TRY = "Try"
+    TRY = "Try it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class CommandEntry:
     """A command that is not loaded yet.
 
     Attributes:
-        name: as it is typed.
-        module: below ``scrubber.cli.commands``. It has an ``app`` that is the command's own group, or a function
+        name: name on the command line.
+        module: module below ``scrubber.cli.commands``. It has an ``app`` that is the command's own group, or a function
             ``add_commands``.
-        section: where the summary lists it.
-        summary: the first sentence of what the command says of itself.
+        section: section of the summary that lists it.
+        summary: the first sentence of the command's help.
     """
 
     name: str
@@ -51,7 +51,7 @@ class CommandEntry:
     summary: str
 
     def load(self) -> Command:
-        """The command; this imports its module."""
+        """Import the module and return the command."""
         module = importlib.import_module(f"scrubber.cli.commands.{self.module}")
         own: typer.Typer | None = getattr(module, "app", None)
         if own is None:
@@ -71,7 +71,7 @@ class CommandEntry:
 
 
 def _command_name(info: typer.models.CommandInfo) -> str:
-    """Return the name by which Typer makes the command: its own, or that of its function."""
+    """Return the name that Typer gives the command: an explicit one, or that of its function."""
     assert info.callback is not None
     return info.name or typer.main.get_command_name(info.callback.__name__)
 
@@ -85,7 +85,7 @@ def _add_examples(command: Command, name: str) -> None:
 
 
 class _LazyCommands(MutableMapping[str, Command]):
-    """Commands by name, each loaded when it is first asked for."""
+    """Commands by name, each loaded at its first use."""
 
     def __init__(self, entries: Sequence[CommandEntry]) -> None:
         self._entries = {each.name: each for each in entries}
@@ -115,7 +115,7 @@ class _LazyCommands(MutableMapping[str, Command]):
 
 
 class LazyGroup(TyperGroup):
-    """The commands of :attr:`entries`. To be subclassed with a table of them."""
+    """A group with the commands of :attr:`entries`. Subclass it with a table of them."""
 
     entries: ClassVar[tuple[CommandEntry, ...]] = ()
 
@@ -125,29 +125,29 @@ class LazyGroup(TyperGroup):
         self.commands: MutableMapping[str, Any] = _LazyCommands(self.entries)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As always, and ``help COMMAND`` is ``COMMAND --help``."""
+        """Parse as usual, with ``help COMMAND`` as a synonym of ``COMMAND --help``."""
         return super().parse_args(ctx, [*args[1:], HELP_FLAGS[-1]] if args[:1] == ["help"] else args)
 
     def invoke(self, ctx: Any) -> Any:
-        """As always, and what is wrong with a value is told as a sentence."""
+        """Invoke as usual, with readable messages for invalid values."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            # What is missing is told by its own kind of error, which names it.
+            # A missing parameter has its own subclass of the error, which names it.
             if type(error) is not typer.BadParameter:
                 raise
             raise to_command_line_error(error) from error
 
     @property
     def summaries(self) -> dict[str, str]:
-        """What each command says of itself, by its name."""
+        """The summary of each command, by its name."""
         return {each.name: each.summary for each in self.entries}
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the summary: a list for each section, all in the same columns."""
+        """Write the summary: a list for each section, all with the same column widths."""
         width = max(len(each.name) for each in self.entries)
         for section in HelpSection:
             rows = [(each.name.ljust(width), each.summary) for each in self.entries if each.section is section]

@@ -1,7 +1,7 @@
-"""The ``scrubber`` command: one application of all commands, and the edge where errors become sentences.
+"""The ``scrubber`` command: the application of all commands, and the place where errors become messages.
 
-Nobody sees a traceback for what the node, the service or the request is to blame for; one that is our own fault is
-shown on request (``SCRUBBER_TRACEBACK=1``).
+No traceback is shown for errors of the node, the service or the request; for a bug of this program it is shown on
+request (``SCRUBBER_TRACEBACK=1``).
 """
 
 from __future__ import annotations
@@ -23,52 +23,47 @@ from scrubber.domain.errors import ScrubberError
 __all__ = ["app", "main"]
 
 _COMPLETION_SHELL = "_SCRUBBER_COMPLETE"
-"""The environment variable in which a shell that completes a line says which one it is."""
+"""The environment variable with the name of the shell that requests completions."""
 
 
 class Commands(LazyGroup):
     """Every command, in the order of the summary."""
 
     entries = (
-        CommandEntry("devices", "devices", HelpSection.INSPECT, "List the node's devices."),
-        CommandEntry("device", "device", HelpSection.INSPECT, "Show everything about one device, with its history."),
-        CommandEntry("history", "history", HelpSection.INSPECT, "Show what happened."),
-        CommandEntry("reset-plan", "reset", HelpSection.INSPECT, "Show what a reset of a device would do."),
-        CommandEntry("doctor", "doctor", HelpSection.INSPECT, "Look for what would undo a hand-over on this node."),
+        CommandEntry("devices", "devices", HelpSection.INSPECT, "List the devices of the node."),
+        CommandEntry("device", "device", HelpSection.INSPECT, "Show details and history of a device."),
+        CommandEntry("history", "history", HelpSection.INSPECT, "Show the audit history."),
+        CommandEntry("reset-plan", "reset", HelpSection.INSPECT, "Show what a reset would do and what blocks it."),
+        CommandEntry("doctor", "doctor", HelpSection.INSPECT, "Check the node for problems."),
+        CommandEntry("scrub", "scrub", HelpSection.OPERATE, "Scrub idle devices, or join running scrubs."),
+        CommandEntry("reset", "reset", HelpSection.OPERATE, "Reset an idle device and scrub it."),
+        CommandEntry("quarantine", "quarantine", HelpSection.OPERATE, "Take devices out of service."),
         CommandEntry(
-            "scrub", "scrub", HelpSection.OPERATE, "Scrub devices that nobody has, or join the scrubs under way."
+            "unquarantine",
+            "quarantine",
+            HelpSection.OPERATE,
+            "Return a quarantined device to service, after probation.",
         ),
-        CommandEntry("reset", "reset", HelpSection.OPERATE, "Reset a device that nobody has, and scrub it."),
-        CommandEntry(
-            "quarantine", "quarantine", HelpSection.OPERATE, "Take devices out of service until a person releases them."
-        ),
-        CommandEntry("unquarantine", "quarantine", HelpSection.OPERATE, "Let a device back in."),
         CommandEntry(
             "break-glass",
             "break_glass",
             HelpSection.OPERATE,
-            "Have a device handed out for a time whatever is known of it.",
+            "Temporarily bypass all checks for a device (audited).",
         ),
-        CommandEntry(
-            "baseline", "baseline", HelpSection.OPERATE, "See what a device should be, and accept what it is now."
-        ),
-        CommandEntry(
-            "certificate", "certificate", HelpSection.VERIFY, "Show, export and verify what was proved about devices."
-        ),
-        CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify, export and name the audit trail."),
-        CommandEntry("policy", "policy", HelpSection.VERIFY, "Judge a policy before a node has it."),
+        CommandEntry("baseline", "baseline", HelpSection.OPERATE, "Show or accept the expected state of a device."),
+        CommandEntry("certificate", "certificate", HelpSection.VERIFY, "Show, export and verify certificates."),
+        CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify and export the audit log."),
+        CommandEntry("policy", "policy", HelpSection.VERIFY, "Validate, show and explain policies."),
         CommandEntry("serve", "serve", HelpSection.RUN, "Run the scrub service."),
         CommandEntry("plugin", "serve", HelpSection.RUN, "Run the device plugin."),
-        CommandEntry(
-            "completion", "completion", HelpSection.RUN, "Print what a shell loads to complete this command with Tab."
-        ),
-        CommandEntry("version", "version", HelpSection.RUN, "Say which version this is."),
-        CommandEntry("demo", "serve", HelpSection.TRY, "Tell the story of a hand-over."),
-        CommandEntry("sim", "sim", HelpSection.TRY, "Make and drive a simulated node."),
+        CommandEntry("completion", "completion", HelpSection.RUN, "Print the completion script of a shell."),
+        CommandEntry("version", "version", HelpSection.RUN, "Print the version."),
+        CommandEntry("demo", "serve", HelpSection.TRY, "Run the demo scenario."),
+        CommandEntry("sim", "sim", HelpSection.TRY, "Create and control a simulated node."),
     )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As always, and ``--version``, which people try first, is ``version``."""
+        """Parse as usual, with ``--version``, which users try first, as a synonym of ``version``."""
         return super().parse_args(ctx, ["version"] if args == ["--version"] else args)
 
 
@@ -109,13 +104,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         about = f": {error.filename}" if error.filename is not None else ""
         print_error(f"{error.strerror or error}{about}.")
         sys.exit(ExitCode.FAILED)
-    except Exception as bug:  # noqa: BLE001 - above us is only the interpreter, which would print a traceback
+    except Exception as bug:  # noqa: BLE001 - otherwise the interpreter would print a traceback
         _report_bug(bug)
     raise AssertionError("the command line ended without an exit code")
 
 
 def _complete(command: object, shell: str, words: Sequence[str]) -> NoReturn:
-    """Answer a shell that wants to know what may come next."""
+    """Print completions for a shell."""
     from scrubber.cli.completing import completion_lines
 
     assert isinstance(command, LazyGroup)

@@ -1,7 +1,7 @@
 """Flags that several commands share. A flag means the same everywhere, and so does its environment variable.
 
-Only settings (where things are, how answers are written) have a variable. What selects, aims or confirms is typed each time:
-a forgotten variable would change silently what a command shows or does.
+Only settings (locations, output format) have a variable. Options that select, target or confirm must be typed each
+time: a forgotten variable would silently change what a command shows or does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def new_app(text: str, cls: type[TyperGroup] = TyperGroup, epilog: str | None = None) -> typer.Typer:
-    """A group of commands that prints plain text, whatever the terminal."""
+    """Return a command group that prints plain text on every terminal."""
     return typer.Typer(
         cls=cls,
         help=text,
@@ -57,26 +57,26 @@ def _parse_quantity(parse: Callable[[object], _T], written: str | float) -> _T:
 
 
 def seconds(value: str | float) -> float:
-    """A flag's value in seconds: ``30``, ``500ms``, ``2m``."""
+    """Parse a duration in seconds: ``30``, ``500ms``, ``2m``."""
     from scrubber.config.units import parse_seconds
 
     return _parse_quantity(parse_seconds, value)
 
 
 def size(value: str | float) -> int:
-    """A flag's value in bytes: ``256MiB``."""
+    """Parse a size in bytes: ``256MiB``."""
     from scrubber.config.units import parse_size
 
     return _parse_quantity(parse_size, value)
 
 
 def device_name(text: str) -> str:
-    """What names a device, as a person copied it: a table that had no room for its id shows the beginning and "…"."""
+    """Return a device name as copied by a user: tables truncate ids to a unique prefix and "…"."""
     return text.strip().removesuffix("…").removesuffix("...")
 
 
 def directory(value: str | Path) -> Path:
-    """A flag's value as a directory; an empty one, which would be the present directory, is no directory."""
+    """Parse a directory; refuse an empty one, which would mean the current directory."""
     if isinstance(value, str) and not value.strip():
         raise typer.BadParameter("a directory has a name; this is empty.")
     return Path(value)
@@ -85,8 +85,8 @@ def directory(value: str | Path) -> Path:
 SocketOption = Annotated[
     Path,
     typer.Option(
-        "--socket",
-        envvar="SCRUBBER_SOCKET",
+        "--socket-dir",
+        envvar="SCRUBBER_SOCKET_DIR",
         metavar="DIR",
         parser=directory,
         help="Directory of the service's sockets.",
@@ -100,21 +100,21 @@ OutputOption = Annotated[
         envvar="SCRUBBER_OUTPUT",
         metavar="FORMAT",
         case_sensitive=False,
-        help="How the answer is written: table, json, yaml or name.",
+        help="Output format. One of: table, json, yaml, name.",
     ),
 ]
 KubeletDirOption = Annotated[
-    Path, typer.Option("--kubelet-dir", envvar="SCRUBBER_KUBELET_DIR", metavar="DIR", help="The kubelet's directory.")
+    Path, typer.Option("--kubelet-dir", envvar="SCRUBBER_KUBELET_DIR", metavar="DIR", help="Directory of the kubelet.")
 ]
 DevicesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="DEVICE", parser=device_name, help="UUIDs, unique beginnings of some, or indexes.", show_default=False
+        metavar="DEVICE", parser=device_name, help="UUIDs, unique prefixes of UUIDs, or indexes.", show_default=False
     ),
 ]
 DeviceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="DEVICE", parser=device_name, help="UUID, unique beginning of one, or index.", show_default=False
+        metavar="DEVICE", parser=device_name, help="UUID, unique prefix of a UUID, or index.", show_default=False
     ),
 ]

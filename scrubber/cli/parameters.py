@@ -1,9 +1,9 @@
-"""What is written on the command line, as the type that a command wants, where that takes no judging.
+"""Fast conversion of command-line values to their types, for the simple cases.
 
-Typer has every value validated by pydantic, defaults too, and loading that takes as long as all else that a short command
-does. A text that is to be a text needs none of it. Promise: what is not plainly right goes Typer's own way, and where that
-refuses it, a sentence says what there is instead; only whether a path can be read is left to whoever opens it, who says
-better what is missing.
+Typer validates every value with pydantic, including defaults, and loading pydantic takes as long as everything else
+that a short command does. A plain string needs no validation. Invariant: every value that is not obviously valid goes
+through Typer, and if Typer refuses it, the message lists the alternatives. Only whether a path is readable is left to
+the code that opens it, whose message is better.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["HELP_FLAGS", "CommandLineError", "skip_validation", "to_command_line
 HELP_FLAGS = ["-h", "--help"]
 
 _NEEDS_TYPER = object()
-"""Stands for a value that Typer has to look at."""
+"""Marks a value that Typer must convert."""
 _MAX_DIGITS = 18
 
 
 def skip_validation(command: TyperCommand | TyperGroup) -> None:
-    """Have the parameters of ``command``, and of all commands below it, take the short way."""
-    # Made at the first question after it, and kept.
+    """Use the fast conversion for the parameters of ``command`` and of all commands below it."""
+    # Created at the first access, and cached.
     help_flag = command.get_help_option(typer.Context(command, help_option_names=HELP_FLAGS))
     for parameter in (*command.params, help_flag):
-        # Typer makes its parameters itself, and there is no way to name another class for them.
+        # Typer creates its parameters itself, and offers no way to choose their class.
         if type(parameter) is TyperOption:
             parameter.__class__ = _Option
         elif type(parameter) is TyperArgument:
@@ -42,14 +42,14 @@ def skip_validation(command: TyperCommand | TyperGroup) -> None:
 
 
 class CommandLineError(typer.BadParameter):
-    """A command line that cannot be meant, told as a sentence and nothing before it."""
+    """An invalid command line, printed as the message only, without a prefix."""
 
     def format_message(self) -> str:
         return self.message
 
 
 def to_command_line_error(error: typer.BadParameter) -> CommandLineError:
-    """``error`` as this command tells it: which flag, or the variable in its place, then what is wrong."""
+    """Return ``error`` in this command's format: the flag, or its environment variable, then the problem."""
     where, parameter = error.param_hint, error.param
     if where is None and parameter is not None:
         where = _parameter_name(parameter, error.ctx)
@@ -60,7 +60,7 @@ def to_command_line_error(error: typer.BadParameter) -> CommandLineError:
 
 
 def _parameter_name(parameter: Any, ctx: Any) -> str:
-    """A flag by its longest name; the variable that its value came from, if it did."""
+    """Return the longest name of a flag, or the environment variable that its value came from."""
     if ctx is not None and getattr(ctx.get_parameter_source(parameter.name), "name", "") == "ENVIRONMENT":
         return str(parameter.envvar)
     if parameter.param_type_name == "argument":
@@ -79,7 +79,7 @@ class _Option(TyperOption):
         return found if self.callback is None else self.callback(ctx, self, found)
 
     def display_type_rich(self, ctx: Any) -> str | None:
-        """A word for the value where the option has none of its own."""
+        """Return a placeholder for the value where the option has no metavar."""
         kind: Any = getattr(getattr(self, "type_descriptor", None), "annotation", None)
         plain = {int: "N", float: "N", str: "TEXT"}.get(kind) if self.metavar is None else None
         return plain or super().display_type_rich(ctx)
@@ -87,11 +87,11 @@ class _Option(TyperOption):
 
 class _Argument(TyperArgument):
     def display_type_rich(self, ctx: Any) -> str | None:
-        """None where the help has a word for the value, as it is with options."""
+        """Return None where the argument has a metavar, as with options."""
         return None if self.metavar is not None else super().display_type_rich(ctx)
 
     def get_usage_pieces(self, ctx: Any) -> list[str]:
-        """``DEVICE``, in brackets where it may be left out, and with dots where there may be several."""
+        """Return ``DEVICE``, in brackets where it is optional, and with dots where it may be repeated."""
         word = self.display_name_raw
         return [(word if self.required else f"[{word}]") + ("..." if self.nargs != 1 else "")]
 
@@ -106,7 +106,7 @@ class _Argument(TyperArgument):
 
 
 def _reword_error(parameter: TyperOption | TyperArgument, value: Any, error: typer.BadParameter) -> typer.BadParameter:
-    """``error``, with what a value may be in the place of words that come from the checking of types."""
+    """Return ``error`` with the allowed values in place of type checking jargon."""
     described: Any = getattr(parameter, "type_descriptor", None)
     kind = getattr(described, "annotation", None)
     if isinstance(value, str) and isinstance(kind, type) and described.parameter_info.parser is None:
@@ -135,7 +135,7 @@ def _number_error(value: str, kind: type, wanted: Any) -> str:
 
 def _convert(parameter: TyperOption | TyperArgument, value: Any) -> Any:
     described = getattr(parameter, "type_descriptor", None)
-    if described is None:  # another Typer than the one that this was written for
+    if described is None:  # a different version of Typer
         return _NEEDS_TYPER
     kind, wanted = described.annotation, described.parameter_info
     several = parameter.nargs == -1 or parameter.multiple

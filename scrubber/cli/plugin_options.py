@@ -1,7 +1,7 @@
-"""The flags of NVIDIA's device plugin, under its names and with its environment variables.
+"""The flags of NVIDIA's device plugin, with its names and its environment variables.
 
-A manifest that starts NVIDIA's plugin starts ours when only the image and the command are changed. So a flag that is
-true or false may also be written ``--flag=true``, as programs in Go take it, and older names of a flag are known.
+A manifest that starts NVIDIA's plugin starts ours when only the image and the command are changed. So a boolean flag
+may also be written ``--flag=true``, as Go programs accept it, and older names of a flag are supported.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ FALSE_VALUES = ("0", "f", "false")
 
 
 def _normalize_boolean(word: str, no: dict[str, str]) -> str:
-    """``--flag`` or ``--no-flag`` for ``--flag=true`` or ``--flag=false``; anything else as it is."""
+    """Return ``--flag`` or ``--no-flag`` for ``--flag=true`` or ``--flag=false``; other words unchanged."""
     name, equals, value = word.partition("=")
     if not equals or name not in no:
         return word
@@ -86,8 +86,8 @@ DeviceListStrategyOption = Annotated[
         "--device-list-strategy",
         envvar="DEVICE_LIST_STRATEGY",
         metavar="WAY,…",
-        help="How a container's runtime learns its devices: envvar, volume-mounts, cdi-annotations, cdi-cri; several "
-        "by commas, or repeated.",
+        help="How devices are passed to the container runtime: envvar, volume-mounts, cdi-annotations, "
+        "cdi-cri; comma-separated or repeated.",
         show_default="envvar",
     ),
 ]
@@ -96,7 +96,8 @@ DeviceIdStrategyOption = Annotated[
     typer.Option(
         "--device-id-strategy",
         envvar="DEVICE_ID_STRATEGY",
-        help="What a device is called there; in CDI always its UUID. Once a device is lost, an index is another one's.",
+        help="How devices are identified there; CDI always uses UUIDs. If a device is lost, indexes "
+        "refer to other devices.",
         show_default="uuid",
     ),
 ]
@@ -105,7 +106,7 @@ PassDeviceSpecsOption = Annotated[
     typer.Option(
         "--pass-device-specs/--no-pass-device-specs",
         envvar="PASS_DEVICE_SPECS",
-        help="Give the device nodes to the kubelet too; needed beside its static CPU manager.",
+        help="Also pass the device nodes to the kubelet; required with its static CPU manager.",
         show_default="no",
     ),
 ]
@@ -116,7 +117,7 @@ DriverRootOption = Annotated[
         "--nvidia-driver-root",
         envvar="NVIDIA_DRIVER_ROOT",
         metavar="DIR",
-        help="Where the driver is installed on the host; /run/nvidia/driver where a container brings it.",
+        help="Root directory of the driver on the host; /run/nvidia/driver if a container installs it.",
         show_default="/",
     ),
 ]
@@ -127,7 +128,7 @@ DevRootOption = Annotated[
         "--nvidia-dev-root",
         envvar="NVIDIA_DEV_ROOT",
         metavar="DIR",
-        help="The directory on the host that holds dev with the device nodes.",
+        help="Directory on the host that contains dev with the device nodes.",
         show_default="the driver's root",
     ),
 ]
@@ -138,8 +139,8 @@ ContainerDriverRootOption = Annotated[
         "--container-driver-root",
         envvar=["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
         metavar="DIR",
-        help="The driver's root as the plugin sees it.",
-        show_default="/driver-root if that is there, else the driver's root",
+        help="Root directory of the driver as seen by the plugin.",
+        show_default="/driver-root if it exists, otherwise the driver's root",
     ),
 ]
 MigStrategyOption = Annotated[
@@ -147,7 +148,7 @@ MigStrategyOption = Annotated[
     typer.Option(
         "--mig-strategy",
         envvar="MIG_STRATEGY",
-        help="none: whole GPUs only; single: instances of one kind as whole GPUs; mixed: a resource for each profile.",
+        help="none: whole GPUs only; single: instances of one profile as GPUs; mixed: one resource per profile.",
         show_default="none",
     ),
 ]
@@ -157,7 +158,7 @@ AnnotationPrefixOption = Annotated[
         "--cdi-annotation-prefix",
         envvar="CDI_ANNOTATION_PREFIX",
         metavar="DOMAIN/",
-        help="How the key of the CDI annotation begins.",
+        help="Prefix of the CDI annotation key.",
         show_default="cdi.k8s.io/",
     ),
 ]
@@ -168,21 +169,23 @@ CdiHookOption = Annotated[
         "--nvidia-ctk-path",
         envvar=["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"],
         metavar="PATH",
-        help="NVIDIA's hook program on the host, for CDI.",
-        show_default="found",
+        help="Path of NVIDIA's CDI hook on the host.",
+        show_default="detected",
     ),
 ]
 CdiDirOption = Annotated[
     str,
-    typer.Option("--cdi-dir", envvar="SCRUBBER_CDI_DIR", metavar="DIR", help="Where our CDI specification is written."),
+    typer.Option(
+        "--cdi-dir", envvar="SCRUBBER_CDI_DIR", metavar="DIR", help="Directory for the generated CDI specification."
+    ),
 ]
 FailOnInitErrorOption = Annotated[
     bool | None,
     typer.Option(
         "--fail-on-init-error/--no-fail-on-init-error",
         envvar="FAIL_ON_INIT_ERROR",
-        help="End when the node's MIG instances cannot be advertised as asked; else wait until they can.",
-        show_default="end",
+        help="Exit if the node's MIG instances cannot be advertised as configured; otherwise wait until they can.",
+        show_default="exit",
     ),
 ]
 ConfigFileOption = Annotated[
@@ -191,7 +194,7 @@ ConfigFileOption = Annotated[
         "--config-file",
         envvar="CONFIG_FILE",
         metavar="FILE",
-        help="NVIDIA's configuration file: flags and variables win over it, and shared devices are written there only.",
+        help="NVIDIA's configuration file. Flags and variables take precedence; sharing is configured only here.",
         show_default="none",
     ),
 ]
@@ -200,9 +203,10 @@ ConfigFileOption = Annotated[
 ClusterOption = Annotated[
     ClusterChoice,
     typer.Option(
-        "--cluster",
-        envvar="SCRUBBER_CLUSTER",
-        help="Write this node's GPUs to the API server. auto: where there are credentials (KUBECONFIG, or a pod's own).",
+        "--cluster-reporting",
+        envvar="SCRUBBER_CLUSTER_REPORTING",
+        help="Report this node's GPUs to the API server. auto: if there are credentials (KUBECONFIG, "
+        "or the pod's own).",
     ),
 ]
 NodeNameOption = Annotated[
@@ -211,7 +215,7 @@ NodeNameOption = Annotated[
         "--node-name",
         envvar="SCRUBBER_NODE_NAME",
         metavar="NAME",
-        help="This node's name in the cluster; without it, --cluster tells nothing.",
+        help="Name of this node in the cluster; required for --cluster-reporting.",
         show_default="none",
     ),
 ]

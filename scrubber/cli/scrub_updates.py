@@ -1,7 +1,7 @@
-"""Following scrubs and resets until they end, several at once, over one connection.
+"""Follows scrubs and resets until they end, several at once, over one connection.
 
-Promise: whatever ends the listening (a time that is over, an interrupt, a service that goes), what was heard of each
-device until then is kept and told. Nothing in here ends a scrub: it goes on in the service.
+Invariants: whatever interrupts the following (a timeout, an interrupt, a lost service), the last status of each device
+is kept and reported. Nothing here stops a scrub: it continues in the service.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["FollowEnd", "FollowResult", "ProgressDisplay", "ScrubTarget", "TargetStatus", "Updates", "follow_scrubs"]
 
 _MAX_STREAMS = 64
-"""Streams that are open at a time; a connection of gRPC carries a hundred, and the next caller wants some, too."""
+"""Limit of open streams; an HTTP/2 connection carries a hundred, and the next caller needs some, too."""
 
 Updates = Callable[[str], "AsyncGenerator[pb.ScrubUpdate, None]"]
-"""Given what a device is called: its updates, the last one with the result."""
+"""Takes a device name; returns its updates, the last one with the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubTarget:
-    """A device that something is done to.
+    """A device to act on.
 
     Attributes:
-        requested_name: what the service is asked for.
+        requested_name: the name sent to the service.
         id, index: of the device; empty while only the service knows them.
     """
 
@@ -46,7 +46,7 @@ class ScrubTarget:
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """What was heard of one device: its result, or why there is none, or the last word before nobody listened."""
+    """Last known status of one device: its result, or the error, or its progress when the following ended."""
 
     target: ScrubTarget
     progress: pb.ScrubProgress | None = None
@@ -55,26 +55,26 @@ class TargetStatus:
 
     @property
     def device_id(self) -> str:
-        """The id of the device, or what it was called while nobody said its id."""
+        """The id of the device, or the requested name while the id is unknown."""
         if self.result is not None:
-            return self.result.scrub.device
+            return self.result.scrub.device_id
         if self.progress is not None:
-            return self.progress.device
+            return self.progress.device_id
         return self.target.id or self.target.requested_name
 
 
 class ProgressDisplay(Protocol):
-    """Where progress goes."""
+    """Display of progress."""
 
     def update(self, status: TargetStatus) -> None:
-        """Take note of ``status`` as it is now."""
+        """Store the current ``status``."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; may be called again."""
+        """Restore the terminal; may be called repeatedly."""
 
 
 class FollowEnd(Enum):
-    """Why nobody listens any more."""
+    """Why the following ended."""
 
     COMPLETED = auto()
     TIMED_OUT = auto()
@@ -83,7 +83,7 @@ class FollowEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FollowResult:
-    """All courses, in the order of their targets."""
+    """The statuses of all targets, in the order of the targets."""
 
     statuses: tuple[TargetStatus, ...]
     end: FollowEnd
@@ -92,11 +92,11 @@ class FollowResult:
 async def follow_scrubs(
     targets: Sequence[ScrubTarget], updates: Updates, display: ProgressDisplay, *, wait: bool, timeout: float | None
 ) -> FollowResult:
-    """Listen until every target has its result or its error; being cancelled counts as an interrupt.
+    """Follow until every target has its result or its error; cancellation counts as an interrupt.
 
     Args:
-        wait: False listens until each has begun, and no longer.
-        timeout: seconds for all of them together; None waits for as long as it takes.
+        wait: False follows only until each has begun.
+        timeout: seconds for all of them together; None waits indefinitely.
     """
     heard = [TargetStatus(target) for target in targets]
     slots = asyncio.Semaphore(_MAX_STREAMS)
@@ -128,7 +128,7 @@ async def follow_scrubs(
 
 
 async def _status_updates(course: TargetStatus, updates: Updates) -> AsyncGenerator[TargetStatus, None]:
-    """``course`` after each update, up to the one with the result."""
+    """Yield ``course`` after each update, up to the one with the result."""
     async with aclosing(updates(course.target.requested_name)) as stream:
         async for update in stream:
             if update.HasField("result"):

@@ -1,4 +1,4 @@
-"""Who has a device, and who had it: what the service's messages say of it, for every answer of the command."""
+"""The current and previous holders of a device according to the service, for all output of the command."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ __all__ = ["current_tenancies", "is_in_use", "previous_tenancies", "tenant_name"
 
 
 def is_in_use(device: pb.Device) -> bool:
-    """Whether anybody has it. The grants of one that was given back stay open until a scrub has shown their pods over."""
+    """Return whether the device is in use.
+
+    Grants of a returned device stay open until a scrub has shown that their pods ended.
+    """
     return device.hygiene == "in-use"
 
 
-def current_tenancies(device: pb.Device) -> Sequence[pb.Tenancy]:
-    """The grants by which somebody has the device now, oldest first."""
-    return device.tenancies if is_in_use(device) else ()
+def current_tenancies(device: pb.Device) -> Sequence[pb.OpenGrant]:
+    """Return the grants of the current holders, oldest first."""
+    return device.open_grants if is_in_use(device) else ()
 
 
-def previous_tenancies(device: pb.Device) -> Sequence[pb.Tenancy]:
-    """The grants by which somebody had it since it was last clean, oldest first; none while somebody has it."""
-    return () if is_in_use(device) else device.tenancies
+def previous_tenancies(device: pb.Device) -> Sequence[pb.OpenGrant]:
+    """Return the grants since the device was last clean, oldest first; none while it is in use."""
+    return () if is_in_use(device) else device.open_grants
 
 
 def tenant_name(device: pb.Device) -> str:
-    """Namespace, pod and container that have the device; empty if nobody has."""
+    """Return namespace, pod and container that the device is assigned to; empty if none."""
     if not is_in_use(device):
         return ""
-    return "/".join(part for part in (device.tenant_namespace, device.pod, device.container) if part)
+    return "/".join(part for part in (device.tenant, device.pod, device.container) if part)

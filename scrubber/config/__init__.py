@@ -1,1 +1,1 @@
-"""Where bytes from an administrator become domain values: policy files and the service's settings."""
+"""Converts an administrator's input to domain values: policy files and the service's settings."""

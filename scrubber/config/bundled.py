@@ -1,7 +1,7 @@
-"""Finds a policy: one that ships with the program by its name, one of the administrator's by its path; and the XIDs.
+"""Finds policies, bundled ones by name and the administrator's by path, and the bundled XID table.
 
-Shipped policies lie inside the package once installed and at the top of the tree in an editable checkout. A name that
-nothing ships under is refused with what there is; it is never quietly taken for a path.
+Bundled policies are inside the package once installed, and at the top of the repository in an editable checkout. An
+unknown name is refused with a list of the existing ones; it is never silently used as a path.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["bundled_policies", "bundled_xid_table", "find_policy"]
 _PACKAGE = Path(scrubber.__file__).parent
 _SUFFIXES = (".yaml", ".yml")
 _XIDS = "xid.yaml"
-"""Lies beside the policies, and is none."""
+"""Located beside the policies, but not a policy."""
 
 
 def bundled_policies() -> dict[str, Path]:
-    """Name → file of every policy that ships with the program.
+    """Return the file of every bundled policy by name.
 
     Raises:
         InvalidConfiguration: the installation is incomplete.
@@ -30,7 +30,7 @@ def bundled_policies() -> dict[str, Path]:
 
 
 def bundled_xid_table() -> Path:
-    """The table of XIDs that ships with the program.
+    """Return the file of the bundled XID table.
 
     Raises:
         InvalidConfiguration: the installation is incomplete.
@@ -49,10 +49,10 @@ def _directory() -> Path:
 
 
 def find_policy(name_or_path: str) -> Path:
-    """The file of ``name_or_path``: a path when it holds a slash or ends in .yaml or .yml, else the name of a shipped policy.
+    """Return the file of ``name_or_path``: a path if it contains a slash or ends in .yaml or .yml, else a bundled name.
 
     Raises:
-        InvalidConfiguration: nothing ships under that name.
+        InvalidConfiguration: no bundled policy has that name.
     """
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
         return Path(name_or_path)

@@ -1,12 +1,12 @@
-"""The policy in force, and the file that it comes from: loaded, named by a digest, and followed.
+"""The policy in force and its source file: loads it, computes its digest, and follows changes.
 
-The digest is what a certificate says of the rules that it was issued by. It is taken over the values in force, not over the
-text: a comment changes no certificate, a changed default does. Values that decide nothing about what a certificate proves
-are left out, as they declare, so that a changed alert has no device scrubbed again.
+A certificate contains the digest to identify the rules that it was issued under. It is computed from the values in
+force, not from the text: a comment changes no certificate, a changed default does. Values that are declared not to
+affect what a certificate proves are excluded, so changing an alert causes no scrubs.
 
-A file that is replaced takes effect as a whole or not at all: one that is no policy leaves the old one in force, and says
-why. Files are replaced in many ways (an editor's rename, a ConfigMap's link, a write in place), so what is looked at is
-what the path leads to.
+A replaced file takes effect completely or not at all: an invalid file leaves the old policy in force, and the reason is
+reported. Files are replaced in many ways (an editor's rename, a ConfigMap's symlink, a write in place), so the check
+follows the path to its target.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ _Fingerprint = tuple[int, int, int, int] | None
 
 
 def load_policy(name_or_path: str | Path) -> Policy:
-    """The policy at a path, or the shipped one of that name.
+    """Load the policy at a path, or the bundled policy of that name.
 
-    XIDs that the file does not name have the class of the shipped table.
+    XIDs that the file does not name have the class of the bundled table.
 
     Raises:
-        InvalidConfiguration: no such policy, or a file that cannot be read or cannot be in force.
+        InvalidConfiguration: no such policy, or the file cannot be read or applied.
     """
     path = find_policy(name_or_path) if isinstance(name_or_path, str) else name_or_path
     try:
         content = read_regular_file(path, "a policy")
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
         why = getattr(error, "strerror", None) or error
         raise InvalidConfiguration(f"{path}: the policy cannot be read: {why}.") from error
     return parse_policy(content, str(path), xids=load_xid_table())
 
 
 def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Policy:
-    """The policy in ``content``; ``name`` is how the file is called in complaints, ``xids`` the table that it changes.
+    """Parse the policy in ``content``; ``name`` is the name of the file in messages, ``xids`` the table to change.
 
     Raises:
-        InvalidConfiguration: one line for each complaint, in the order of the file: ``FILE:LINE: what is wrong; what helps``.
+        InvalidConfiguration: one line for each error, in the order of the file: ``FILE:LINE: what is wrong; what
+            helps``.
     """
     document = parse_yaml(content, name)
     if not isinstance(document.value, dict):
@@ -66,26 +67,26 @@ def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Po
 
 
 def _with_xid_defaults(policy: Policy, table: Mapping[int, XidRow]) -> Policy:
-    """``policy`` with the table's classes for the XIDs that it does not name, and the table's notes."""
+    """Return ``policy`` with the table's classes for the XIDs that it does not name, and the table's notes."""
     classes = {**{code: row.error_class for code, row in table.items()}, **policy.error_classes}
     notes = {code: row.note for code, row in table.items()}
     return replace(policy, error_classes=dict(sorted(classes.items())), error_notes=notes)
 
 
 def with_digest(policy: Policy) -> Policy:
-    """``policy`` and its overrides, each with the digest of the values that are in force under it."""
+    """Return ``policy`` and its overrides, each with the digest of the values in force under it."""
     overrides = tuple(replace(each, policy=with_digest(each.policy)) for each in policy.overrides)
     return replace(policy, overrides=overrides, digest=policy_digest(policy))
 
 
 def policy_digest(policy: Policy) -> str:
-    """Hexadecimal SHA-256 of the canonical JSON of the values that decide what a certificate proves."""
+    """Return the hexadecimal SHA-256 of the canonical JSON of the values that determine what a certificate proves."""
     values = _proof_values(policy)
-    # The names under which these four are in the digest.
+    # The digest contains these four under these names.
     values["xids"], values["unlisted_xid"] = values.pop("error_classes"), values.pop("unlisted_error")
     values["envvar_refused"] = values.pop("injection")["envvar"] is EnvvarInjection.REFUSE
     values["max_temperature_celsius"] = values["limits"].pop("max_temperature_celsius")
-    # Of the patterns of the floors the first that fits counts, so their order is part of what they say.
+    # The first matching pattern of the minimum rates applies, so their order is significant.
     values["diagnostics"]["min_rates"] = list(values["diagnostics"]["min_rates"].items())
     canonical = json.dumps(
         values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=sorted
@@ -98,15 +99,16 @@ def _proof_values(rule: Any) -> dict[str, Any]:
     return {name: _proof_values(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
+# See docs/decisions/0030-policy-changes.md.
 class PolicySource:
-    """One policy's.
+    """The source of one policy.
 
     Args:
-        name_or_path: a path, or the name of a policy that ships.
-        adjust: what the settings of this start make of it; may refuse it.
+        name_or_path: a path, or the name of a bundled policy.
+        adjust: applies the settings of this start to the policy; may refuse it.
 
     Raises:
-        InvalidConfiguration: it cannot be read, or cannot be in force.
+        InvalidConfiguration: the policy cannot be read or applied.
     """
 
     def __init__(self, name_or_path: str | Path, *, adjust: Callable[[Policy], Policy] = lambda policy: policy) -> None:
@@ -118,7 +120,7 @@ class PolicySource:
 
     @property
     def rejection(self) -> str:
-        """Why the file as it was last read is not in force; empty otherwise."""
+        """Why the file as last read is not in force; empty otherwise."""
         return self._rejection
 
     @property
@@ -127,19 +129,19 @@ class PolicySource:
 
     @property
     def policy(self) -> Policy:
-        """The one in force."""
+        """The policy in force."""
         return self._policy
 
     @property
     def has_changed(self) -> bool:
-        """Whether the file is another one, or another state of it, than when it was last read."""
+        """Whether the file was replaced or modified since it was last read."""
         return _fingerprint(self._path) != self._fingerprint
 
     def reload(self) -> bool:
-        """Read the file again and put it in force; whether anything is another policy's now.
+        """Read the file again and apply it; return whether any setting changed.
 
         Raises:
-            InvalidConfiguration: it cannot be read, or cannot be in force; the old one stays.
+            InvalidConfiguration: the file cannot be read or applied; the old policy stays in force.
         """
         self._fingerprint = _fingerprint(self._path)
         try:
@@ -148,12 +150,12 @@ class PolicySource:
             self._rejection = str(error)
             raise
         before, self._policy, self._rejection = self._policy, policy, ""
-        return policy != before  # not their digests, which are about proof alone
+        return policy != before  # compare policies and not digests, which cover only the proof
 
 
 def _fingerprint(path: Path) -> _Fingerprint:
     try:
         found = os.stat(path)
     except OSError:
-        return None  # gone, for now or for good: reading it says why
+        return None  # missing, temporarily or permanently: reading it reports why
     return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,7 +1,8 @@
-"""The format of a policy file, derived from what the domain declares: how it is read, written out and described.
+"""The format of a policy file, derived from the domain's declarations: how it is read, written and described.
 
-No setting is named here, but for what a file spells in a way of its own. What a file leaves out has its declared default,
-so a policy says only what it changes; an override says only in what it differs from the file that it is in.
+Settings are named here only where a file needs a special notation. A setting that a file omits has its declared
+default, so a policy contains only what it changes; an override contains only its differences from the file that it is
+in.
 """
 
 from __future__ import annotations
@@ -55,26 +56,26 @@ __all__ = [
 ]
 
 _Document = dict[str, Any]
-"""Keys as a file spells them, and what YAML can carry."""
+"""Keys as in a file, with values that YAML can represent."""
 
 
 def read_policy(document: YamlDocument, name: str) -> Policy:
-    """Read a policy; ``name`` is how its file is called in messages. XIDs are those that the file names, digests are empty.
+    """Read a policy; ``name`` is the name of its file in messages. XIDs are those in the file, digests are empty.
 
     Raises:
-        InvalidConfiguration: one line for each fault, in the order of the file.
+        InvalidConfiguration: one line for each error, in the order of the file.
     """
     found: Policy = read_document(_FILE, document, name)
     return found
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a policy file, for editors; ``policies/schema/`` holds it, generated."""
+    """JSON Schema (2020-12) of a policy file, for editors; generated into ``policies/schema/``."""
     return json_schema(_FILE, "Scrub policy")
 
 
 def dump_policy(policy: Policy, table: Mapping[int, ErrorClass]) -> _Document:
-    """Return what a file with nothing left out would say. Reading it gives the same policy.
+    """Return the content of a complete policy file. Reading it gives the same policy.
 
     Args:
         policy: as it was read from a file.
@@ -89,19 +90,19 @@ def dump_policy(policy: Policy, table: Mapping[int, ErrorClass]) -> _Document:
 
 
 def override_name(override: PolicyOverride) -> str:
-    """What the file calls an override; its policy is called ``<policy>/<override>``."""
+    """Return the name of an override in its file; its policy is named ``<policy>/<override>``."""
     return override.policy.name.partition("/")[2]
 
 
-# --- sections -----------------------------------------------------------------------------------------------------------
+# --- sections -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RuleSection(SectionFormat):
-    """The settings that a rule declares. Reading gives those that are written, by the names of the rule's fields.
+    """The settings that a rule declares. Reading returns those that are written, by the field names of the rule.
 
     Attributes:
-        is_complete: nothing else changes the rule, so settings that exclude each other are refused at once.
+        is_complete: nothing else changes the rule, so settings that exclude each other are refused immediately.
     """
 
     rule: type = object
@@ -132,14 +133,14 @@ class RuleSection(SectionFormat):
         return replace(before, **{name: kinds[name].merge(getattr(before, name), each) for name, each in after.items()})
 
     def kinds(self) -> dict[str, ValueFormat]:
-        """Kinds by the names of the rule's fields, as they were declared."""
+        """Return the value formats by the field names of the rule, in declaration order."""
         kinds = {key.name: key.kind for key in self.keys}
         return {name: kinds[each.key] for name, each in declarations(self.rule).items()}
 
 
 @dataclass(frozen=True)
 class _Proofs(SectionFormat):
-    """For each kind of hand-over, what it must rest on."""
+    """The required proof for each kind of hand-over."""
 
     check: Callable[[Any], None] | None = None
 
@@ -162,7 +163,7 @@ class _Proofs(SectionFormat):
 
 @dataclass(frozen=True)
 class _Xids(SectionFormat):
-    """By class, the codes that have it. Reading gives the class of each code."""
+    """The codes of each class. Reading returns the class of each code."""
 
     def read(self, raw: Any, where: Location) -> dict[int, ErrorClass]:
         lists = super().read(raw, where)
@@ -197,7 +198,7 @@ class _ServiceAccount(SectionFormat):
 
 
 class _SecondsByCondition(MappingOf):
-    """How long a condition may last; one that may last for ever is left out."""
+    """How long a condition may last; a condition without a limit is omitted."""
 
     def write(self, value: Any) -> Any:
         return {code: self.kind.write(value.get(code)) for code in self.known}
@@ -207,7 +208,7 @@ class _SecondsByCondition(MappingOf):
 
 
 class _Floors(ValueFormat):
-    """For patterns of model names, the least rate of each check: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
+    """Minimum rates of each check by pattern of model names: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
 
     def read(self, raw: Any, where: Location) -> dict[str, dict[str, float]]:
         if not isinstance(raw, dict):
@@ -236,23 +237,23 @@ class _Floors(ValueFormat):
         return {}
 
     def merge(self, before: Any, after: Any) -> Any:
-        """Of the patterns the first that fits counts, so an override's own come first."""
+        """Merge with the override's own patterns first, because the first matching pattern applies."""
         return {**after, **{model: rates for model, rates in before.items() if model not in after}}
 
 
-# --- overrides ----------------------------------------------------------------------------------------------------------
+# --- overrides ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _OverrideEntry:
-    """An override as it is written: for which devices, and what it changes, by the names of a policy's fields."""
+    """An override as it is written: the devices it applies to, and its changes, by the field names of a policy."""
 
     name: str
     devices: Mapping[str, tuple[str, ...]]
     changes: Mapping[str, Any]
 
     def shadows(self, later: _OverrideEntry) -> bool:
-        """Return whether this fits every device that ``later`` fits."""
+        """Return whether this entry matches every device that ``later`` matches."""
         mine, others = self.devices, later.devices
         wider = all(_are_patterns_within(others[each], mine[each]) for each in ("models", "nodes"))
         resources = {*mine["resources"]}
@@ -260,7 +261,7 @@ class _OverrideEntry:
 
 
 class _OverrideSection(SectionFormat):
-    """What differs for some devices."""
+    """The differences for some devices."""
 
     def read(self, raw: Any, where: Location) -> _OverrideEntry:
         values = super().read(raw, where)
@@ -277,7 +278,7 @@ class _OverrideSection(SectionFormat):
 
 
 class _Overrides(ListOf):
-    """Overrides, each of which has a name of its own and is the first that fits some device."""
+    """Overrides, each with a unique name and the first match for some device."""
 
     def read(self, raw: Any, where: Location) -> Collection[_OverrideEntry]:
         if not isinstance(raw, list):
@@ -298,24 +299,24 @@ class _Overrides(ListOf):
 
 
 def _are_patterns_within(patterns: Sequence[str], wider: Sequence[str]) -> bool:
-    """Return whether what ``patterns`` match, one of the ``wider`` ones is sure to match; no pattern matches everything."""
+    """Return whether every match of ``patterns`` surely matches one of ``wider``; an empty list matches everything."""
     if not wider or "*" in wider:
         return True
     return bool(patterns) and all(any(_is_pattern_within(one, each) for each in wider) for one in patterns)
 
 
 def _is_pattern_within(pattern: str, wider: str) -> bool:
-    """Return whether what ``pattern`` matches, ``wider`` is sure to match."""
+    """Return whether every match of ``pattern`` surely matches ``wider``."""
     if pattern == wider:
         return True
-    # A star of the pattern is swallowed by a star of the wider one, and by nothing else that stands for one character.
+    # Only a star in the wider pattern covers a star in the pattern; a wildcard for one character does not.
     certain = not any(each in wider for each in "?[") or not any(each in pattern for each in "*?[")
     return certain and fnmatchcase(pattern, wider)
 
 
 @dataclass(frozen=True)
 class _PolicyFile(RuleSection):
-    """A whole file. Reading gives the policy."""
+    """A complete file. Reading returns the policy."""
 
     def read(self, raw: Any, where: Location) -> Policy:
         values = super().read(raw, where)
@@ -327,7 +328,12 @@ class _PolicyFile(RuleSection):
         return replace(policy, overrides=tuple(overrides))
 
     def _apply_override(self, policy: Policy, entry: _OverrideEntry, position: int) -> Policy:
-        """``policy`` as ``entry`` changes it. What it changes may fit its own settings, and not those of the file."""
+        """Return ``policy`` with the changes of ``entry``.
+
+        A change that fits the override's own settings may contradict those of the file, so the result is checked.
+
+        A change may contradict the override's own settings; that is refused here, where the values of both are known.
+        """
         changed: Policy = self.merge(policy, {**entry.changes, "name": f"{policy.name}/{entry.name}"})
         for name, kind in self.kinds().items():
             if isinstance(kind, RuleSection):
@@ -335,13 +341,13 @@ class _PolicyFile(RuleSection):
         return changed
 
 
-# --- from a declaration to its kind -------------------------------------------------------------------------------------
+# --- from a declaration to its format -------------------------------------------------------------------------------
 
 
 def rule_section(rule: type, name: str) -> RuleSection:
     """Return the section of a file that ``rule`` declares; ``name`` is its name in the JSON schema.
 
-    What an override may change comes first.
+    Overridable settings come first.
     """
     settings = sorted(declarations(rule).values(), key=lambda each: not each.overridable)
     return RuleSection(name, summary(rule), tuple(_key(each) for each in settings), rule=rule)
@@ -398,9 +404,9 @@ _SERVICE_ACCOUNT = _ServiceAccount(
 )
 
 _CONDITIONS = (
-    "baseline-changed",
+    "baseline-mismatch",
     "ecc-mode-pending",
-    "events-unheard",
+    "event-stream-lost",
     "hw-slowdown",
     "hw-thermal-slowdown",
     "inforom-corrupt",
@@ -458,7 +464,7 @@ def _override_section() -> SectionFormat:
 
 
 def _in_override(declared: Declaration) -> KeyFormat:
-    """What an override leaves out is as in its file, so there is no default."""
+    """A setting that an override omits has the value of its file, so there is no default."""
     key = replace(_key(declared), default=...)
     if not isinstance(key.kind, RuleSection):
         return replace(key, description=key.description and (declared.in_override or key.description))
@@ -474,7 +480,7 @@ def _in_override(declared: Declaration) -> KeyFormat:
 
 
 def _node_level_keys(section: Declaration) -> list[str]:
-    """The keys of a section that no override changes."""
+    """Return the keys of a section that no override can change."""
     rule: type = type(section.default)
     return [each.key for each in declarations(rule).values() if not each.overridable]
 
@@ -494,18 +500,18 @@ def _file() -> _PolicyFile:
 _FILE = _file()
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------------------------
 
 
 def _xids(classes: Mapping[int, ErrorClass], others: Mapping[int, ErrorClass]) -> _Document:
-    """By class, the codes that have another one in ``others``, or none."""
+    """Return by class the codes that have another class, or none, in ``others``."""
     differing = {code: kind for code, kind in classes.items() if others.get(code) is not kind}
     found: _Document = _FILE.kinds()["error_classes"].write(differing)
     return found
 
 
 def _override_document(override: PolicyOverride, node: Policy) -> _Document:
-    """For which devices, and what differs from the policy that it is in."""
+    """Return the devices of an override, and its differences from the policy that it is in."""
     who = {name: [*getattr(override, name)] for name in declarations(PolicyOverride) if getattr(override, name)}
     mine, others = ({**_FILE.write(replace(each, overrides=())), "xids": {}} for each in (override.policy, node))
     floors = _first_floors(mine["diagnostics"].pop("minRates"), others["diagnostics"].pop("minRates"))
@@ -518,7 +524,7 @@ def _override_document(override: PolicyOverride, node: Policy) -> _Document:
 
 
 def _differing(values: _Document, others: _Document) -> _Document:
-    """The entries of ``values`` that ``others`` has not, or has otherwise."""
+    """Return the entries of ``values`` that are missing from ``others`` or different there."""
     found: _Document = {}
     for key, value in values.items():
         other = others.get(key)
@@ -531,7 +537,7 @@ def _differing(values: _Document, others: _Document) -> _Document:
 
 
 def _first_floors(floors: _Document, others: _Document) -> _Document:
-    """The fewest of ``floors`` that an override has to name: of patterns the first that fits counts, and its own come first."""
+    """Return the shortest prefix of ``floors`` that an override must write: merging puts its own patterns first."""
     items = list(floors.items())
     for count in range(len(items)):
         own = dict(items[:count])
@@ -540,11 +546,11 @@ def _first_floors(floors: _Document, others: _Document) -> _Document:
     return floors
 
 
-# --- the reference page -------------------------------------------------------------------------------------------------
+# --- the reference page ---------------------------------------------------------------------------------------------
 
 
 def policy_reference() -> str:
-    """Return the page that lists every setting, in Markdown; ``docs/policy-settings.md`` holds it, generated."""
+    """Return the page that lists every setting, in Markdown; generated into ``docs/policy-settings.md``."""
     kinds, sections = _FILE.kinds(), declarations(Policy).items()
     top = [_row(each, kinds[name]) for name, each in sections if not isinstance(kinds[name], SectionFormat)]
     parts = [_INTRODUCTION, "## At the top of a file", "\n".join([_HEAD, *top])]

@@ -1,7 +1,7 @@
-"""What the service is told at its start: where things are, how it watches, how it logs.
+"""The settings of the service at its start: paths, watch intervals, logging.
 
-A :class:`ServiceSettings` that exists can work as far as anyone can tell without touching the node; everything else
-was refused with a sentence that names the flag to change. What is decided about devices is in the policy, not here.
+A :class:`ServiceSettings` that exists is valid as far as this can be checked without touching the node; anything else
+was refused with a message that names the flag to change. Decisions about devices are in the policy, not here.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 ]
 
 FROM_KUBELET_DIR = Path()
-"""Stands for a PodResources socket that was not given."""
+"""Marks that no PodResources socket was given."""
 EMULATOR_MARKER_FILE = "emulated"
-"""File that the kubelet emulator writes into its directory; a real kubelet's directory has none."""
+"""File that the kubelet emulator writes into its directory; a real kubelet's directory does not have it."""
 
 
 class ChosenBackend(Protocol):
@@ -51,9 +51,9 @@ class ChosenBackend(Protocol):
 
 
 class ContainerIdentity(StrEnum):
-    """How a process is known to belong to a pod: by cgroup, or by the environment markers of the emulator.
+    """How the pod of a process is identified: by cgroup, or by the environment markers of the emulator.
 
-    ``auto``: by cgroup wherever the kubelet is real, whatever the backend. By marker only with the ``sim`` backend, beside
+    ``auto``: by cgroup wherever the kubelet is real, for every backend. By marker only with the ``sim`` backend, with
     the kubelet emulator or without a kubelet, and when no cgroup root is given.
     """
 
@@ -78,7 +78,7 @@ class LogLevel(StrEnum):
 
 
 class TraceExport(StrEnum):
-    """Where traces go: nowhere, or by OTLP to where OpenTelemetry's own variables say."""
+    """Where traces are sent: nowhere, or by OTLP to the endpoint in OpenTelemetry's environment variables."""
 
     OFF = "off"
     OTLP = "otlp"
@@ -96,7 +96,7 @@ class Address:
         """Read ``HOST:PORT`` or ``[IPv6]:PORT``; None for ``off`` and for the empty text: do not listen.
 
         Raises:
-            InvalidConfiguration: it is neither.
+            InvalidConfiguration: the text is neither.
         """
         if text in ("", "off"):
             return None
@@ -116,7 +116,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class MetricsTls:
-    """How scrapes are encrypted. Files in PEM; ``client_ca``: only who shows a certificate signed by it may scrape."""
+    """TLS for scrapes, with PEM files. With ``client_ca``, scraping requires a client certificate signed by it."""
 
     certificate: Path
     key: Path
@@ -124,10 +124,10 @@ class MetricsTls:
 
     @classmethod
     def from_flags(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
-        """What the three flags say together; None: not encrypted. Paths are made absolute.
+        """Combine the three flags; None: no encryption. Paths are made absolute.
 
         Raises:
-            InvalidConfiguration: one of them lacks another.
+            InvalidConfiguration: one flag requires another that is missing.
         """
         if certificate is None and key is None:
             if client_ca is not None:
@@ -146,9 +146,9 @@ class MetricsTls:
 
 @dataclass(frozen=True, slots=True)
 class DisabledHealthchecks:
-    """XIDs that count for nothing: all of them, or those in ``codes``.
+    """XIDs to ignore: all of them, or those in ``codes``.
 
-    The variable is that of NVIDIA's plugin; here the same is better said in the policy, under ``xids: ignore``.
+    The environment variable is that of NVIDIA's plugin; setting ``xids: ignore`` in the policy is preferable here.
     """
 
     all_codes: bool = False
@@ -159,7 +159,7 @@ class DisabledHealthchecks:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``all``, ``xids``, or XIDs separated by commas; nothing from the empty text.
+        """Read ``all``, ``xids``, or XIDs separated by commas; the empty text disables nothing.
 
         Raises:
             InvalidConfiguration: it is none of these.
@@ -175,9 +175,9 @@ class DisabledHealthchecks:
         return cls(everything, frozenset(int(word) for word in codes))
 
     def apply_to(self, policy: Policy) -> Policy:
-        """``policy`` and its overrides, with these XIDs ignored."""
+        """Return ``policy`` and its overrides, with these XIDs ignored."""
         from scrubber.domain.health.signal_table import (
-            ErrorClass,  # the plugin has these settings too, and no use for policies
+            ErrorClass,  # the plugin shares these settings but does not use policies
         )
 
         overrides = tuple(replace(each, policy=self.apply_to(each.policy)) for each in policy.overrides)
@@ -189,32 +189,32 @@ class DisabledHealthchecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Everything ``scrubber serve`` is told. Paths are made absolute, because children run elsewhere.
+    """All settings of ``scrubber serve``. Paths are made absolute, because child processes run in other directories.
 
     Attributes:
         backend: a row of :data:`scrubber.backends.BACKENDS`.
         sim_dir: directory of the simulated node; needed by the ``sim`` backend only.
-        state_dir: the ledger; mode 0700. The devices' lock files are the backend's.
+        state_dir: directory of the ledger; mode 0700. The backend manages the devices' lock files.
         socket_dir: directory of the service's sockets.
-        policy: path of a policy file, or the name of a shipped policy.
+        policy: path of a policy file, or the name of a bundled policy.
         kubelet_dir: the kubelet's directory; it need not exist.
         pod_resources_socket: default: ``pod-resources/kubelet.sock`` in ``kubelet_dir``.
         pod_logs_dir: the kubelet's ``<namespace>_<name>_<uid>`` directories.
-        metrics_address: where Prometheus scrapes; None: nowhere.
-        metrics_required: an address that is taken ends the service; otherwise it costs the metrics and a warning.
-        metrics_tls: how scrapes are encrypted; None: not at all.
-        traces: whether traces are sent; where to is in OpenTelemetry's own variables.
-        node_name: goes into every certificate.
-        cgroup_root: where cgroups are mounted; None: found, where cgroups are used.
-        container_identity: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
-        reflection: whether the sockets answer gRPC reflection.
+        metrics_address: address that Prometheus scrapes; None: no metrics are served.
+        metrics_required: whether an address in use ends the service; otherwise the service warns and serves no metrics.
+        metrics_tls: TLS for scrapes; None: no encryption.
+        traces: whether traces are sent; OpenTelemetry's own environment variables define the destination.
+        node_name: node name in every certificate.
+        cgroup_root: where cgroups are mounted; None: determined automatically, where cgroups are used.
+        container_identity: how the pod of a process is identified; see :class:`ContainerIdentity`.
+        reflection: whether the sockets offer gRPC reflection.
         admin_group: its members may use the admin and read sockets; None: root only.
-        read_group: its members may use the read socket, in the place of the admin group; None: that one.
-        watch_interval: seconds between two looks at who holds what; those at who uses a device are at most 1 s apart.
+        read_group: its members may use the read socket, instead of the admin group; None: the admin group.
+        poll_interval: seconds between two checks of holders; checks of device users are at most 1 s apart.
         nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
-        fail_on_init_error: whether a driver that is not there at the start ends the service; else it waits for one.
-        disabled_healthchecks: what ``DP_DISABLE_HEALTHCHECKS`` says: XIDs that count for nothing.
-        list_stabilize_seconds: seconds after a kubelet's start during which its pod list may be empty for no reason.
+        fail_on_init_error: whether a missing driver at the start ends the service; otherwise the service waits for it.
+        disabled_healthchecks: the value of ``DP_DISABLE_HEALTHCHECKS``: XIDs to ignore.
+        list_stabilize_seconds: seconds after a kubelet's start during which an empty pod list proves nothing.
 
     Raises:
         InvalidConfiguration: a value that cannot work.
@@ -240,7 +240,7 @@ class ServiceSettings:
     reflection: bool = False
     admin_group: str | None = None
     read_group: str | None = None
-    watch_interval: float = 1.0
+    poll_interval: float = 1.0
     list_stabilize_seconds: float = 60.0
     nvidia_driver_root: Path = Path("/")
     fail_on_init_error: bool = False
@@ -266,7 +266,7 @@ class ServiceSettings:
 
     @property
     def uses_cgroups(self) -> bool:
-        """Whether processes are assigned to pods by cgroup; where ``auto`` decides, by what kubelet is configured."""
+        """Whether processes are assigned to pods by cgroup; ``auto`` decides by the configured kubelet."""
         if self.container_identity is not ContainerIdentity.AUTO:
             return self.container_identity is ContainerIdentity.CGROUP
         if not self.backend.simulated or self.cgroup_root is not None:
@@ -278,7 +278,7 @@ class ServiceSettings:
         directories = {
             "--sim-dir": self.sim_dir,
             "--state-dir": self.state_dir,
-            "--socket": self.socket_dir,
+            "--socket-dir": self.socket_dir,
             "--kubelet-dir": self.kubelet_dir,
             "--pod-logs-dir": self.pod_logs_dir,
             "--cgroup-root": self.cgroup_root,
@@ -291,18 +291,18 @@ class ServiceSettings:
                 )
 
     def _check_times(self) -> None:
-        if not (math.isfinite(self.watch_interval) and 0 < self.watch_interval <= 60):
+        if not (math.isfinite(self.poll_interval) and 0 < self.poll_interval <= 60):
             raise InvalidConfiguration(
-                f"--watch-interval cannot be {self.watch_interval:g} s; write a time above 0 and up to 1m, such as 1s."
+                f"--poll-interval cannot be {self.poll_interval:g} s; write a time above 0 and up to 1m, such as 1s."
             )
         if not (math.isfinite(self.list_stabilize_seconds) and self.list_stabilize_seconds >= 0):
             raise InvalidConfiguration(
-                f"--list-settle cannot be {self.list_stabilize_seconds:g} s; write a time such as 60s."
+                f"--list-stabilization-window cannot be {self.list_stabilize_seconds:g} s; write a time such as 60s."
             )
 
 
 def _exists(path: Path, *, unreadable: bool) -> bool:
-    """Whether ``path`` exists; ``unreadable`` where this process may not know."""
+    """Whether ``path`` exists; ``unreadable`` where this process has no permission to know."""
     try:
         return path.exists()
     except OSError:

@@ -1,7 +1,7 @@
-"""Times, sizes and number ranges as people write them, for policy files and the command line alike.
+"""Parses and formats times, sizes and number ranges, for policy files and the command line.
 
-What parses raises :class:`ValueError` with a sentence that says what to write instead; whoever reads the file or the flag
-adds where it stood. What writes answers with what a person would have written, and parsing that gives the same value again.
+A parser raises :class:`ValueError` with a message that contains valid examples; its caller adds the location in the
+file or the flag. A formatter returns what a person would have written, and parsing that gives the same value again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RANGE = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})", re.ASCII)
 
 
 def parse_seconds(raw: object) -> float:
-    """Seconds of ``25``, ``2.5``, ``"500ms"``, ``"25s"``, ``"2m"`` or ``"1h"``; never negative, never endless."""
+    """Return the seconds of ``25``, ``2.5``, ``"500ms"``, ``"25s"``, ``"2m"`` or ``"1h"``; finite and not negative."""
     if isinstance(raw, str):
         match = _DURATION.fullmatch(raw.strip())
         if match is not None:
@@ -49,17 +49,17 @@ def parse_seconds(raw: object) -> float:
         raise ValueError(f'"{raw}" is not a time; write seconds as a number, or a time such as 500ms, 25s, 2m or 1h')
     try:
         seconds = math.nan if isinstance(raw, bool) or not isinstance(raw, int | float) else float(raw)
-    except OverflowError:  # of a whole number with hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         seconds = math.inf
     if not math.isfinite(seconds):
         raise ValueError("this is not a time; write seconds as a number, or a time such as 500ms, 25s, 2m or 1h")
     if seconds < 0:
         raise ValueError(f"a time cannot be negative ({raw})")
-    return abs(seconds)  # there is one zero
+    return abs(seconds)  # convert negative zero to zero
 
 
 def parse_window(raw: object) -> tuple[float, float]:
-    """Seconds of the day, from and until, of ``"02:00-05:00"``; the second may be the earlier one: ``"22:00-04:00"``."""
+    """Return start and end of ``"02:00-05:00"`` as seconds of the day; the end may be earlier: ``"22:00-04:00"``."""
     match = _WINDOW.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if match is None:
         raise ValueError(f"{_quoted(raw)} is no time of the day; write from and until, such as 02:00-05:00")
@@ -73,7 +73,7 @@ def parse_window(raw: object) -> tuple[float, float]:
 
 
 def parse_size(raw: object) -> int:
-    """Bytes of ``1048576``, ``"256MiB"``, ``"1.5GiB"`` or ``"100MB"`` (MiB = 2^20, MB = 10^6); at least 1."""
+    """Return the bytes of ``1048576``, ``"256MiB"``, ``"1.5GiB"`` or ``"100MB"`` (MiB = 2^20, MB = 10^6): 1 or more."""
     size = _size(raw)
     if size is None:
         raise ValueError(f"{_quoted(raw)} is not a size; write bytes as a number, or a size such as 256MiB or 1GiB")
@@ -83,7 +83,7 @@ def parse_size(raw: object) -> int:
 
 
 def parse_rate(raw: object) -> int:
-    """What is done within a second, of ``"64MiB/s"``, ``"64MiB"`` or ``67108864``; at least 1."""
+    """Return the rate per second of ``"64MiB/s"``, ``"64MiB"`` or ``67108864``; at least 1."""
     rate = _size(raw.strip().removesuffix("/s") if isinstance(raw, str) else raw)
     if rate is None:
         raise ValueError(
@@ -107,7 +107,7 @@ def _size(raw: object) -> int | None:
 
 
 def parse_codes(raw: object, highest: int) -> tuple[int, ...]:
-    """The numbers of ``79`` or ``"69-72"``, each from 1 to ``highest``."""
+    """Return the numbers of ``79`` or ``"69-72"``, each from 1 to ``highest``."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         first = last = raw
     else:
@@ -123,7 +123,7 @@ def parse_codes(raw: object, highest: int) -> tuple[int, ...]:
 
 
 def format_seconds(seconds: float) -> str | float:
-    """The shortest of ``"1h"``, ``"2m"``, ``"2.5s"`` and ``"50ms"``; the number itself where no such time is exactly that."""
+    """Return the shortest of ``"1h"``, ``"2m"``, ``"2.5s"`` and ``"50ms"``; the number itself where none is exact."""
     texts = [f"{seconds / _SECONDS[unit]:.0f}{unit}" for unit in ("s", "m", "h", "ms")]
     texts.append(f"{seconds:.9f}".rstrip("0") + "s")
     exact = (
@@ -133,13 +133,13 @@ def format_seconds(seconds: float) -> str | float:
 
 
 def format_window(window: tuple[float, float]) -> str:
-    """``"02:00-05:00"`` of seconds of the day, which are whole minutes."""
+    """Return ``"02:00-05:00"`` for seconds of the day, which are whole minutes."""
     begin, end = (f"{int(each) // 3600:02}:{int(each) // 60 % 60:02}" for each in window)
     return f"{begin}-{end}"
 
 
 def format_size(size: int) -> str | int:
-    """The shortest of ``"256MiB"``, ``"20GB"`` and the number itself."""
+    """Return the shortest of ``"256MiB"``, ``"20GB"`` and the number itself."""
     scales = [(f"{letter}{rest}", _BYTES[f"{letter}{rest}".lower()]) for rest in ("iB", "B") for letter in "KMGT"]
     texts = [f"{size // scale}{unit}" for unit, scale in scales if size % scale == 0]
     best = min((text for text in texts if len(text) <= _DIGITS), key=len, default="")
@@ -147,13 +147,13 @@ def format_size(size: int) -> str | int:
 
 
 def format_rate(rate: int) -> str | int:
-    """As :func:`format_size`, with ``/s``."""
+    """Like :func:`format_size`, with ``/s``."""
     written = format_size(rate)
     return written if isinstance(written, int) else f"{written}/s"
 
 
 def format_codes(codes: Iterable[int]) -> list[int | str]:
-    """``[79, "110-112"]``: numbers, and ranges of those that follow each other; in order."""
+    """Return ``[79, "110-112"]``: numbers, and ranges of consecutive ones; in order."""
     spans: list[list[int]] = []
     for code in sorted(codes):
         if spans and code == spans[-1][1] + 1:

@@ -1,8 +1,8 @@
-"""How the values of an administrator's file are read, written and described to editors.
+"""Formats of values in an administrator's file: how they are read, written and described to editors.
 
-A :class:`ValueFormat` knows all three of one kind of value, so that they agree. Reading is strict: nothing is converted silently,
-no key is passed over. Every fault of a file is reported at once, each with its line and with what to write instead:
-``FILE:LINE: what is wrong; what helps``.
+A :class:`ValueFormat` implements all three for one kind of value, so that they agree. Reading is strict: nothing is
+converted silently, and no key is ignored. All errors of a file are reported together, each with its line and a
+correction: ``FILE:LINE: what is wrong; what helps``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _Schema = dict[str, Any]
 
 
 class InvalidValue(Exception):
-    """What is wrong with a value: where each fault is, and a message about it."""
+    """Errors in a value: the location of each, and a message about it."""
 
     def __init__(self, *faults: tuple[Location, str]) -> None:
         super().__init__(*faults)
@@ -71,15 +71,15 @@ class InvalidValue(Exception):
 
 
 def refuse(where: Location, message: str) -> NoReturn:
-    """Refuse the value at ``where``. The message begins with its name; positions in lists are left to the line number."""
+    """Refuse the value at ``where``. The message starts with its name; the line number locates positions in lists."""
     raise InvalidValue((where, f"{_location_prefix(where)}{message}"))
 
 
 def read_document(kind: ValueFormat, document: YamlDocument, name: str) -> Any:
-    """Read ``document``; ``name`` is how the file is called in messages.
+    """Read ``document``; ``name`` is the name of the file in messages.
 
     Raises:
-        InvalidConfiguration: one line for each fault, in the order of the file.
+        InvalidConfiguration: one line for each error, in the order of the file.
     """
     try:
         return kind.read(document.value, ())
@@ -90,7 +90,7 @@ def read_document(kind: ValueFormat, document: YamlDocument, name: str) -> Any:
 
 
 def _read_each(parts: Iterable[tuple[Location, ValueFormat, object]]) -> list[Any]:
-    """Read all parts of a value, or refuse all of them that are wrong."""
+    """Read all parts of a value, or raise with all of the errors."""
     values: list[Any] = []
     faults: list[tuple[Location, str]] = []
     for where, kind, written in parts:
@@ -110,7 +110,7 @@ def _read(kind: ValueFormat, raw: object, where: Location) -> Any:
 
 
 def json_schema(kind: SectionFormat, title: str) -> _Schema:
-    """JSON Schema (2020-12) of a file of this kind."""
+    """Return the JSON Schema (2020-12) of a file of this kind."""
     definitions: _Schema = {}
     kind.schema(definitions)
     whole = definitions.pop(kind.name)
@@ -119,7 +119,7 @@ def json_schema(kind: SectionFormat, title: str) -> _Schema:
 
 
 def _sorted(schema: Any, of: str = "") -> Any:
-    """``schema`` in the order of its words; keys of a file, and defaults, as they come."""
+    """Return ``schema`` with its keywords sorted; keys of a file, and defaults, stay in their order."""
     if isinstance(schema, list):
         return [_sorted(each) for each in schema]
     if not isinstance(schema, dict):
@@ -129,26 +129,26 @@ def _sorted(schema: Any, of: str = "") -> Any:
 
 
 class ValueFormat:
-    """One kind of value. What it says here holds for values that a file writes as they are."""
+    """One kind of value. The defaults here apply to values that a file contains unchanged."""
 
     def read(self, raw: Any, where: Location) -> Any:
         """Return the value that is written at ``where``, or raise :class:`InvalidValue`."""
         raise NotImplementedError
 
     def write(self, value: Any) -> Any:
-        """Return what a file would say; reading it gives the same value again."""
+        """Return the file's notation; reading it gives the same value again."""
         return value
 
     def schema(self, definitions: _Schema) -> _Schema:
-        """Return the JSON schema; what has a name of its own is put into ``definitions``."""
+        """Return the JSON schema; named schemas are put into ``definitions``."""
         raise NotImplementedError
 
     def schema_default(self, value: Any) -> Any:
-        """Return what the schema says of ``value`` as a default."""
+        """Return the schema's notation of ``value`` as a default."""
         return value
 
     def merge(self, before: Any, after: Any) -> Any:
-        """Return what holds when a file or an override writes ``after`` where ``before`` held."""
+        """Return the value in force when a file or an override writes ``after`` and the value before was ``before``."""
         return after
 
 
@@ -184,7 +184,7 @@ class Integer(ValueFormat):
 
 @dataclass(frozen=True)
 class Choice(ValueFormat):
-    """One word of an enum; its name and description in the JSON schema are the enum's unless others are given."""
+    """One word of an enum; the JSON schema uses the enum's name and description unless others are given."""
 
     enum: type[StrEnum]
     name: str = ""
@@ -211,7 +211,7 @@ class Choice(ValueFormat):
 
 @dataclass(frozen=True)
 class Duration(ValueFormat):
-    """A time, or ``never``."""
+    """A duration, or ``never``."""
 
     minimum: float
     or_never: bool = False
@@ -242,7 +242,7 @@ class Duration(ValueFormat):
 
 
 class TimeWindow(ValueFormat):
-    """From and until, within a day; or ``always``."""
+    """A time window within a day, or ``always``."""
 
     def read(self, raw: Any, where: Location) -> tuple[float, float] | None:
         if raw == "always":
@@ -265,7 +265,7 @@ class TimeWindow(ValueFormat):
 
 @dataclass(frozen=True)
 class ParsedValue(ValueFormat):
-    """What a function reads, and refuses with :class:`ValueError`."""
+    """A value that a function parses; the function refuses with :class:`ValueError`."""
 
     parse: Callable[[object], Any]
     json_schema: _Schema
@@ -312,7 +312,7 @@ DEVICE_SETTING = ParsedValue(_device_setting, {"anyOf": [{"type": "string"}, {"t
 
 @dataclass(frozen=True)
 class Text(ValueFormat):
-    """A text that matches ``pattern``; one that does not ``is {mismatch}``."""
+    """A text that matches ``pattern``; ``mismatch`` completes "X is …" in the error message."""
 
     pattern: str = ""
     mismatch: str = ""
@@ -348,7 +348,7 @@ RESOURCE = Text(
 
 @dataclass(frozen=True)
 class ListOf(ValueFormat):
-    """A list of values that are alike."""
+    """A list of values of one kind."""
 
     kind: ValueFormat
     example: str = "[79, 151]"
@@ -371,7 +371,7 @@ class ListOf(ValueFormat):
 
 @dataclass(frozen=True)
 class MappingOf(ValueFormat):
-    """Keys of the administrator's own, or some of ``known``, with values that are alike."""
+    """A mapping with arbitrary keys, or with some of ``known``, and values of one kind."""
 
     kind: ValueFormat
     known: Sequence[str] = ()
@@ -399,7 +399,7 @@ class MappingOf(ValueFormat):
         return {"type": "object", "additionalProperties": self.kind.schema(definitions), **names}
 
     def schema_default(self, value: Any) -> Any:
-        return {}  # what is in force by default stays so, but for the keys that are written
+        return {}  # the defaults stay in force, except for the keys that are written
 
     def merge(self, before: Any, after: Any) -> Any:
         return {**before, **after}
@@ -410,9 +410,9 @@ class KeyFormat:
     """A key that a section may have.
 
     Attributes:
-        description: for editors; empty for a section, which has one of its own.
+        description: for editors; empty for a section, which has a separate description.
         default: for editors; ``...`` where there is none.
-        example: what may be written, for a message that it is missing.
+        example: an example for the message that the key is missing.
     """
 
     name: str
@@ -437,12 +437,12 @@ class KeyFormat:
 
 @dataclass(frozen=True)
 class SectionFormat(ValueFormat):
-    """A mapping with keys of the program's, each with a kind of its own; no others are accepted.
+    """A mapping with predefined keys, each with a format; no other keys are accepted.
 
     Attributes:
-        name: in a JSON schema.
-        misplaced_keys: keys, its own or one level below, that belong into another place; the first one is refused alone.
-        extra_schema: of its JSON schema.
+        name: name in a JSON schema.
+        misplaced_keys: keys, its own or one level below, that belong elsewhere; only the first is reported.
+        extra_schema: additions to its JSON schema.
     """
 
     name: str
@@ -516,7 +516,7 @@ def _unknown_choice_message(raw: str, choices: Sequence[str]) -> str:
 
 
 def _location_prefix(where: Location) -> str:
-    """``limits.handOver: ``; empty for the whole file."""
+    """Return ``limits.handOver: ``; empty for the whole file."""
     return ".".join(part for part in where if isinstance(part, str)) + ": " if where else ""
 
 

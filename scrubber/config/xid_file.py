@@ -1,7 +1,7 @@
-"""The table of XIDs: what each code means for a device, where that comes from, and what it says in a few words.
+"""The XID table: the class of each code, its source, and a short description.
 
-It is data with a source for every row, because public tools disagree on some codes, and because new ones appear with new
-GPUs. A policy changes the class of a code without touching the table.
+It is data with a source for every row, because public tools disagree on some codes, and because new ones appear with
+new GPUs. A policy changes the class of a code without modifying the table.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class XidRow:
     """One code.
 
     Attributes:
-        source: the name of where the class comes from; the file explains its names.
-        note: what the code says, in a few words; no sentence.
+        source: name of the source of the class; the file explains its names.
+        note: a short description of the code; not a full sentence.
     """
 
     code: int
@@ -69,7 +69,7 @@ _ENTRY = SectionFormat(
 
 
 class _XidFile(SectionFormat):
-    """The whole table. Reading gives its rows by code."""
+    """The complete table. Reading returns its rows by code."""
 
     def read(self, raw: Any, where: Location) -> dict[int, XidRow]:
         values = super().read(raw, where)
@@ -114,26 +114,29 @@ _FILE = _XidFile(
 
 
 def load_xid_table(path: Path | None = None) -> Mapping[int, XidRow]:
-    """The table at ``path``, or the one that ships: code → row, in the order of the codes.
+    """Load the table at ``path``, or the bundled one: code → row, ordered by code.
 
     Raises:
-        InvalidConfiguration: it cannot be read, or is no such table.
+        InvalidConfiguration: it cannot be read or is not a valid table.
     """
     ours = path is None
     path = bundled_xid_table() if path is None else path
     try:
         content = read_regular_file(path, "a table of XIDs")
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
         why = getattr(error, "strerror", None) or error
         raise InvalidConfiguration(f"{path}: the table of XIDs cannot be read: {why}.") from error
     return parse_xid_table(content, str(path), bundled=ours)
 
 
 def parse_xid_table(content: bytes, name: str, *, bundled: bool = False) -> Mapping[int, XidRow]:
-    """The table in ``content``; ``name`` is how the file is called in complaints, ``bundled``: it ships with the program.
+    """Parse the table in ``content``.
+
+    ``name`` is the name of the file in messages; ``bundled``: whether it is bundled with the program.
 
     Raises:
-        InvalidConfiguration: one line for each complaint, in the order of the file: ``FILE:LINE: what is wrong; what helps``.
+        InvalidConfiguration: one line for each error, in the order of the file: ``FILE:LINE: what is wrong; what
+            helps``.
     """
     document = parse_yaml(content, name, bundled=bundled)
     if not isinstance(document.value, dict):
@@ -145,7 +148,7 @@ def parse_xid_table(content: bytes, name: str, *, bundled: bool = False) -> Mapp
 
 
 def xid_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of the table, for editors; ``policies/schema/`` holds it, generated."""
+    """JSON Schema (2020-12) of the table, for editors; generated into ``policies/schema/``."""
     return json_schema(_FILE, "XIDs")
 
 

@@ -1,8 +1,9 @@
-"""YAML that remembers where everything was written, so that every complaint names a line; and YAML as it is written out.
+"""Reads YAML with the line of every value, so that every error message has a line number; also writes YAML.
 
-Only what a policy needs is read: one document, plain mappings, lists and scalars. Anchors, aliases and tags are refused
-(an alias can make a small file arbitrarily large, a tag asks for code), and so are duplicate keys, of which other
-readers silently keep the last. Scalars follow YAML 1.2: ``no`` is a word, not ``false``, and ``1:30`` is not ninety.
+It reads only what a policy needs: one document, plain mappings, lists and scalars. Anchors, aliases and tags are
+refused (an alias can make a small file arbitrarily large, a tag requests code), and so are duplicate keys, of which
+other readers silently use the last. Scalars follow YAML 1.2: ``no`` is a string, not ``false``, and ``1:30`` is not
+ninety.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["MAX_BYTES", "Location", "Scalar", "Value", "YamlDocument", "dump_yam
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
 Location = tuple[str | int, ...]
-"""The way from the document's root to a value: keys and list positions."""
+"""The path from the document's root to a value: keys and list positions."""
 
 MAX_BYTES = 1024 * 1024
 _PLAIN = (
@@ -47,7 +48,7 @@ class YamlDocument:
     value_lines: Mapping[Location, int]
 
     def line(self, where: Location) -> int:
-        """The line of ``where``: of its key when it has one, else of the nearest thing around it."""
+        """Return the line of ``where``: that of its key if there is one, else that of the nearest enclosing part."""
         for length in range(len(where), 0, -1):
             part = where[:length]
             found = self.key_lines.get(part) or self.value_lines.get(part)
@@ -57,13 +58,13 @@ class YamlDocument:
 
 
 def read_regular_file(path: Path, what: str) -> bytes:
-    """All of a file: a pipe could keep its reader from starting for ever, and so could a huge one.
+    """Read a whole regular file; a pipe could block its reader forever, and so could a huge file.
 
     Args:
-        what: the file is to be, for complaints: "a policy".
+        what: what the file should be, for error messages: "a policy".
 
     Raises:
-        InvalidConfiguration: it is no regular file, or too large.
+        InvalidConfiguration: it is not a regular file, or too large.
         OSError: it cannot be read.
         ValueError: no file can have this path.
     """
@@ -81,14 +82,14 @@ def read_regular_file(path: Path, what: str) -> bytes:
 
 
 def parse_yaml(content: bytes, name: str, *, bundled: bool = False) -> YamlDocument:
-    """Parse ``content``; ``name`` is how the file is called in complaints.
+    """Parse ``content``; ``name`` is the name of the file in error messages.
 
     Args:
-        bundled: it ships with the program. It is then read by libyaml where that is installed, which takes a tenth of the
-            time and lets some things through that are refused in files of others, such as tabs.
+        bundled: whether it is bundled with the program. Then libyaml reads it, if installed, which takes a tenth of the
+            time and accepts some things that are refused in other files, such as tabs.
 
     Raises:
-        InvalidConfiguration: not UTF-8, empty, too large, not YAML, or YAML of a kind that is not read here.
+        InvalidConfiguration: not UTF-8, empty, too large, not YAML, or YAML that is not supported here.
     """
     if len(content) > MAX_BYTES:
         raise InvalidConfiguration(f"{name}: the file has {len(content)} bytes; more than {MAX_BYTES} are not read.")
@@ -111,7 +112,7 @@ def parse_yaml(content: bytes, name: str, *, bundled: bool = False) -> YamlDocum
 
 
 class _Composer(Composer):
-    """Makes nodes of events that were read already; no tag is resolved, for none is read."""
+    """Composes nodes from events that were already read; resolves no tags, because tags are not supported."""
 
     def __init__(self, events: Iterable[yaml.Event]) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ def _compose(text: str, name: str, bundled: bool) -> yaml.Node | None:
         raise InvalidConfiguration(
             f"{name}:{line}: the character U+{error.character:04X} may not stand in a YAML file."
         ) from error
-    except (ValueError, OverflowError) as error:  # of an escape such as \U00110000
+    except (ValueError, OverflowError) as error:  # from an escape such as \U00110000
         raise InvalidConfiguration(f"{name}:1: this is not YAML: an escape in it is no character.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -168,7 +169,7 @@ def _events(text: str, name: str, loader: Any = yaml.SafeLoader) -> Iterator[yam
 
 
 def _libyaml_events(text: str, name: str) -> list[yaml.Event]:
-    """As :func:`_events`; what libyaml does not read is told of in the other parser's words."""
+    """Like :func:`_events`; what libyaml cannot read is read again, for the messages of the other parser."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return list(_events(text, name, loader))
@@ -209,7 +210,7 @@ class _NodeReader:
             return _scalar(node)
         except UnicodeEncodeError:
             wrong = "an escape of half a character stands here; write the character itself"
-        except ValueError:  # of a whole number with more digits than Python reads
+        except ValueError:  # an integer with more digits than Python reads
             wrong = f"the number {text[:20]}… has {len(text)} digits; nothing is as large as that"
         raise InvalidConfiguration(f"{self._name}:{node.start_mark.line + 1}: {wrong}.")
 
@@ -234,13 +235,13 @@ class _NodeReader:
 
 
 def _is_plain_string(text: str) -> bool:
-    """Whether ``text`` stays a word when it is written without quotes, as far as numbers and the like are concerned."""
+    """Whether ``text`` is read as a string without quotes, i.e. not as a number, boolean or null."""
     return not any(pattern.match(text) for pattern, _ in _PLAIN)
 
 
 def _scalar(node: yaml.Node) -> Scalar:
     text = str(node.value)
-    if getattr(node, "style", None):  # none when it is plain; libyaml says so with the empty text
+    if getattr(node, "style", None):  # empty when the scalar is plain; libyaml uses the empty string
         return text
     for pattern, kind in _PLAIN:
         if pattern.match(text):
@@ -261,7 +262,7 @@ def _plain(text: str, kind: str) -> Scalar:
 
 
 class _Writer(yaml.SafeDumper):
-    """Writes what :func:`parse_yaml` reads: no anchors, and no word that YAML 1.2 takes for a number."""
+    """Writes what :func:`parse_yaml` reads: no anchors, and no unquoted string that YAML 1.2 reads as a number."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -279,5 +280,5 @@ _Writer.add_representer(list, _Writer.represent_sequence_style)
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """``values`` as the text of a file; ASCII."""
+    """Return ``values`` as the text of a file; ASCII."""
     return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, width=120)

@@ -1,5 +1,5 @@
-"""What ``scrubber doctor`` looks at, by what could be wrong: the service, its files, who may use it, the node around it.
+"""The checks of ``scrubber doctor``, by what could be wrong: the service, its files, who may use it, and the node.
 
-``queries`` asks the service and the kubelet, ``files`` reads files that may be anybody's, ``checks`` lists the checks
-and sees that none takes for ever. Every other module is a handful of checks.
+``queries`` queries the service and the kubelet, ``files`` reads files that any user may have written, ``checks`` lists
+the checks and bounds their running time. Each other module is a few checks.
 """

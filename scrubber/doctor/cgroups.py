@@ -1,4 +1,4 @@
-"""Whether a pod's processes can be told by their cgroups, and ended there when the pod is over."""
+"""Checks whether a pod's processes can be recognised by their cgroups, and killed there when the pod is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cgroups(node: CheckContext) -> Iterator[CheckResult]:
     if said.paths.cgroups is None and (said.simulated or said.paths.kubelet is not None):
         yield _by_marker(node)
         return
-    # Imported here: every other command would wait for what the adapter loads.
+    # Imported here: otherwise every other command would wait for what the adapter loads.
     from scrubber.adapters.cgroups.hierarchy import discover_root, hierarchy_of, sibling_hierarchies
     from scrubber.adapters.cgroups.paths import kubepods_below
     from scrubber.domain.errors import InvalidConfiguration
@@ -82,8 +82,8 @@ def cgroups(node: CheckContext) -> Iterator[CheckResult]:
 
 
 def _by_marker(node: CheckContext) -> CheckResult:
-    """Whether environment markers, by which the service assigns processes to pods, are what the pods here carry."""
-    # Imported here: every other command would wait for what the settings load.
+    """Check that the pods here carry environment markers, by which the service assigns processes to pods."""
+    # Imported here: otherwise every other command would wait for what the settings load.
     from scrubber.config.settings import EMULATOR_MARKER_FILE
 
     kubelet = node.path(node.kubelet_dir)
@@ -101,16 +101,16 @@ def _by_marker(node: CheckContext) -> CheckResult:
         "for a time to pass instead of for the processes."
     )
     serious = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
-    return CheckResult("cgroups", serious, message, "Restart the service with --containers cgroup (or auto).")
+    return CheckResult("cgroups", serious, message, "Restart the service with --container-identity cgroup (or auto).")
 
 
 def _kill_method(node: CheckContext, root: Path, version: int) -> str:
-    """How a whole cgroup is ended here; empty: not at all. Raises OSError."""
+    """Return how a whole cgroup is killed here; empty if it cannot be. Raises OSError."""
     if version == 1:
         freezer = node.path("/sys/fs/cgroup/freezer")
         writable = (freezer / "cgroup.procs").exists() and not os.statvfs(freezer).f_flag & os.ST_RDONLY
         return "leftovers are frozen, then ended" if writable else ""
-    # The top has neither file, whatever the kernel.
+    # The root cgroup has neither file, on any kernel.
     with os.scandir(root) as entries:
         below = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
     if not below:

@@ -1,7 +1,7 @@
-"""Every check of ``scrubber doctor``, and how they are run: a file system that hangs costs the look at it, and nothing else.
+"""Every check of ``scrubber doctor``, and how they run: a file system that hangs costs one check, and nothing else.
 
-A check is a function of :class:`CheckContext` in :data:`CHECKS`; to add one, write it in this package, put it there, and say in
-docs/node-setup.md what it is for.
+A check is a function of :class:`CheckContext` in :data:`CHECKS`; to add one, write it in this package, list it there,
+and document its purpose in docs/node-setup.md.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from scrubber.doctor.service import audit_head, break_glass, breaker, devices, e
 __all__ = ["CHECKS", "CHECK_TIMEOUT", "check_node", "run_checks"]
 
 CHECK_TIMEOUT = 3.0
-"""Seconds for one check."""
+"""Timeout of one check, in seconds."""
 _TOTAL_TIMEOUT_FACTOR = 3
-"""How many times as long all of them may take before each gets but a moment."""
+"""How many timeouts all checks together may take before the rest get only a short time each."""
 _MIN_TIMEOUT = 0.1
 
 
@@ -70,7 +70,7 @@ CHECKS: tuple[CheckFunction, ...] = (
 
 
 class _CheckThread:
-    """One check in a thread of its own, which is left behind when it does not come back."""
+    """Runs one check in a separate thread, which is abandoned when the check does not return."""
 
     def __init__(self, check: CheckFunction, node: CheckContext) -> None:
         self._check, self._node = check, node
@@ -95,7 +95,7 @@ class _CheckThread:
             self._results = tuple(self._check(self._node))
         except OSError as error:
             self._results = (unknown_result(self._name, "so nothing is known of it", error),)
-        except Exception as bug:  # noqa: BLE001 - one check that is wrong must not silence all others
+        except Exception as bug:  # noqa: BLE001 - one defective check must not hide the results of all others
             message = f"This look is a fault of scrubber itself ({type(bug).__name__}: {bug})."
             remedy = "Report it; what the check is for stands in docs/node-setup.md."
             self._results = (CheckResult(self._name, CheckLevel.ERROR, message, remedy),)
@@ -104,12 +104,13 @@ class _CheckThread:
 def run_checks(
     checks: Sequence[CheckFunction], node: CheckContext, timeout: float = CHECK_TIMEOUT
 ) -> tuple[CheckResult, ...]:
-    """What every check found, in their order; raises nothing.
+    """Return what every check found, in their order; raises nothing.
 
-    One after the other: they load modules, and two threads that load the same ones can find them half made.
+    The checks run one after the other: they load modules, and two threads that load the same modules can find them half
+    initialised.
 
     Args:
-        timeout: seconds for each; however many hang, the whole takes little more than three times as long.
+        timeout: seconds for each check; however many hang, all together take little more than three times as long.
     """
     due = time.monotonic() + _TOTAL_TIMEOUT_FACTOR * timeout
     found: list[CheckResult] = []
@@ -121,5 +122,8 @@ def run_checks(
 
 
 def check_node(node: CheckContext) -> tuple[CheckResult, ...]:
-    """What every check found about ``node``, within seconds. Raises nothing: what cannot be looked at is a finding."""
+    """Return what every check found about ``node``, within seconds.
+
+    Raises nothing: a failed check is a result as well.
+    """
     return run_checks(CHECKS, node)

@@ -1,4 +1,4 @@
-"""Whether a pod can give itself a GPU, past the kubelet and this service: by an environment variable or a CDI name."""
+"""Checks whether a pod can get a GPU without the kubelet and this service: by an environment variable or a CDI name."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _RUNTIMES = (
 )
 _CRIO_DROP_INS = "/etc/crio/crio.conf.d"
 _ANNOTATION_OPTIONS = ("pod_annotations", "allowed_annotations")
-"""Options that name pods' own annotations: containerd's and CRI-O's. ``container_annotations`` is not among them, for
-what it names is written by the kubelet and its plugins."""
+"""Options that pass on pods' own annotations: containerd's and CRI-O's.
+
+``container_annotations`` is not among them, because the kubelet and its plugins write the annotations that it names.
+"""
 
 
 def toolkit(node: CheckContext) -> Iterator[CheckResult]:
@@ -103,9 +105,9 @@ def _toolkit_config(path: Path) -> Iterator[CheckResult]:
 def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
     """No runtime passes a pod's own annotations on that name CDI devices.
 
-    The kubelet copies plugins' annotations into containers, never pods'. containerd and CRI-O pass a pod's on only where
-    they are told to; NVIDIA's runtime, in its CDI mode, takes what it is then given for a request. All of this was read
-    in their documentation, and not tried.
+    The kubelet copies plugins' annotations into containers, never pods'. containerd and CRI-O pass a pod's on only
+    where they are told to; NVIDIA's runtime, in its CDI mode, takes what it is then given for a request. All of this
+    was read in their documentation, and not tried.
     """
     found = False
     try:
@@ -140,7 +142,7 @@ def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
 
 
 def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
-    """The files that containerd is to read besides; what cannot be read here is told of by whoever reads it next.
+    """Return the files that containerd imports; an unreadable ``config`` is reported by the caller that reads it next.
 
     Raises:
         OSError: a directory with such files cannot be listed.
@@ -158,7 +160,7 @@ def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    """Raises OSError, ValueError and RecursionError: it cannot be read, or is no TOML."""
+    """Parse ``path``. Raises OSError, ValueError and RecursionError if it cannot be read or is not TOML."""
     text = read_text(path)
     import tomllib  # most nodes have no such file
 
@@ -170,7 +172,7 @@ def _error_text(error: Exception) -> str:
 
 
 def _patterns_in(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every pattern of pods' annotations, however deep, that a CDI annotation may match."""
+    """Yield every pattern for pods' annotations, at any depth, that a CDI annotation may match."""
     for key, value in options.items():
         if isinstance(value, dict):
             yield from _patterns_in(value)

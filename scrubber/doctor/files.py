@@ -1,7 +1,7 @@
-"""How the doctor looks at files: without waiting, without reading for ever, and without changing anything.
+"""How the doctor reads files: without blocking, without endless reads, and without changing anything.
 
-What it reads may be anybody's: a pipe that nobody writes to, a file without an end, a link to something else. Whatever
-cannot be read whole is an ``OSError`` with a reason that a person understands.
+The files may have been created by any user: a pipe without a writer, a file without an end, a link to something else. A
+file that cannot be read completely is an ``OSError`` with a reason that people understand.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 
 _MAX_BYTES = 1 << 20
 _VOLATILE_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""``f_type`` of file systems that are memory (linux/magic.h)."""
+"""``f_type`` of file systems in memory (linux/magic.h)."""
 
 
 def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
-    """All of the regular file at ``path``, links followed.
+    """Return the content of the regular file at ``path``; follows links.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or has more than ``max_bytes`` bytes.
+        OSError: it cannot be read, is not a regular file, or has more than ``max_bytes`` bytes.
     """
     return read_bytes(path, max_bytes).decode("utf-8", "replace")
 
 
 def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
-    """See :func:`read_text`."""
+    """Return the content as bytes; see :func:`read_text`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         kind = os.fstat(descriptor).st_mode
@@ -68,10 +68,10 @@ def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
 
 
 def path_exists(path: Path) -> bool:
-    """Whether anything stands at ``path``, links followed.
+    """Whether anything exists at ``path``; follows links.
 
     Raises:
-        OSError: that cannot be seen.
+        OSError: this cannot be determined.
     """
     try:
         os.stat(path)
@@ -81,7 +81,7 @@ def path_exists(path: Path) -> bool:
 
 
 def list_matching(directory: Path, pattern: str) -> list[Path]:
-    """What is directly in ``directory`` under a name that fits ``pattern``; nothing where there is no such directory.
+    """Return the paths directly in ``directory`` whose names match ``pattern``; none where there is no such directory.
 
     Raises:
         OSError: it cannot be listed.
@@ -94,14 +94,14 @@ def list_matching(directory: Path, pattern: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """The file system that a path is on.
+    """The file system of a path.
 
     Attributes:
-        device: its number; two paths with the same one share their space.
-        network_type: what kind it is, if one that others can reach or that keeps no order of writes; else empty.
+        device: its device number; two paths with the same one share their space.
+        network_type: its type, if other machines can reach it or it does not preserve the order of writes; else empty.
         free_bytes: bytes that root can still write.
-        read_only: nothing can be written.
-        volatile_type: what kind it is, if nothing on it outlives a reboot; else empty.
+        read_only: whether nothing can be written.
+        volatile_type: its type, if its content does not outlive a reboot; else empty.
     """
 
     device: int
@@ -112,7 +112,7 @@ class FileSystem:
 
 
 def file_system_of(path: Path) -> FileSystem:
-    """Ask the kernel; raises OSError."""
+    """Query the kernel for the file system of ``path``; raises OSError."""
     from scrubber.adapters.ledger import state_directory
 
     about, space, kind = os.stat(path), os.statvfs(path), state_directory.filesystem_magic(path)
@@ -126,12 +126,12 @@ def file_system_of(path: Path) -> FileSystem:
 
 
 def format_mode(about: os.stat_result) -> str:
-    """Permissions as people type them: ``0700``."""
+    """Return the permissions as people type them: ``0700``."""
     return f"{stat.S_IMODE(about.st_mode):04o}"
 
 
 def user_name(uid: int) -> str:
-    """``anna (uid 1000)``; ``uid 1000`` where the number has no name."""
+    """Return ``anna (uid 1000)``; ``uid 1000`` where the number has no name."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -139,7 +139,7 @@ def user_name(uid: int) -> str:
 
 
 def group_name(gid: int) -> str:
-    """The group's name, or its number where it has none."""
+    """Return the group's name, or its number where it has none."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -147,15 +147,15 @@ def group_name(gid: int) -> str:
 
 
 def has_listener(path: Path) -> bool:
-    """Whether somebody accepts connections on the socket ``path``; hangs up at once, and never waits.
+    """Whether a process accepts connections on the socket ``path``; disconnects immediately, and never blocks.
 
     Raises:
-        PermissionError: this user may not ask.
+        PermissionError: this user may not connect.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
         try:
             probe.connect(os.fsencode(path))
-        except BlockingIOError:  # more callers wait there than the kernel lets queue
+        except BlockingIOError:  # more clients are waiting than the kernel queues
             return True
         except PermissionError:
             raise
@@ -165,25 +165,26 @@ def has_listener(path: Path) -> bool:
 
 
 def lock_holder(path: Path, locks: Path) -> int | None:
-    """PID of the process that holds ``path`` (``flock``); None: nobody does. The lock itself is not touched.
+    """Return the PID of the process that holds the ``flock`` on ``path``; None if there is none. Leaves the lock alone.
 
     Args:
-        locks: ``/proc/locks``, which shows the locks of this PID namespace and of those below it.
+        locks: ``/proc/locks``, which lists the locks of this PID namespace and of those below it.
 
     Raises:
-        OSError: ``path`` or ``locks`` cannot be looked at.
+        OSError: ``path`` or ``locks`` cannot be read.
     """
     about = os.lstat(path)
     here = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}".encode()
     held: dict[int, bytes] = {}
     for line in lines_in(read_bytes(locks, 8 << 20)):
         words = fields_in(line)
-        # 17: FLOCK  ADVISORY  WRITE 4711 fe:00:131099 0 EOF; whoever waits for a lock has an arrow behind the number.
+        # 17: FLOCK  ADVISORY  WRITE 4711 fe:00:131099 0 EOF; a process that waits for a lock has an arrow after the
+        # number.
         if len(words) >= 6 and words[1] == b"FLOCK" and words[4].isdigit():
             held[number_in(words[4])] = words[5]
             if words[5] == here:
                 return number_in(words[4])
-    # On Btrfs and overlays a file's device has two numbers. There the PID that its owner wrote into it decides.
+    # On Btrfs and overlays a file's device has two numbers. There the PID that the owner wrote into the file decides.
     inode = f":{about.st_ino}".encode()
     candidates = [pid for pid, what in held.items() if what.endswith(inode)]
     return next((pid for pid in candidates if value_in(read_bytes(path, 64)) == str(pid)), None)

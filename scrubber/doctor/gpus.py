@@ -1,4 +1,4 @@
-"""NVIDIA's driver as the node has set it up: loaded, clearing what is freed, kept awake, and not open to everybody."""
+"""Checks of NVIDIA's driver on the node: loaded, clearing freed memory, persistent, and not open to all users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GPU_NODE = re.compile(r"nvidia\d+")
 
 
 def driver_version(node: CheckContext) -> str | None:
-    """The version of NVIDIA's kernel driver; None when it is not loaded, or does not say."""
+    """Return the version of NVIDIA's kernel driver; None when it is not loaded, or reports none."""
     try:
         found = _VERSION.search(read_text(node.path("/proc/driver/nvidia/version")))
     except OSError:

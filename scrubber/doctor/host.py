@@ -1,4 +1,4 @@
-"""What the machine itself has to give: a kernel that tells processes apart, and a clock that says when."""
+"""Checks of the machine itself: a kernel that can identify processes safely, and a clock that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service and the plugin need of the kubelet: its directories, its list of pods, and the node's PID namespace."""
+"""Checks of what the service and the plugin need: the kubelet's directories and pod list, the node's PID namespace."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ __all__ = ["kubelet", "pid_namespace", "plugins", "pod_resources", "pod_resource
 _START_HINT = "systemctl status kubelet; or give its directory (its --root-dir) with --kubelet-dir."
 _OUR_SOCKET_PREFIX = "scrubber-"
 _VENDOR_SOCKET_PREFIXES = ("nvidia-", "nvidia.")
-"""How the sockets of NVIDIA's own plugin begin."""
+"""Prefixes of the socket names of NVIDIA's own plugin."""
 
 
 def pod_resources_socket(node: CheckContext) -> Path:
-    """Where the kubelet says who has which device."""
+    """Return the path of the kubelet's PodResources socket, on which it reports which pod has which device."""
     said = node.service.paths.pod_resources
     return node.path(said) if said is not None else node.path(node.kubelet_dir) / "pod-resources" / "kubelet.sock"
 
 
 def _failure_level(node: CheckContext) -> CheckLevel:
-    """What breaks a promise where there are real GPUs; who serves simulated ones, or nothing, breaks none."""
+    """Return the level of a failure: an error with real GPUs.
+
+    A service with simulated ones, or none, breaks no promise.
+    """
     return CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
 
 
@@ -39,7 +42,7 @@ def kubelet(node: CheckContext) -> Iterator[CheckResult]:
         message = f"There is no kubelet here: {directory} does not exist."
         yield CheckResult("kubelet", CheckLevel.WARNING, message, "Start it, or give its directory with --kubelet-dir.")
         return
-    # Where the plugin registers, and who has which device. The kubelet makes all of these itself.
+    # For the plugin's registration, and for the list of pods with devices. The kubelet creates all of these.
     registration = directory / "device-plugins" / "kubelet.sock"
     wanted = {
         "device-plugins/kubelet.sock": registration,
@@ -48,7 +51,7 @@ def kubelet(node: CheckContext) -> Iterator[CheckResult]:
     missing = []
     try:
         if not path_exists(registration.parent):
-            # Otherwise the plugin does not register in it, and the service's pod does not mount it.
+            # Without it the plugin does not register there, and the service's pod does not mount it.
             wanted["plugins_registry"] = directory / "plugins_registry"
         for name, path in wanted.items():
             if not path_exists(path):
@@ -81,13 +84,13 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
     found: list[Path] = []
     try:
         if not path_exists(directory):
-            return  # as whoever looks at the directories says
+            return  # the kubelet check reports it
         for name in ("device-plugins", "plugins_registry"):
             found += list_matching(directory / name, "*.sock")
         rivals = [each for each in found if each.name.startswith(_VENDOR_SOCKET_PREFIXES) and _has_listener(each)]
         ours = [each for each in found if each.name.startswith(_OUR_SOCKET_PREFIX) and _has_listener(each)]
     except OSError as error:
-        yield unknown_result("plugins", "which plugins serve the kubelet was not seen", error)
+        yield unknown_result("device-plugins", "which plugins serve the kubelet was not seen", error)
         return
     if rivals and not node.service.simulated:
         message = f"Another plugin may hand out the same GPUs, past this service: {rivals[0]}."
@@ -95,21 +98,21 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
             "kubectl delete its DaemonSet (nvidia-device-plugin, or the GPU Operator's devicePlugin.enabled: false), as "
             "docs/replacing-nvidias-plugin.md says; or put it behind ours: docs/behind-a-vendors-plugin.md."
         )
-        yield CheckResult("plugins", _failure_level(node), message, remedy)
+        yield CheckResult("device-plugins", _failure_level(node), message, remedy)
     if ours:
-        yield CheckResult("plugins", CheckLevel.OK, f"The device plugin listens on {ours[0]}.")
+        yield CheckResult("device-plugins", CheckLevel.OK, f"The device plugin listens on {ours[0]}.")
     else:
-        # A warning before the plugin is installed. An error once containers have devices: a kubelet that starts while no
-        # plugin is registered does not call PreStartContainer for them.
+        # A warning before the plugin is installed. An error once containers have devices: a kubelet that starts while
+        # no plugin is registered does not call PreStartContainer for them.
         many = node.kubelet.containers_with_devices
         has = f", and {many} container{'s have' if many > 1 else ' has'} devices of ours" if many else ""
         message = (
             f"No device plugin of ours listens in {directory}{has}: the kubelet has no GPU to give to a pod, and pods that run "
             "keep theirs. If the kubelet is restarted, it starts their containers without asking the service. On a node that "
-            "is in use this is critical (alert ScrubberPluginAway)."
+            "is in use this is critical (alert ScrubberPluginDown)."
         )
         remedy = "systemctl enable --now scrubber-plugin.service; as a pod: kubectl apply -k deploy/kubernetes/base"
-        yield CheckResult("plugins", _failure_level(node) if many else CheckLevel.WARNING, message, remedy)
+        yield CheckResult("device-plugins", _failure_level(node) if many else CheckLevel.WARNING, message, remedy)
 
 
 def pod_resources(node: CheckContext) -> Iterator[CheckResult]:
@@ -126,7 +129,7 @@ def pod_resources(node: CheckContext) -> Iterator[CheckResult]:
         remedy = f"Until then every start waits for a certificate. {_START_HINT}"
         yield CheckResult("pod-resources", level, f"The service does not believe the kubelet: {heard}", remedy)
     if not said.was_queried:
-        return  # there is no socket, as the kubelet's check says
+        return  # there is no socket, which the kubelet check reports
     if said.is_permission_denied:
         message = f"You may not ask {socket}; whether the kubelet answers was not seen."
         yield CheckResult("pod-resources", CheckLevel.WARNING, message, AS_ROOT)
@@ -153,7 +156,7 @@ def pid_namespace(node: CheckContext) -> Iterator[CheckResult]:
     if node.service.simulated:
         yield CheckResult("pid-namespace", CheckLevel.OK, "The simulated node needs no PID namespace of the machine's.")
         return
-    # Imported here: every other command would wait for what the kubelet's adapter loads.
+    # Imported here: otherwise every other command would wait for what the kubelet's adapter loads.
     from scrubber.adapters.kubelet.pid_namespace import find_problem, read_pid_namespace
 
     doubt = find_problem(read_pid_namespace(pod_resources_socket(node), node.path("/proc")))

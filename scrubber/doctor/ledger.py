@@ -1,6 +1,6 @@
-"""Where the service keeps its record and its key: whose it is, whether it lasts, and who has it open.
+"""Checks of the service's ledger and key: who owns them, whether they are durable, and which process has them open.
 
-Only names, modes and sizes are looked at: nothing in the directory is opened but the lock's note of who has it.
+Only names, modes and sizes are read: no file in the directory is opened except the lock file, for the PID in it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["ledger_disk", "ledger_lock", "signing_key", "state_dir"]
 
 _MIN_FREE_BYTES = 64 << 20
 _POD_WRITABLE_DIRECTORIES = ("/var/lib/kubelet", "/var/log", "/var/lib/containerd", "/var/lib/containers")
-"""Places of the node that pods can fill."""
-_KEY = "signing.key"  # its adapter would load all of a cryptographic library to say so
+"""Directories of the node that pods can fill."""
+_KEY = "signing.key"  # importing it from its adapter would load a whole cryptographic library
 
 
 def state_dir(node: CheckContext) -> Iterator[CheckResult]:
@@ -79,14 +79,14 @@ def state_dir(node: CheckContext) -> Iterator[CheckResult]:
 
 def ledger_disk(node: CheckContext) -> Iterator[CheckResult]:
     """There is room to record what happens, and pods cannot take it."""
-    # Imported here: every other command would wait for the adapter.
+    # Imported here: otherwise every other command would wait for the adapter.
     from scrubber.adapters.ledger.reserve import RESERVE_BYTES
 
     path = node.state_dir
     try:
         on = node.file_system(path)
     except (FileNotFoundError, NotADirectoryError):
-        return  # as the check of the directory says
+        return  # the check of the state directory reports it
     except OSError as error:
         yield unknown_result("ledger-disk", "how much room the ledger has was not seen", error)
         return
@@ -140,7 +140,7 @@ def ledger_lock(node: CheckContext) -> Iterator[CheckResult]:
     lock = node.state_dir / "ledger.lock"
     answered, name = node.service.is_available, "ledger-lock"
     if answered and not node.state_dir_known:
-        return  # it is a guess, and who has something else says nothing of a service that works
+        return  # the path is a guess, and another owner of it is no evidence about a service that works
     try:
         pid = lock_holder(lock, node.path("/proc/locks"))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -167,7 +167,7 @@ def ledger_lock(node: CheckContext) -> Iterator[CheckResult]:
     elif pid is not None and not answered:
         message = f"PID {pid} has the ledger open, and does not answer on {node.socket_dir}."
         remedy = (
-            f"ps -fp {pid} says what it is; give the directory of its sockets with --socket, or stop it: kill {pid}"
+            f"ps -fp {pid} says what it is; give the directory of its sockets with --socket-dir, or stop it: kill {pid}"
         )
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
     elif pid is None:

@@ -1,6 +1,6 @@
-"""The libraries that the service loads: our own dependencies, NVIDIA's bindings and CuPy, and the driver's.
+"""Checks of the libraries that the service loads: our own dependencies, NVIDIA's bindings and CuPy, and the driver's.
 
-None of them is loaded to be looked at: that could take seconds, hang in a sick driver, or change what it finds.
+None of them is loaded for the check: that could take seconds, hang in a broken driver, or change the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REPORTED_LIBRARIES = ("grpcio", "protobuf")
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<bounds>[^;]*)(?P<marker>;.*)?")
 _BOUND = re.compile(r"(>=|<)\s*([0-9]+(?:\.[0-9]+)*)")
 _CUPY = {"cupy-cuda12x": (12, 525), "cupy-cuda13x": (13, 580)}
-"""By distribution: the CUDA that it is for, and the oldest driver that takes programs of it."""
+"""By distribution: its CUDA version, and the oldest driver that supports it."""
 _INSTALL = "Install this program again, as docs/deploying.md says; with pip: pip install"
 _DRIVERS = ("libcuda.so.1", "libnvidia-ml.so.1")
 _LIBRARY_DIRECTORIES = (
@@ -42,18 +42,20 @@ def libraries(node: CheckContext) -> Iterator[CheckResult]:
         requirements = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         message = f"{_DISTRIBUTION} is not installed as a package, so which libraries it needs was not seen."
-        yield CheckResult("libraries", CheckLevel.WARNING, message, f"{_INSTALL} '.[cuda12]'")
+        yield CheckResult("dependencies", CheckLevel.WARNING, message, f"{_INSTALL} '.[cuda12]'")
         return
     wrong = [error for each in requirements if (error := _requirement_error(each))]
     if wrong:
-        yield CheckResult("libraries", CheckLevel.ERROR, f"{'; '.join(wrong)}.", f"{_INSTALL} '.[cuda12]' (or cuda13)")
+        yield CheckResult(
+            "dependencies", CheckLevel.ERROR, f"{'; '.join(wrong)}.", f"{_INSTALL} '.[cuda12]' (or cuda13)"
+        )
         return
     shown = ", ".join(f"{name} {_version(name)}" for name in _REPORTED_LIBRARIES)
-    yield CheckResult("libraries", CheckLevel.OK, f"All that this program needs is installed: {shown}, …")
+    yield CheckResult("dependencies", CheckLevel.OK, f"All that this program needs is installed: {shown}, …")
 
 
 def _requirement_error(requirement: str) -> str:
-    """What is wrong with one of our requirements; empty when nothing is, or when it is an extra's."""
+    """Return what is wrong with one of our requirements; empty when nothing is, or when it belongs to an extra."""
     found = _REQUIREMENT.fullmatch(requirement)
     if found is None or "extra" in (found["marker"] or ""):
         return ""
@@ -76,7 +78,7 @@ def _version(name: str) -> str | None:
 
 
 def _numbers(version: str) -> list[int]:
-    """``1.85`` is ``1.85.0``; what follows the numbers does not count."""
+    """Return the numbers of a version: ``1.85`` is ``1.85.0``; a suffix after the numbers does not count."""
     numbers = [int(each) for each in re.findall(r"\d+", version)[:4]]
     return [*numbers, *[0] * (4 - len(numbers))]
 
@@ -84,10 +86,12 @@ def _numbers(version: str) -> list[int]:
 def bindings(node: CheckContext) -> Iterator[CheckResult]:
     """NVML's bindings and CuPy are installed, for a CUDA that the driver takes."""
     if node.service.simulated:
-        yield CheckResult("bindings", CheckLevel.OK, "The simulated node needs neither NVML's bindings nor CuPy.")
+        yield CheckResult(
+            "driver-bindings", CheckLevel.OK, "The simulated node needs neither NVML's bindings nor CuPy."
+        )
         return
     if not node.service.has_hardware and not node.has_driver:
-        return  # the driver's check says that there is none
+        return  # the driver check reports that there is none
     level = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
     nvml = _version("nvidia-ml-py")
     cupy = {name: version for name in _CUPY if (version := _version(name))}
@@ -95,12 +99,12 @@ def bindings(node: CheckContext) -> Iterator[CheckResult]:
     missing = [name for name, there in (("NVML's bindings (nvidia-ml-py)", nvml), ("CuPy", cupy)) if not there]
     if missing:
         message = f"Here {' and '.join(missing)} {'are' if len(missing) > 1 or nvml is None else 'is'} not installed."
-        yield CheckResult("bindings", level, message, wanted)
+        yield CheckResult("driver-bindings", level, message, wanted)
         return
     if len(cupy) > 1:
         message = f"{' and '.join(cupy)} are both installed, and overwrite each other."
         yield CheckResult(
-            "bindings", level, message, f"pip uninstall {' '.join(cupy)}, then {wanted[0].lower()}{wanted[1:]}"
+            "driver-bindings", level, message, f"pip uninstall {' '.join(cupy)}, then {wanted[0].lower()}{wanted[1:]}"
         )
         return
     ((name, version),) = cupy.items()
@@ -109,23 +113,26 @@ def bindings(node: CheckContext) -> Iterator[CheckResult]:
     if driver is not None and int(driver.partition(".")[0]) < oldest:
         message = f"{name} is for CUDA {cuda}, and drivers from {oldest} on; this one is {driver}."
         yield CheckResult(
-            "bindings", level, message, f"pip uninstall {name}, then install with '.[cuda12]'; or a newer driver."
+            "driver-bindings",
+            level,
+            message,
+            f"pip uninstall {name}, then install with '.[cuda12]'; or a newer driver.",
         )
         return
-    yield CheckResult("bindings", CheckLevel.OK, f"nvidia-ml-py {nvml} and {name} {version} are installed.")
+    yield CheckResult("driver-bindings", CheckLevel.OK, f"nvidia-ml-py {nvml} and {name} {version} are installed.")
 
 
 def driver_libraries(node: CheckContext) -> Iterator[CheckResult]:
     """The driver's libraries are where the loader finds them. No compiler (NVRTC) is needed: our kernels are shipped."""
     if node.service.simulated or not node.has_driver:
-        return  # not needed, or the driver's check says what is missing first
+        return  # not needed, or the driver check reports what is missing first
     missing = [name for name in _DRIVERS if _find(node, name) is None]
     if not missing:
         found = _find(node, _DRIVERS[0])
         yield CheckResult("driver-libraries", CheckLevel.OK, f"The driver's libraries are there: {found}.")
         return
     message = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} in no directory that was looked into."
-    # A service that serves the backend has found them, maybe below a root of the driver's own.
+    # A service with this backend has found them, possibly below a separate driver root.
     level = CheckLevel.ERROR if not node.service.is_available else CheckLevel.WARNING
     remedy = (
         "Install the driver's libraries (nvidia-smi is beside them), call ldconfig; where the driver has a root of its own: "
@@ -147,7 +154,7 @@ def _find(node: CheckContext, name: str) -> Path | None:
 
 
 def _cached(node: CheckContext, name: str) -> Path | None:
-    """Where the loader's cache has it. The cache holds the paths as they are, each with a zero behind it."""
+    """Return the path in the loader's cache, which contains the paths as plain text, each with a zero byte after it."""
     try:
         cache = read_bytes(node.path(_LOADER_CACHE), 16 << 20)
     except OSError:

@@ -1,7 +1,7 @@
-"""What a check of the node looks at, and what it finds: one sentence, and what to do.
+"""The input of a check and its result: one message, and what to do.
 
-The promise: what could not be seen is never called ok, whatever the reason; a check that cannot look says so and names what
-would let it. And whatever is wrong comes with a command to call or a file to change.
+The promise: what could not be checked is never reported as ok, for any reason; a check that cannot run reports that,
+and names what it needs. And every problem comes with a command to run or a file to change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ AS_ROOT = "Call this as root: sudo scrubber doctor"
 
 
 class CheckLevel(StrEnum):
-    """What a check found. A warning is worth a look, or says that nobody could look; it proves no promise broken."""
+    """What a check found.
+
+    A warning deserves attention, or means that the check could not run; it does not prove a broken promise.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -41,7 +44,7 @@ class CheckLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found: ``remedy`` says what to do, and is empty when there is nothing to do."""
+    """The result of one check; ``remedy`` is what to do, and is empty when there is nothing to do."""
 
     name: str
     level: CheckLevel
@@ -50,19 +53,19 @@ class CheckResult:
 
 
 def unknown_result(name: str, what: str, error: OSError, remedy: str = AS_ROOT) -> CheckResult:
-    """The finding that something cannot be looked at. ``what``: a sentence's end, "who may act is unknown"."""
+    """Return the result of a check that could not run. ``what``: the end of a message, "who may act is unknown"."""
     where = f"{error.filename}: " if error.filename is not None else ""
     return CheckResult(name, CheckLevel.WARNING, f"{where}{error.strerror or error}; {what}.", remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device as the service shows it.
+    """One device as the service reports it.
 
     Attributes:
-        unauthorized_users: how many processes use it that nobody granted it.
-        uninspected_processes: how many findings of its last scrub name processes that could not be looked through.
-        break_glass_until: seconds since the epoch; None while the glass is whole.
+        unauthorized_users: number of processes that use it without a grant.
+        uninspected_processes: number of findings of its last scrub that name processes which could not be inspected.
+        break_glass_until: end of the break-glass override, in seconds since the epoch; None while none is active.
     """
 
     id: str
@@ -79,7 +82,7 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class ServicePaths:
-    """Where the service says that it keeps and finds things; None for what it did not say."""
+    """Paths that the service reports; None for those that it does not report."""
 
     state: Path | None = None
     policy: Path | None = None
@@ -91,18 +94,18 @@ class ServicePaths:
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport:
-    """What the service answered about itself; ``error`` is the sentence why it did not, and then the rest is empty.
+    """The service's reply about itself; ``error`` is the message why there is none, and then the rest is empty.
 
     Attributes:
-        is_permission_denied: it is this user who may not ask.
-        import_error: why it could not even be asked: a library of ours does not load.
+        is_permission_denied: whether this user may not query it.
+        import_error: why it could not be queried at all: one of our libraries does not load.
         key_id: fingerprint of the key that signs certificates.
-        audit_head: of the audit, ``SEQ:HASH``.
-        devices: None: it did not list them, and ``devices_error`` says why.
-        policy_error: why the policy's file as it stands now is not in force.
-        kubelet_status: "ok", or why the service does not believe the kubelet's lists; empty: it said nothing of it.
-        pid: its own, in its PID namespace; 0: it did not say.
-        admin_group, read_group: whose members may act, and look; empty: nobody's.
+        audit_head: head of the audit log, ``SEQ:HASH``.
+        devices: None if it did not list them; ``devices_error`` contains the reason.
+        policy_error: why the present content of the policy file is not active.
+        kubelet_status: "ok", or why the service does not trust the kubelet's lists; empty if it reports neither.
+        pid: its PID in its PID namespace; 0 if it reports none.
+        admin_group, read_group: groups whose members may administer and read; empty if there is none.
     """
 
     error: str = ""
@@ -142,22 +145,23 @@ class ServiceReport:
 
     @property
     def has_hardware(self) -> bool:
-        """Whether it serves a backend of real devices; False as well while the backend is not known."""
+        """Whether it serves a backend of real devices; also False while the backend is not known."""
         return self.backend in BACKENDS and not BACKENDS[self.backend].simulated
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletReport:
-    """What came of asking the kubelet for its list of pods, as the service asks it.
+    """The result of querying the kubelet for its list of pods, in the way in which the service queries it.
 
     Attributes:
-        was_queried: False: nobody tried, for there is no socket.
-        is_trusted: its list may be believed.
-        message: why not.
-        is_recently_started: it answered, and only has not for long: who has asked it before may know better.
-        remarks: what else does not fit: a checkpoint or a directory that cannot be read.
-        is_permission_denied: this user may not ask.
-        containers_with_devices: how many containers have devices of ours by its list.
+        was_queried: False if there is no socket, so that no query was made.
+        is_trusted: whether its list is trusted.
+        message: why it is not.
+        is_recently_started: whether it replied but was started only recently: a client that queried it earlier may know
+            better.
+        remarks: other inconsistencies: a checkpoint or a directory that cannot be read.
+        is_permission_denied: whether this user may not query it.
+        containers_with_devices: number of containers in its list with devices of ours.
     """
 
     was_queried: bool = False
@@ -171,18 +175,18 @@ class KubeletReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """Where to look, and what was answered already.
+    """Paths to check, and the replies of the service and the kubelet.
 
     Attributes:
-        root: the node's root directory as it is seen from here.
-        kubelet_dir: the kubelet's directory, as the node calls it.
-        toolkit_configs: empty: in the usual places.
-        socket_dir: the directory of the service's sockets, as it is seen from here.
-        state_dir: the service's state directory, as it is seen from here.
-        state_dir_known: somebody named it, so it is the service's and no guess.
-        policy: a file or the name of a shipped one, as a person named it; empty: nobody did.
+        root: the node's root directory as seen from this process.
+        kubelet_dir: the kubelet's directory, as a path on the node.
+        toolkit_configs: configuration files of NVIDIA's toolkit; empty for the usual paths.
+        socket_dir: the directory of the service's sockets, as seen from this process.
+        state_dir: the service's state directory, as seen from this process.
+        state_dir_known: whether it was given explicitly or by the service, and is not a guess.
+        policy: a file or the name of a bundled policy, as the user gave it; empty if none was given.
         now: seconds since the epoch.
-        file_system: tells about the file system that a path is on; raises OSError.
+        file_system: returns the file system of a path; raises OSError.
     """
 
     service: ServiceReport
@@ -198,14 +202,14 @@ class CheckContext:
     file_system: Callable[[Path], FileSystem] = file_system_of
 
     def path(self, path: Path | str) -> Path:
-        """``path`` of the node as it is seen from here."""
+        """Return ``path`` of the node as seen from this process."""
         return self.root / Path(path).relative_to("/")
 
     @property
     def has_driver(self) -> bool:
-        """NVIDIA's kernel driver is loaded."""
+        """Whether NVIDIA's kernel driver is loaded."""
         return self.path("/proc/driver/nvidia/version").exists()
 
 
 CheckFunction = Callable[[CheckContext], Iterator[CheckResult]]
-"""One thing that is looked at; yields nothing where there is nothing to look at, and raises nothing."""
+"""One check; yields nothing where there is nothing to check, and raises nothing."""

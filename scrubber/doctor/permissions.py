@@ -1,4 +1,4 @@
-"""Who may look, who may act, what whoever calls this lacks for either, and whether the service itself may do its work."""
+"""Checks of access: who may read and administer, what the caller lacks for either, and the service's capabilities."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SERVICE_PROCESS_UNKNOWN = "The process of the service is not seen from here, no
 
 @dataclass(frozen=True, slots=True)
 class _SocketPath:
-    """The way to a socket: its directories and itself, as far as they can be seen.
+    """The path to a socket: its directories and itself, as far as they are visible.
 
     Attributes:
-        seen: path and what stands there, from the top on.
-        missing: what is not there; None when all is.
-        hidden: what this user may not look behind; None when all was seen.
+        seen: path and its ``stat`` result, from the top down.
+        missing: the part that does not exist; None when all exist.
+        hidden: the part that this user may not access; None when all were seen.
     """
 
     seen: tuple[tuple[Path, os.stat_result], ...]
@@ -64,7 +64,7 @@ def permissions(node: CheckContext) -> Iterator[CheckResult]:
     for purpose in (Purpose.READ, Purpose.ADMIN):
         way = _inspect_socket_path(node, purpose)
         if way.missing is not None:
-            return  # there is no service, as others say
+            return  # there is no service, which other checks report
         barrier = _first_denied_path(way)
         if barrier is not None:
             barred[purpose] = barrier
@@ -79,7 +79,7 @@ def permissions(node: CheckContext) -> Iterator[CheckResult]:
 
 
 def _first_denied_path(way: _SocketPath) -> Path | None:
-    """The first thing on the way that keeps this user out."""
+    """Return the first part of the path that denies this user access."""
     for path, about in way.seen:
         wanted = os.X_OK if stat.S_ISDIR(about.st_mode) else os.W_OK
         if not os.access(path, wanted, effective_ids=True):
@@ -112,7 +112,7 @@ def sockets(node: CheckContext) -> Iterator[CheckResult]:
     """Nobody but the service's user, root, and the groups that it names gets to its sockets."""
     ways = {purpose: _inspect_socket_path(node, purpose) for purpose in Purpose}
     if any(way.missing is not None for way in ways.values()):
-        return  # there is no service, as others say
+        return  # there is no service, which other checks report
     if any(len(way.seen) < 2 for way in ways.values()):
         message = f"{node.socket_dir} cannot be looked into; who may look and act was not seen."
         yield CheckResult("sockets", CheckLevel.WARNING, message, AS_ROOT)
@@ -148,7 +148,7 @@ def _is_world_accessible(way: _SocketPath) -> bool:
 
 
 def _admitted_group(way: _SocketPath) -> int | None:
-    """The group, not root's, whose members get through; what is hidden from us does not stop them."""
+    """Return the group, other than root's, whose members have access; parts that are hidden from us do not deny it."""
     (_, top), (_, directory), *last = way.seen
     gid = directory.st_gid
     enters = top.st_mode & stat.S_IXOTH or (top.st_gid == gid and top.st_mode & stat.S_IXGRP)
@@ -157,10 +157,12 @@ def _admitted_group(way: _SocketPath) -> int | None:
 
 
 def service_process(node: CheckContext) -> int | None:
-    """PID of the service that serves the sockets, in the PID namespace of the node's /proc; None: there is none.
+    """Return the PID of the service that serves the sockets, in the PID namespace of the node's /proc.
+
+    None if there is none.
 
     Raises:
-        OSError: that cannot be seen.
+        OSError: this cannot be determined.
     """
     try:
         return lock_holder(node.socket_dir / "lock", node.path("/proc/locks"))

@@ -1,4 +1,4 @@
-"""Whether the policy's file can be in force, and is what is in force."""
+"""Checks whether the policy file is valid, and whether it is the active policy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def policy(node: CheckContext) -> Iterator[CheckResult]:
         if said.is_available:
             message = f"The policy {said.policy} is in force; which file it comes from was not seen."
             yield CheckResult("policy", CheckLevel.WARNING, message, "Give the file with --policy FILE.")
-        return  # nobody named one, and the service does not answer
+        return  # none was given, and the service does not reply
     mend = f"Mend it: scrubber policy check {file} says where; it is taken over within seconds."
     if said.policy_error:
         message = f"{said.policy_error} A service that starts now would not come up with it."
         yield CheckResult("policy", CheckLevel.ERROR, message, mend)
         return
     if said.is_available and not node.policy and not _is_readable(file):
-        # A file of the service's pod, or one that this user may not read; the service itself looks at it all the time.
+        # A file of the service's pod, or one that this user may not read; the service itself checks it continuously.
         yield CheckResult(
             "policy", CheckLevel.OK, f"{said.policy} is in force, and the service finds nothing wrong with {file}."
         )
@@ -40,7 +40,7 @@ def policy(node: CheckContext) -> Iterator[CheckResult]:
         message = f"You may not read {file}; whether it can be in force was not seen."
         yield CheckResult("policy", CheckLevel.WARNING, message, AS_ROOT)
         return
-    # Imported here: every other command would wait for a parser of YAML.
+    # Imported here: otherwise every other command would wait for a YAML parser.
     from scrubber.config.policy_file import load_policy
 
     try:
@@ -68,7 +68,7 @@ def policy(node: CheckContext) -> Iterator[CheckResult]:
 
 
 def _active_policy_file(node: CheckContext) -> str:
-    """The file that the service names, or the policy of that name that ships; empty where neither is known."""
+    """Return the file that the service names, or the bundled policy of that name; empty where neither is known."""
     if node.service.paths.policy is not None:
         return str(node.path(node.service.paths.policy))
     return node.service.policy if node.service.is_available and _is_bundled(node.service.policy) else ""

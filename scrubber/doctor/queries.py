@@ -1,6 +1,6 @@
-"""Asks the service and the kubelet, once, before anything is looked at; both within their bound, and neither is changed.
+"""Queries the service and the kubelet, once, before the checks run; both with a timeout, and neither is changed.
 
-Everything that loads gRPC is in here, and is loaded when it is used.
+All code that loads gRPC is in this module, and loads it when it is used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _KUBELET_SECONDS = 2.0
 
 
 async def query_service(sockets: Path, seconds: float = _SERVICE_SECONDS) -> ServiceReport:
-    """What the service says of itself and of its devices; a refusal where it does not, or not within ``seconds``."""
+    """Return the service's reply about itself and its devices; an error where it does not reply within ``seconds``."""
     try:
         from scrubber.api.client import ReadClient
-    except Exception as error:  # noqa: BLE001 - generated code has error classes of its own for a library of another version
+    except Exception as error:  # noqa: BLE001 - generated code has its own error classes for other library versions
         return ServiceReport(import_error=f"{type(error).__name__}: {error}".partition("\n")[0])
     devices: tuple[DeviceReport, ...] | None = None
     devices_refusal = ""
@@ -55,22 +55,22 @@ def _service_report(
     return ServiceReport(
         version=info.version,
         backend=info.backend,
-        node=info.node,
+        node=info.node_name,
         policy=info.policy,
         policy_digest=info.policy_digest,
         enforcement=info.enforcement,
-        ledger_status=info.ledger,
+        ledger_status=info.ledger_status,
         key_id=info.key_id,
         audit_head=f"{head.sequence}:{head.hash}" if head.hash else "",
-        reset_stop_reason=breaker.resets,
-        resets_until=breaker.resets_until or None,
-        resets_waiting=len(breaker.waiting),
-        quarantine_stop_reason=breaker.soft,
-        quarantines_spared=len(breaker.spared),
+        reset_stop_reason=breaker.resets_stopped_reason,
+        resets_until=breaker.resets_stopped_until or None,
+        resets_waiting=len(breaker.awaiting_reset_ids),
+        quarantine_stop_reason=breaker.soft_quarantines_stopped_reason,
+        quarantines_spared=len(breaker.kept_in_service_ids),
         devices=devices,
         devices_error=devices_refusal,
-        policy_error=info.policy_refused,
-        kubelet_status=info.kubelet,
+        policy_error=info.policy_rejection,
+        kubelet_status=info.kubelet_status,
         pid=info.pid,
         admin_group=info.admin_group,
         read_group=info.read_group,
@@ -79,24 +79,24 @@ def _service_report(
 
 
 def _service_path(info: pb.ServiceInfo, name: str) -> Path | None:
-    """None for a path that is not absolute, too: it would be looked for where this command happens to run."""
-    path = info.places.get(name, "")
+    """Return the path, or None if it is not absolute: it would be resolved relative to this command's directory."""
+    path = info.paths.get(name, "")
     return Path(path) if path.startswith("/") and "\0" not in path else None
 
 
 def _device_report(device: pb.Device) -> DeviceReport:
-    broken = device.HasField("glass")
+    broken = device.HasField("break_glass")
     return DeviceReport(
         id=device.id,
         index=device.index,
         state=device.state,
-        advertised=device.offered,
+        advertised=device.advertised,
         enforcement=device.enforcement,
         policy=device.policy,
-        unauthorized_users=len(device.strangers),
-        uninspected_processes=len(device.uninspected),
-        break_glass_until=device.glass.until if broken else None,
-        break_glass=f"{device.glass.actor} broke the glass ({device.glass.reason})" if broken else "",
+        unauthorized_users=len(device.unauthorized_users),
+        uninspected_processes=len(device.uninspected_processes),
+        break_glass_until=device.break_glass.expires_at if broken else None,
+        break_glass=f"{device.break_glass.actor} broke the glass ({device.break_glass.reason})" if broken else "",
     )
 
 
@@ -109,11 +109,11 @@ async def query_kubelet(
     device_ids: Iterable[str],
     seconds: float = _KUBELET_SECONDS,
 ) -> KubeletReport:
-    """One question to the kubelet, as the service asks it: only of whoever can be the kubelet.
+    """Query the kubelet once, as the service does: only a process that can be the kubelet.
 
     Args:
-        cgroups: below which cgroups are mounted; who answers from a pod is not asked.
-        device_ids: the ids of our devices, so that the kubelet's list can be held against its checkpoint.
+        cgroups: directory below which cgroups are mounted; a process in a pod is not queried.
+        device_ids: ids of our devices, with which the kubelet's list is compared with its checkpoint.
     """
     try:
         socket.stat()
@@ -170,6 +170,6 @@ def _pod_lookup(cgroups: Path, stack: AsyncExitStack) -> PodUidLookup | None:
             return None
         containers = CgroupContainers(root)
     except (ScrubberError, OSError):
-        return None  # the check of the cgroups says what is wrong with them
+        return None  # the cgroups check reports what is wrong with them
     stack.callback(containers.close)
     return containers.pod_uid_of

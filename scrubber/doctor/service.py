@@ -1,4 +1,4 @@
-"""What the service says of itself: that it answers, refuses what it must, and what a person has to know of it now."""
+"""Checks of the service's own report: that it replies, that it refuses what it must, and its present problems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ _SERVICE_LOGS_HINT = (
     "systemctl status scrubber.service, and journalctl -u scrubber.service -n 50; as a pod: "
     "kubectl -n scrubber-system logs daemonset/scrubber"
 )
-_SERVICE_DOWN_HINT = (
-    f"{_SERVICE_LOGS_HINT}. If that speaks of the ledger: scrubber audit verify --ledger DIR, with its state directory"
-)
+_SERVICE_DOWN_HINT = f"{_SERVICE_LOGS_HINT}. If that speaks of the ledger: scrubber audit verify --ledger-dir DIR, with its state directory"
 _RESTART_HINT = (
     "systemctl restart scrubber.service; as a pod: kubectl -n scrubber-system rollout restart daemonset/scrubber"
 )
@@ -106,14 +104,14 @@ def devices(node: CheckContext) -> Iterator[CheckResult]:
     used = [each for each in said.devices if each.unauthorized_users]
     if used:
         message = f"Processes that nobody granted a device use {_names(used)}."
-        remedy = f"scrubber device {used[0].index or used[0].id} names them; docs/runbooks/ScrubberUngrantedUse.md says what to do."
+        remedy = f"scrubber device {used[0].index or used[0].id} names them; docs/runbooks/ScrubberUnauthorizedUse.md says what to do."
         yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
     unseen = [each for each in said.devices if each.uninspected_processes]
     if unseen:
         message = f"Walks over /proc do not get through some processes, by the last scrub of {_names(unseen)}."
         remedy = (
             f"scrubber device {unseen[0].index or unseen[0].id} names them. Ask their owner why they have so much open; "
-            f"uninspectedProcesses: end in {_policy_file(said)} has such processes of pods ended."
+            f"uninspectedProcesses: kill in {_policy_file(said)} has such processes of pods ended."
         )
         yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
     out = [each for each in said.devices if not each.advertised]
@@ -193,9 +191,11 @@ def key(node: CheckContext) -> Iterator[CheckResult]:
         return
     if not said.key_id:
         message = "The service names no key: its certificates cannot be verified elsewhere."
-        yield CheckResult("key", CheckLevel.WARNING, message, f"Run this version as the service: {_RESTART_HINT}")
+        yield CheckResult(
+            "signing-key-id", CheckLevel.WARNING, message, f"Run this version as the service: {_RESTART_HINT}"
+        )
         return
-    yield CheckResult("key", CheckLevel.OK, f"Certificates are signed by {said.key_id}.")
+    yield CheckResult("signing-key-id", CheckLevel.OK, f"Certificates are signed by {said.key_id}.")
 
 
 def _policy_file(service: ServiceReport) -> str:

@@ -1,1 +1,1 @@
-"""Values and pure decisions. Synchronous; the standard library only; no I/O, no clock, no randomness."""
+"""Values and pure decisions. Synchronous; standard library only; no I/O, no clock, no randomness."""

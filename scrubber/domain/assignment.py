@@ -1,4 +1,4 @@
-"""Who has a device: what the kubelet decided, how far a reading of it can be trusted, and which processes are a pod's."""
+"""Assignments of devices to pods: the kubelet's lists, how far a reading can be trusted, and the processes of a pod."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. ``uid`` is None where no witness gave it: such a pod is never "the same pod" as anything."""
+    """A pod. ``uid`` is None where no source gave it: such a pod is never "the same pod" as any other."""
 
     namespace: str
     name: str
@@ -31,19 +31,22 @@ class Pod:
 
     @property
     def tenant(self) -> str:
-        """Who may see the other's data: the namespace. Pod labels are written by tenants and never widen trust."""
+        """The namespace: the boundary within which pods may see each other's data.
+
+        Pod labels are set by tenants and never widen trust.
+        """
         return self.namespace
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One container's share: pod, container, devices.
+    """The assignment of devices to one container of a pod.
 
     Attributes:
-        resource: under which the kubelet accounts it: a device plugin's resource, or the name of the DRA driver whose
-            claim it is. Empty where nobody said it. It says who gave the devices away and not who has them, so two
-            assignments that differ in nothing else are the same.
-        shares: the kubelet's own ids of what it has, where these are shares of a device and not the whole of it.
+        resource: the kubelet's resource for it: a device plugin's resource, or the name of the DRA driver whose claim
+            it is. Empty where no source gave it. It identifies the assigning plugin, not the owner, so two assignments
+            that differ only in it are equal.
+        shares: the kubelet's own IDs of what the container has, where these are shares of a device and not a whole one.
     """
 
     pod: Pod
@@ -55,10 +58,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one container has of a device that several may have, by the kubelet's own ids.
+    """One container's shares of a device that several containers may have, by the kubelet's own IDs.
 
     Attributes:
-        ids: those of ``resource`` that mean ``device``; a container may have several.
+        ids: the IDs of ``resource`` that mean ``device``; a container may have several.
     """
 
     pod: Pod
@@ -69,7 +72,7 @@ class Share:
 
 
 class Trust(StrEnum):
-    """How far a reading of the kubelet's assignments can be believed."""
+    """How far a reading of the kubelet's assignments can be trusted."""
 
     TRUSTED = "trusted"
     EMPTY_AFTER_RESTART = "empty-after-restart"
@@ -78,27 +81,32 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """What the kubelet's witnesses said at one moment.
+    """What the kubelet's sources reported at one moment.
 
     Attributes:
         trust: only a trusted reading proves that a pod is absent.
-        assignments: from PodResources; entries merged per container and resource. Ordinary init containers are never
-            among them.
-        checkpoint_only: from the checkpoint alone (init containers): good enough to wait for a pod, never to trust it.
-        started_at: monotonic seconds when the reading was begun: what happened later may not be in it.
-        finished_at: monotonic seconds when it was there: what it lacks was gone by then, and not necessarily before.
-        untrusted_reason: a sentence on why the reading is not trusted; empty when it is.
-        init_containers_known: whether the checkpoint could be read and bears the list out. Without it no ordinary init
-            container is seen, so ``checkpoint_only`` may lack one, and :meth:`container_count` may count too few.
-        without_devices: pods that are listed and that neither the list nor the checkpoint gives a device of any kind. Kubelets
-            before 1.34 go on listing a pod that has ended, for as long as its object exists.
-        caveats: what the reading had to do without, in sentences, trusted or not.
-        not_yet_listed: pods that are not listed although the kubelet's checkpoint and log directories still have them, and that
-            this kubelet has not listed since its start. It may not have come to them yet: their absence says nothing.
-        kubelet_instance: changes with every start of the kubelet, as far as its socket tells; empty when nobody answered.
-        shares: of those in ``assignments`` and ``checkpoint_only`` that have shares of devices and not the whole of them, which.
-        with_unmapped_ids: pods that have something of a plugin's or DRA driver's that nobody has explained. It may be any device
-            of ours, until its plugin says what its ids mean.
+        assignments: from PodResources; entries are merged per container and resource. Never includes ordinary init
+            containers.
+        checkpoint_only: from the checkpoint alone (init containers): reliable enough to wait for a pod, but not to
+            trust it.
+        started_at: monotonic seconds at the start of the reading: later changes may be missing from it.
+        finished_at: monotonic seconds at the end of the reading: what it lacks was gone by then, and not necessarily
+            earlier.
+        untrusted_reason: message why the reading is not trusted; empty when it is.
+        init_containers_known: whether the checkpoint could be read and confirms the list. Otherwise no ordinary init
+            container is visible, so ``checkpoint_only`` may lack one, and :meth:`container_count` may count too few.
+        without_devices: listed pods that have no device of any kind in the list or in the checkpoint. Kubelets before
+            1.34 continue to list a pod that has ended, for as long as its object exists.
+        caveats: messages about sources that were missing from the reading, whether it is trusted or not.
+        not_yet_listed: pods that are not listed although the kubelet's checkpoint and log directories still have them,
+            and that this kubelet has not listed since its start. It may not have processed them yet: their absence
+            proves nothing.
+        kubelet_instance: changes with every start of the kubelet, as far as its socket reveals it; empty when there was
+            no answer.
+        shares: the shares of those in ``assignments`` and ``checkpoint_only`` that have shares of devices and not whole
+            devices.
+        with_unmapped_ids: pods with a resource of a plugin or DRA driver whose IDs are not mapped. It may be any of our
+            devices, until the plugin announces what its IDs mean.
     """
 
     trust: Trust
@@ -116,30 +124,30 @@ class KubeletReading:
     with_unmapped_ids: frozenset[Pod] = frozenset()
 
     def listed_assignments(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
-        """All assignments that PodResources lists for ``device``; only those of a ``share``, if one is given.
+        """All assignments that PodResources lists for ``device``; only those of ``share``, if given.
 
         Args:
-            share: ids of shares of the device; one of them is enough.
+            share: IDs of shares of the device; an assignment with any of them matches.
         """
         return self._with(self.assignments, device, share)
 
     def all_assignments(self, device: str) -> tuple[Assignment, ...]:
-        """All assignments of ``device`` that any witness names, believed or not."""
+        """All assignments of ``device`` that any source names, trusted or not."""
         return tuple(each for each in (*self.assignments, *self.checkpoint_only) if device in each.devices)
 
     def assignment_of(
         self, device: str, share: frozenset[str] = frozenset(), *, resource: str = ""
     ) -> Assignment | None:
-        """The one assignment of ``device``; None when several pods, no pod, or an unusable reading say nothing certain.
+        """The one assignment of ``device``; None when several pods, no pod, or an unreadable list leave it uncertain.
 
-        A checkpoint that names another pod is a second pod: an init container of it may be what starts.
+        A checkpoint that names another pod counts as a second pod: one of its init containers may be what starts.
 
-        Several containers of one pod are the pod's: the container is then the first by name, and
-        :meth:`container_count` tells how many there are.
+        If several containers of one pod have it, the result is the first by name; :meth:`container_count` returns their
+        number.
 
         Args:
-            share: look only at who has one of these shares of it.
-            resource: if the pod has it under several, this one.
+            share: consider only containers that have one of these shares.
+            resource: preferred resource, if the pod has the device under several.
         """
         found = self.listed_assignments(device, share)
         pods = {each.pod for each in (*found, *self._with(self.checkpoint_only, device, share))}
@@ -148,27 +156,28 @@ class KubeletReading:
         return min(found, key=lambda each: (each.resource != resource, each.container, each.resource))
 
     def checkpoint_assignment(self, device: str, share: frozenset[str] = frozenset()) -> Assignment | None:
-        """Whom the checkpoint names for ``device`` when PodResources names nobody; None unless it is one pod."""
+        """The checkpoint's assignment of ``device`` when PodResources has none; None unless it is one pod."""
         found = self._with(self.checkpoint_only, device, share)
         if self.listed_assignments(device, share):
             return None
         return found[0] if len({each.pod for each in found}) == 1 else None
 
     def container_count(self, device: str, share: frozenset[str] = frozenset()) -> int:
-        """How many containers of a pod have ``device``: by PodResources, and by the checkpoint, which alone knows the
-        ordinary init containers that had it before.
+        """How many containers of a pod have ``device``, according to PodResources and the checkpoint.
+
+        Only the checkpoint contains the ordinary init containers that had the device before.
         """
         everybody = (*self.listed_assignments(device, share), *self._with(self.checkpoint_only, device, share))
         return len({(each.pod, each.container) for each in everybody})
 
     def init_containers_of(self, pod: Pod, device: str) -> frozenset[str]:
-        """Names of the containers of ``pod`` that have ``device`` by the checkpoint alone: its ordinary init containers."""
+        """Names of the containers of ``pod`` that have ``device`` only in the checkpoint: its init containers."""
         listed = {each.container for each in self.assignments if each.pod == pod}
         hinted = {each.container for each in self.checkpoint_only if each.pod == pod and device in each.devices}
         return frozenset(hinted - listed)
 
     def shares_of(self, pod: Pod, device: str) -> frozenset[str]:
-        """The ids of all shares of ``device`` that containers of ``pod`` have."""
+        """The IDs of all shares of ``device`` that containers of ``pod`` have."""
         return frozenset(
             id_ for share in self.shares if (share.pod, share.device) == (pod, device) for id_ in share.ids
         )
@@ -181,37 +190,40 @@ class KubeletReading:
         return tuple(each for each in found if _owner_key(each) in having)
 
     def assigned_by_other_plugins(self, device: str, own_resources: Collection[str]) -> tuple[Assignment, ...]:
-        """Assignments of ``device`` that another plugin's resource or a DRA driver made.
+        """Assignments of ``device`` made under another plugin's resource or by a DRA driver.
 
         Args:
-            own_resources: the resources under which our own plugin hands devices out.
+            own_resources: the resources under which our plugin advertises devices.
         """
         return tuple(
             each for each in self.listed_assignments(device) if each.resource and each.resource not in own_resources
         )
 
     def second_owner(self, device: str, own_resources: Collection[str], starting_pod: Pod | None) -> Assignment | None:
-        """A pod other than ``starting_pod`` that another plugin or driver has given ``device`` to, which then has two owners.
+        """The assignment of ``device`` by another plugin or driver to a pod other than ``starting_pod``.
+
+        The device then has two owners.
 
         Args:
-            own_resources: as of :meth:`assigned_by_other_plugins`; while none is known, nothing is foreign.
+            own_resources: as in :meth:`assigned_by_other_plugins`; while none is known, no assignment counts as another
+                plugin's.
         """
         foreign = self.assigned_by_other_plugins(device, own_resources) if own_resources else ()
         return next((each for each in foreign if each.pod != starting_pod), None)
 
     def is_listed(self, pod: Pod) -> bool:
-        """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown uid counts as the same."""
+        """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown UID counts as the same."""
         return any(_may_be_same_pod(each.pod, pod) for each in (*self.assignments, *self.checkpoint_only))
 
     def proves_absent(self, pod: Pod) -> bool:
-        """Whether ``pod`` is missing from this reading, and that means something."""
+        """Whether ``pod`` is missing from this reading and its absence is conclusive."""
         doubted = any(_may_be_same_pod(each, pod) for each in self.not_yet_listed)
         return self.trust is Trust.TRUSTED and not doubted and not self.is_listed(pod)
 
     def may_start_container(self, pod: Pod) -> bool:
-        """Whether a container of ``pod`` may yet start on a device: the pod is listed, and not as one that is spent.
+        """Whether a container of ``pod`` may still start on a device: the pod is listed and has devices.
 
-        That it is spent proves nothing against its processes: only a pod that is not listed is absent.
+        A listed pod without devices proves nothing about its processes: only a pod that is not listed is absent.
         """
         named = {each.pod for each in (*self.assignments, *self.checkpoint_only)}
         return any(_may_be_same_pod(each, pod) for each in named - self.without_devices)
@@ -227,13 +239,15 @@ def _may_be_same_pod(one: Pod, other: Pod) -> bool:
 
 
 _MIN_READING_INTERVAL = 0.2
-"""Seconds between two readings that count as two: a pod that flickers must not be absent twice in one flicker."""
+"""Minimum seconds between two readings that count as two: a momentarily missing pod must not count as absent twice."""
 
 
+# See docs/decisions/0007-when-the-kubelets-list-is-trusted.md.
 @dataclass(frozen=True, slots=True)
 class PodAbsence:
-    """In how many readings in a row a pod was proved absent. Those that prove nothing neither count nor reset, and those
-    that follow each other at once are one.
+    """In how many consecutive readings a pod was proved absent.
+
+    Inconclusive readings neither count nor reset, and readings in immediate succession count as one.
     """
 
     times: int = 0
@@ -241,7 +255,7 @@ class PodAbsence:
     last: float = 0.0
 
     def with_reading(self, reading: KubeletReading, pod: Pod) -> PodAbsence:
-        """The absence once ``reading`` is taken into account."""
+        """The absence after ``reading``."""
         if reading.is_listed(pod):
             return PodAbsence()
         if not reading.proves_absent(pod) or (self.times and reading.started_at - self.last < _MIN_READING_INTERVAL):
@@ -251,17 +265,17 @@ class PodAbsence:
 
     @property
     def proved(self) -> bool:
-        """Absent twice: the pod is no longer the kubelet's."""
+        """Absent twice: the kubelet no longer lists the pod."""
         return self.times >= 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Process:
-    """A process, told apart from a later one of the same PID by its start time.
+    """A process, distinguished from a later one with the same PID by its start time.
 
     Attributes:
         started: start time in clock ticks since boot (``/proc/PID/stat`` field 22).
-        container: the container cgroup it lives in (or the marker's container name), for grouping only.
+        container: the process's container cgroup (or the marker's container name), for grouping only.
     """
 
     pid: int
@@ -270,19 +284,19 @@ class Process:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """PID and start time: what makes it this process and no other."""
+        """PID and start time, which together identify the process."""
         return (self.pid, self.started)
 
 
 def starting_container(listed: str, init: Collection[str], starts: Mapping[str, int]) -> str:
     """Return the container of a pod that most likely starts next on a device that several of its containers have.
 
-    Init containers run before the others, and PodResources never lists them. Which of them restarts cannot be told before
-    it has; :func:`started_container` tells afterwards.
+    Init containers run before the others, and PodResources never lists them. Which of them restarts is unknown before
+    it has; :func:`started_container` determines it afterwards.
 
     Args:
         listed: the container that PodResources names.
-        init: the init containers that have the device, by the checkpoint.
+        init: the init containers that have the device, according to the checkpoint.
         starts: how often each container of the pod was started.
     """
     waiting = sorted(each for each in init if not starts.get(each))
@@ -296,16 +310,17 @@ def started_container(before: Mapping[str, int], after: Mapping[str, int]) -> st
 
 
 def exclude_baseline(processes: Iterable[Process], baseline: Iterable[Process]) -> tuple[Process, ...]:
-    """The processes of a pod that did not stand there before its first grant (the sandbox did)."""
+    """The processes of a pod that did not exist before its first grant, as the baseline (its sandbox) did."""
     known = {process.identity for process in baseline}
     return tuple(sorted(process for process in processes if process.identity not in known))
 
 
 def presumed_sandbox(processes: Iterable[Process], *, held: bool) -> tuple[Process, ...]:
-    """For a pod that was there before us: its oldest process, if that is alone in its container.
+    """The presumed sandbox of a pod that is older than this service: its oldest process, if alone in its container.
 
-    The sandbox is made before any container, so nothing of a tenant's is older. Some runtimes keep none: a process that
-    is not older than every other one, or that is all there is while somebody holds the device, is not taken for one.
+    The sandbox is created before any container, so no process of a tenant is older. Some runtimes keep no sandbox
+    process: a process that is not older than every other one, or the only process while the device is held, is not
+    taken for the sandbox.
     """
     everything = sorted(processes, key=lambda process: (process.started, process.pid))
     if not everything:

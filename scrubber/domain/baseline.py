@@ -1,8 +1,8 @@
-"""What a device should be: what does not change from tenant to tenant, and no default of the driver's tells.
+"""The baseline of a device: facts that do not change from tenant to tenant and have no driver default.
 
-It is taken when the device is first seen, and from then on only a person changes it. Firmware that differs afterwards is
-told of, because whoever could write it could leave more behind than any scrub clears. Settings are not in here: those are
-brought back to the policy's or the driver's values, never to what was found.
+It is recorded when the device is first seen, and afterwards only an operator changes it. Firmware that differs later is
+reported, because a process that could write it could leave more behind than any scrub clears. Settings are not part of
+it: they are restored to the policy's or the driver's values, never to the values that were found.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from scrubber.domain.device import Device
 __all__ = ["Baseline", "BaselineDifference", "baseline_differences", "baseline_facts"]
 
 _FACTS = ("serial", "vbios", "inforom")
-"""Traits of a device that stay as they are while nobody services it."""
+"""Traits of a device that do not change unless the device is serviced."""
 
 
+# See docs/decisions/0032-device-baseline.md.
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What one device should be.
+    """The expected facts of one device.
 
     Attributes:
         facts: by name, in order.
-        conditions: that a person called normal, each with what was read then (``pcie-width``, ``x8 of x16``).
+        conditions: conditions that an operator accepted as normal, each with the value read then (``pcie-width``, ``x8
+            of x16``).
         at: wall-clock seconds.
-        actor: ``service`` when the device was first seen, ``uid:1000`` for a person since.
-        reason: the person's; empty for the service.
+        actor: ``service`` for the first baseline, ``uid:1000`` for one accepted by an operator.
+        reason: the operator's reason; empty for the service.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -37,14 +39,14 @@ class Baseline:
     reason: str = ""
 
     def with_new_facts(self, device: Device) -> Baseline:
-        """With the facts of ``device`` as it is described now that were never told before."""
+        """Return the baseline with the facts of ``device`` that it did not contain yet."""
         new = {name: value for name, value in baseline_facts(device) if name not in dict(self.facts)}
         return replace(self, facts=tuple(sorted({**dict(self.facts), **new}.items()))) if new else self
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineDifference:
-    """A fact that is not as it should be; ``actual`` None where it is not told any more."""
+    """A fact that differs from the baseline; ``actual`` is None where it is no longer reported."""
 
     name: str
     expected: str
@@ -55,16 +57,17 @@ class BaselineDifference:
 
 
 def baseline_facts(device: Device) -> tuple[tuple[str, str], ...]:
-    """What a baseline of ``device`` as it is described now would say."""
+    """Return the facts that a baseline of ``device`` would contain now."""
     traits = dict(device.traits)
     said: Mapping[str, str] = {"model": device.model, **{name: traits[name] for name in _FACTS if name in traits}}
     return tuple(sorted(said.items()))
 
 
 def baseline_differences(device: Device, baseline: Baseline | None) -> tuple[BaselineDifference, ...]:
-    """Where ``device`` as it is described now is not as it should be; nothing where nobody knows what it should be.
+    """Return where ``device`` differs from its baseline; empty where it has none.
 
-    A fact that nobody told before, by an older driver say, is no difference: :meth:`Baseline.with_new_facts` takes it in.
+    A fact that was not reported before, for example by an older driver, is no difference:
+    :meth:`Baseline.with_new_facts` adds it.
     """
     if baseline is None:
         return ()

@@ -1,4 +1,4 @@
-"""From the steps of a scrub to what its certificate may claim: only what was measured, and a list of what was not."""
+"""Derives a certificate from the steps of a scrub: it claims only what was measured, and lists what was not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _claim(result: StepResult) -> str:
     said = {name: "?" if value is None else str(value) for name, value in result.measured.items()}
     match result.step:
         case Step.HOLDERS if "earlier_pods" in said:
-            return f"holders: none; {said['earlier_pods']} earlier pods over, {said['leftovers_ended']} leftovers ended"
+            return (
+                f"holders: none; {said['earlier_pods']} earlier pods over, {said['leftovers_killed']} leftovers ended"
+            )
         case Step.HOLDERS:
             return "holders: none"
         case Step.MEMORY:
@@ -35,7 +37,7 @@ def _claim(result: StepResult) -> str:
             return f"memory: {said['cleared_bytes']} {of} cleared, {said['verified_bytes']} {of} read back as zeros"
         case Step.ON_CHIP:
             each = f"{said['shared_bytes']} bytes of shared memory and {said['register_bytes']} of registers of each"
-            return f"on-chip: {said['units_seen']} of {said['units']} processors, {each} read back as zeros"
+            return f"on-chip: {said['units_cleared']} of {said['units']} processors, {each} read back as zeros"
         case Step.DIAGNOSTICS:
             return f"diagnostics: {said['level']}, {said['checks']} checks without a fault"
         case Step.SETTINGS if "restored" in said:
@@ -50,7 +52,7 @@ def _claim(result: StepResult) -> str:
 
 
 def _is_unexplained(result: StepResult) -> bool:
-    """Whether the step claims nothing, and has not said why in its own words."""
+    """Whether the step claims nothing and its result does not contain a reason."""
     said = any(line.startswith(f"{result.step.value}: ") for line in result.not_covered)
     return result.verdict is Verdict.FAILED or (result.verdict is Verdict.NOT_COVERED and not said)
 
@@ -73,11 +75,11 @@ def certify(
     rests_on: str | None = None,
     basis: Basis = Basis.CERTIFICATE,
 ) -> Certificate:
-    """The certificate of a path that passed; unused.
+    """Return the certificate of a path that passed; unused.
 
     Args:
         rests_on: for a fast path, the slow-path certificate that it rests on.
-        basis: an exception, if one stands in for a proof of the memory.
+        basis: the basis of the grant; an exception where there is no proof of the memory.
     """
     done = tuple(steps)
     covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)

@@ -1,4 +1,4 @@
-"""The codes of errors: stable words for logs, metrics, the ledger and clients, each declared once.
+"""The codes of errors: stable identifiers for logs, metrics, the ledger and clients, each declared once.
 
 Codes of findings are declared beside findings, in :class:`scrubber.domain.evidence.FindingCode`.
 """
@@ -13,48 +13,48 @@ __all__ = ["NON_ENGINE_CODES", "ErrorCode"]
 class ErrorCode(StrEnum):
     """The code of a :class:`~scrubber.domain.errors.ScrubberError`."""
 
-    # Of each class of errors, where whoever raises one says nothing more precise.
+    # Default code of each error class, used where an error is raised without a more precise code.
     ERROR = "error"
-    RETRYABLE = "retry"
+    RETRYABLE = "retryable"
     NOT_READY = "not-ready"
-    UNAVAILABLE = "away"
-    RESET_IN_PROGRESS = "being-reset"
+    UNAVAILABLE = "unavailable"
+    RESET_IN_PROGRESS = "reset-in-progress"
     REFUSED = "refused"
     INVALID_REQUEST = "invalid-request"
     QUARANTINED = "quarantined"
-    DEVICE_BUSY = "held"
-    PERMISSION_DENIED = "not-permitted"
+    DEVICE_BUSY = "device-busy"
+    PERMISSION_DENIED = "permission-denied"
     DEVICE_FAULT = "device-fault"
-    DEVICE_UNREADABLE = "unreadable"
-    DRIVER_TIMEOUT = "driver-stuck"
-    DEVICE_LOST = "lost"
-    FATAL_ERROR = "fatal"
-    INVALID_CONFIGURATION = "bad-configuration"
-    ALREADY_RUNNING = "second-instance"
-    LEDGER_FAILURE = "ledger"
+    DEVICE_UNREADABLE = "device-unreadable"
+    DRIVER_TIMEOUT = "driver-timeout"
+    DEVICE_LOST = "device-lost"
+    FATAL_ERROR = "fatal-error"
+    INVALID_CONFIGURATION = "invalid-configuration"
+    ALREADY_RUNNING = "already-running"
+    LEDGER_FAILURE = "ledger-failure"
     CHILD_DIED = "child-died"
 
     # Why a start is refused for now.
-    BREAKER_OPEN = "breaker"
-    EARLIER_POD_RUNNING = "earlier-pod-lives"
-    ASSIGNED_BY_ANOTHER_PLUGIN = "foreign-assignment"
+    BREAKER_OPEN = "breaker-open"
+    EARLIER_POD_RUNNING = "earlier-pod-running"
+    ASSIGNED_BY_ANOTHER_PLUGIN = "assigned-by-another-plugin"
     HELD_BY_OWN_POD = "held-by-own-pod"
     POD_UNREADABLE = "pod-unreadable"
     REASSIGNED = "reassigned"
-    SCRUB_BLOCKED = "scrub-held-up"
+    SCRUB_BLOCKED = "scrub-blocked"
     SCRUBBING = "scrubbing"
-    SHARING_NOT_ALLOWED = "sharing"
-    ATTEMPTS_EXHAUSTED = "spent"
-    SERVICE_STARTING = "starting"
+    SHARING_NOT_ALLOWED = "sharing-not-allowed"
+    ATTEMPTS_EXHAUSTED = "attempts-exhausted"
+    SERVICE_STARTING = "service-starting"
     UNASSIGNED = "unassigned"
 
-    # Of a vendor's plugin behind ours.
-    UPSTREAM_INVALID_RESPONSE = "vendor-garbled"
-    UPSTREAM_TIMEOUT = "vendor-hung"
-    UPSTREAM_REFUSED = "vendor-refused"
+    # Errors of a vendor's plugin behind ours.
+    UPSTREAM_INVALID_RESPONSE = "upstream-invalid-response"
+    UPSTREAM_TIMEOUT = "upstream-timeout"
+    UPSTREAM_REFUSED = "upstream-refused"
 
-    # Of the sockets, before the engine is asked.
-    INTERNAL_ERROR = "unexpected"
+    # Errors of the sockets, before the engine is called.
+    INTERNAL_ERROR = "internal-error"
     UNKNOWN_CALLER = "unknown-caller"
     UNKNOWN_METHOD = "unknown-method"
     WRONG_SOCKET = "wrong-socket"

@@ -1,7 +1,8 @@
-"""How a policy setting is declared: once, as a field of the rule that uses it, with everything that is known about it.
+"""Declares policy settings: each once, as a field of the rule that uses it, with all its metadata.
 
-Reader, writer, JSON schema, overrides and the reference page are derived from these declarations (``scrubber.config``). A
-new setting is one field; what a file calls it, what it may be and who may override it are said where its default is.
+Reader, writer, JSON schema, overrides and the reference page are derived from these declarations (``scrubber.config``).
+A new setting is one field: its key in a file, its valid values and whether an override may set it are declared with its
+default.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class ValueType(Enum):
-    """What a setting's value is, and its unit."""
+    """The type of a setting's value, and its unit."""
 
     SECTION = "settings of its own"
     BOOLEAN = "true or false"
@@ -56,10 +57,10 @@ class ValueType(Enum):
 
 
 class InvalidSetting(ValueError):
-    """Values that exclude each other, or one that no node could work with.
+    """Values that exclude each other, or a value that no node could work with.
 
     Attributes:
-        field: of the rule, or the entry of the setting, that is to be changed.
+        field: the field of the rule, or the entry of the setting, to change.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -72,18 +73,18 @@ class Declaration:
     """One setting, or one section of settings.
 
     Attributes:
-        key: what a file calls it.
-        default: in force where a file says nothing.
-        minimum, maximum: the range, in the unit of ``type``, both ends included.
-        optional: None is a value, which a file writes as a word: ``never``, ``always``.
-        required: a file has to name it.
-        overridable: an override may say otherwise for some devices; if not, it counts for the whole node.
-        in_override: what it is in an override, where that takes other words. A section that has such words accepts there
-            only what is overridable.
-        entries: for a mapping with fixed keys, what each entry is.
-        example: of a value, as a file writes it.
-        check: raises :class:`InvalidSetting` for a value that cannot be in force. Settings that exclude each other are
-            checked by the method ``check`` of their rule.
+        key: its key in a file.
+        default: the value where a file does not set it.
+        minimum, maximum: the inclusive range, in the unit of ``type``.
+        optional: None is a valid value, which a file writes as a word: ``never``, ``always``.
+        required: a file must set it.
+        overridable: an override may set it for some devices; otherwise it applies to the whole node.
+        in_override: what it is in an override, where different words apply. A section with such words accepts only
+            overridable settings there.
+        entries: the description of each entry, for a mapping with fixed keys.
+        example: an example value, as a file writes it.
+        check: raises :class:`InvalidSetting` for an invalid value. The method ``check`` of a rule checks settings that
+            exclude each other.
     """
 
     type: ValueType
@@ -104,11 +105,11 @@ class Declaration:
 def setting(
     default: _T, description: str, type: ValueType | None = None, *, decides_proof: bool = True, **known: Any
 ) -> _T:
-    """Declare a field as a setting; ``known`` is the rest of its :class:`Declaration`.
+    """Declare a field as a setting; ``known`` contains the other arguments of its :class:`Declaration`.
 
     Args:
-        type: may be left out for true or false, for words of an enum and for plain numbers.
-        decides_proof: what a certificate proves depends on it; when it changes, devices are scrubbed again.
+        type: may be omitted for booleans, enums and plain numbers.
+        decides_proof: whether the meaning of a certificate depends on it; when it changes, devices are scrubbed again.
     """
     declaration = Declaration(type=type or _type_of(default), description=description, default=default, **known)
     declared: _T = _field(default, _known(declaration, decides_proof))
@@ -129,31 +130,31 @@ def section(rule: type[_T], *, overridable: bool = True, in_override: str = "", 
 
 
 def computed(default: _T) -> _T:
-    """Declare a field that no file sets, and that decides nothing about what a certificate proves."""
+    """Declare a field that no file sets and that does not affect what a certificate proves."""
     declared: _T = _field(default, {_DECIDES_PROOF: False})
     return declared
 
 
 def camel_case(name: str) -> str:
-    """Return ``name``, words joined by ``_`` or ``-``, as Kubernetes spells keys: ``hand_over`` is ``handOver``."""
+    """Return ``name``, words joined by ``_`` or ``-``, as a Kubernetes key: ``hand_over`` is ``handOver``."""
     first, *rest = name.replace("-", "_").split("_")
     return first + "".join(each.capitalize() for each in rest)
 
 
 @cache
 def declarations(rule: type) -> Mapping[str, Declaration]:
-    """Return what ``rule`` declares, by the names of its fields and in their order; each with its key in camelCase."""
+    """Return the declarations of ``rule`` by field name, in the order of the fields; each with its key in camelCase."""
     found = {each.name: each.metadata.get(_DECLARATION) for each in fields(rule)}
     return {name: replace(each, key=each.key or camel_case(name)) for name, each in found.items() if each is not None}
 
 
 def summary(rule: type) -> str:
-    """Return the first paragraph of the docstring of ``rule``, which describes it to administrators, too."""
+    """Return the first paragraph of the docstring of ``rule``, which is also its description for administrators."""
     return " ".join((rule.__doc__ or "").split("\n\n")[0].split())
 
 
 def decides_proof(field: Field[Any]) -> bool:
-    """Return whether what a certificate proves depends on ``field``. A field that says nothing about it counts."""
+    """Return whether what a certificate proves depends on ``field``. True for a field without that metadata."""
     return bool(field.metadata.get(_DECIDES_PROOF, True))
 
 
@@ -165,7 +166,7 @@ def _known(declaration: Declaration, decides_proof: bool) -> dict[str, Any]:
 
 
 def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
-    if type(default).__hash__ is None:  # every instance gets a copy of its own
+    if type(default).__hash__ is None:  # every instance gets a separate copy
         return field(default_factory=lambda: copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 

@@ -1,4 +1,4 @@
-"""What a device is: a whole GPU or an instance of one, and how a container reaches it."""
+"""Devices: a whole GPU or an instance of one, and how a container accesses it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ __all__ = ["Access", "AccessKind", "Device", "NodeIdentity", "find_device"]
 
 
 _LOCATION_TRAITS = ("pci_address", "minor", "device_number", "gpu_instance", "compute_instance")
-"""The traits that say where a device is; holders, containers and resets go by them."""
+"""The traits that locate a device; holders, containers and resets rely on them."""
 
 
 class AccessKind(StrEnum):
-    """What a container is given so that it can use a device; the inventory of a backend says it of each device."""
+    """How a container gets access to a device; the inventory of a backend sets it for each device."""
 
     MOUNT = "mount"
     """A bind mount, read-write."""
     DEVICE_NODE = "node"
-    """A device node, with leave to read and write it."""
+    """A device node, with permission to read and write it."""
     ENVIRONMENT = "environment"
-    """A variable: its name is the ``container_path``, its value the ``host_path``. Names a device; isolates nothing."""
+    """An environment variable, which names a device and isolates nothing.
+
+    ``container_path`` is the name of the variable, ``host_path`` its value.
+    """
     CDI = "cdi"
-    """A device in a CDI specification of the vendor's: its qualified name (``amd.com/gpu=0``) is the ``host_path``."""
+    """A device in a CDI specification of the vendor: ``host_path`` is its qualified name (``amd.com/gpu=0``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One thing that a container is given; what the two paths are, :class:`AccessKind` says."""
+    """One means of access for a container; :class:`AccessKind` defines the meaning of the two paths."""
 
     kind: AccessKind
     host_path: str
@@ -39,19 +42,20 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as the driver describes it. While it is there, nothing in here changes but its peers and some traits.
+    """A device as the driver describes it. While it exists, only its peers and some traits change.
 
     Attributes:
-        id: the UUID that the driver gives.
+        id: the UUID from the driver.
         index: ``"0"`` for a whole GPU, ``"0:1"`` for instance 1 of GPU 0.
-        memory_bytes: all memory, the part that the driver keeps for itself included.
-        parent: id of the GPU that an instance is cut from. The parent of instances is not handed out itself.
-        profile: what kind of instance it is, in the driver's words (``1g.10gb``); None for a whole GPU.
-        numa_node: None when the platform does not say.
-        peers: ids of devices joined by a fast link.
+        memory_bytes: all memory, including the part that the driver reserves for itself.
+        parent: ID of the GPU that an instance is part of. The parent of instances is not advertised itself.
+        profile: the kind of instance, in the driver's terms (``1g.10gb``); None for a whole GPU.
+        numa_node: None when the platform does not report it.
+        peers: IDs of devices joined by a fast link.
         access: what a container needs to use it.
-        driver: version of the device's own driver, on a node that has several; empty: the node's.
-        traits: what else the driver says and people ask for: ``pci_address``, ``vbios``, ``architecture``, …
+        driver: version of the device's own driver, on a node with several drivers; empty: the driver version of the
+            node.
+        traits: other facts from the driver: ``pci_address``, ``vbios``, ``architecture``, …
     """
 
     id: str
@@ -67,7 +71,7 @@ class Device:
     traits: tuple[tuple[str, str], ...] = ()
 
     def has_same_location(self, other: Device) -> bool:
-        """Whether who looks for this device where ``other`` is finds it: at the same address, behind the same node and driver."""
+        """Whether both devices are in the same location: same address, device nodes, parent, size and driver."""
         mine, theirs = dict(self.traits), dict(other.traits)
         moved = [name for name in _LOCATION_TRAITS if mine.get(name) != theirs.get(name)]
         return not moved and (self.parent, self.memory_bytes, self.driver) == (
@@ -79,22 +83,22 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Where and under what a certificate holds: cleanness does not outlive a boot or a driver."""
+    """The scope of a certificate: a proof does not outlive a boot or a driver version."""
 
     node: str
     boot: str
     driver: str
 
     def for_device(self, device: Device) -> NodeIdentity:
-        """Return where and under what a certificate of ``device`` holds."""
+        """Return the scope of a certificate of ``device``."""
         return replace(self, driver=device.driver) if device.driver else self
 
 
 def find_device(devices: Iterable[Device], query: str) -> Device:
-    """The one device that ``query`` names: its UUID, a unique prefix of it, or its index.
+    """Return the one device that ``query`` names: its UUID, a unique prefix of it, or its index.
 
     Raises:
-        InvalidRequest: no device, or more than one, answers to the name.
+        InvalidRequest: no device, or more than one, matches.
     """
     everything = sorted(devices, key=lambda device: device.index)
     exact = [each for each in everything if each.id == query] or [each for each in everything if each.index == query]

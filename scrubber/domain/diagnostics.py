@@ -1,4 +1,4 @@
-"""Whether a device works: what a diagnostic measured, against the floors of the policy."""
+"""Whether a device works: compares the measurements of a diagnostic with the policy's minimum rates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CHECK_NAMES", "DiagnosticCheck", "DiagnosticLevel", "diagnostic_find
 
 
 CHECK_NAMES = ("memory-pattern", "matrix-product", "host-to-device", "device-to-host")
-"""What a diagnostic may look at."""
+"""Names of the checks that a diagnostic can run."""
 
 
 class DiagnosticLevel(StrEnum):
@@ -31,12 +31,13 @@ class DiagnosticLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticCheck:
-    """One thing that a diagnostic looked at.
+    """The result of one check of a diagnostic.
 
     Attributes:
         name: one of :data:`CHECK_NAMES`.
-        errors: results that were wrong.
-        measured: by unit-suffixed names: ``bytes``, ``bytes_per_second``, ``operations_per_second``, ``seconds``.
+        errors: number of wrong results.
+        measured: values by names with a unit suffix: ``bytes``, ``bytes_per_second``, ``operations_per_second``,
+            ``seconds``.
     """
 
     name: str
@@ -47,11 +48,11 @@ class DiagnosticCheck:
 def diagnostic_findings(
     checks: Iterable[DiagnosticCheck], model: str, floors: Mapping[str, Mapping[str, float]]
 ) -> tuple[Finding, ...]:
-    """What the checks mean for a device of ``model``.
+    """Return the findings of ``checks`` for a device of ``model``.
 
     Args:
-        floors: for a pattern of model names (``*H200*``), the least rate by check: ``matrix-product`` in
-            operations, the others in bytes per second. The first pattern that matches counts.
+        floors: minimum rates by check, for each pattern of model names (``*H200*``): ``matrix-product`` in operations
+            per second, the others in bytes per second. The first matching pattern applies.
     """
     least = next((rates for pattern, rates in floors.items() if fnmatchcase(model, pattern)), {})
     found: list[Finding] = []

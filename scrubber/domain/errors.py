@@ -1,28 +1,28 @@
-"""Every error of the service, split by what the caller does with it.
+"""Every error of the service, grouped by what the caller does with it.
 
 ::
 
     ScrubberError
-    ├── RetryableError            ask again; nothing is wrong with the request
-    │   ├── NotReady              a scrub is under way, or an earlier pod is not over yet
-    │   └── Unavailable           a collaborator (service, kubelet, child) did not answer
-    │       └── ResetInProgress   nobody is asked about the device, because it is being reset
-    ├── Refused                   asking again changes nothing until somebody acts
-    │   ├── InvalidRequest        unknown, duplicate or missing ids; malformed input
+    ├── RetryableError            retry; nothing is wrong with the request
+    │   ├── NotReady              a scrub is in progress, or an earlier pod is not over yet
+    │   └── Unavailable           a collaborator (service, kubelet, child process) did not answer
+    │       └── ResetInProgress   the device is not queried, because it is being reset
+    ├── Refused                   retrying changes nothing until someone acts
+    │   ├── InvalidRequest        unknown, duplicate or missing IDs; malformed input
     │   ├── Quarantined           the device is out of service
-    │   ├── DeviceBusy            somebody who may not be ended has the device
+    │   ├── DeviceBusy            a process that may not be killed has the device
     │   └── PermissionDenied      wrong socket or wrong caller
     ├── DeviceFault               the device is quarantined, its cause is ``code``
-    │   ├── Unreadable            no data, or data that makes no sense
-    │   ├── DriverTimeout         a call into the driver outlived its deadline
+    │   ├── Unreadable            no data, or invalid data
+    │   ├── DriverTimeout         a call into the driver exceeded its deadline
     │   └── DeviceLost            the device fell off the bus
     └── FatalError                the daemon stops, or refuses every hand-over
         ├── InvalidConfiguration  a setting, a policy or a path cannot work
         ├── AlreadyRunning        another instance owns the state or the sockets
         └── LedgerFailure         the durable record is corrupt, full, read-only or newer than this program
 
-The text of an error is for whoever runs the node. ``public_message`` is what may reach a pod's status: it names device,
-state and scrub id, never another tenant, namespace, process or command.
+The text of an error is for the node's operator. ``public_message`` is what may reach a pod's status: it names device,
+state and scrub ID, never another tenant, namespace, process or command.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ __all__ = [
 
 
 class ScrubberError(Exception):
-    """Base of all errors that this project raises on purpose.
+    """Base class of all errors that this project raises on purpose.
 
     Args:
-        message: one sentence for the operator.
+        message: for the operator, in one sentence.
         public_message: one sentence that may be shown to any tenant; ``message`` is never shown in its place.
-        code: where there is a more precise one than the class has; text of a service that knows more codes than this one.
+        code: a more precise code than that of the class; a plain string if it comes from a service that knows more
+            codes.
     """
 
     code: ErrorCode | str = ErrorCode.ERROR
     default_public_message = "The scrub service refused; its log on the node says why."
-    """What may be shown when nobody wrote a sentence for it."""
+    """Public message of an error that was raised without one."""
 
     def __init__(self, message: str, *, public_message: str | None = None, code: ErrorCode | str | None = None) -> None:
         super().__init__(message)
@@ -72,13 +73,13 @@ class ScrubberError(Exception):
 
 
 class RetryableError(ScrubberError):
-    """Nothing is wrong with the request: ask again."""
+    """Nothing is wrong with the request: retry."""
 
     code = ErrorCode.RETRYABLE
 
 
 class NotReady(RetryableError):
-    """A scrub is under way or an earlier pod is not over; it goes on, ask again and join it."""
+    """A scrub is in progress or an earlier pod is not over. The scrub continues: retry to join it."""
 
     code = ErrorCode.NOT_READY
 
@@ -90,19 +91,19 @@ class Unavailable(RetryableError):
 
 
 class ResetInProgress(Unavailable):
-    """Nobody is asked about the device until its reset is over: no silence of anybody's."""
+    """The device is not queried until its reset has finished; this does not count as a missing answer."""
 
     code = ErrorCode.RESET_IN_PROGRESS
 
 
 class Refused(ScrubberError):
-    """Asking again changes nothing until somebody acts."""
+    """Retrying changes nothing until someone acts."""
 
     code = ErrorCode.REFUSED
 
 
 class InvalidRequest(Refused):
-    """The request names unknown, duplicate or no devices, or is malformed. Its text is safe to show to the caller."""
+    """The request names unknown, duplicate or no devices, or is malformed. Its text may be shown to the caller."""
 
     code = ErrorCode.INVALID_REQUEST
 
@@ -111,19 +112,19 @@ class InvalidRequest(Refused):
 
 
 class Quarantined(Refused):
-    """The device is out of service; the message names the cause and the way back."""
+    """The device is out of service; the message names the cause and how it can return."""
 
     code = ErrorCode.QUARANTINED
 
 
 class DeviceBusy(Refused):
-    """Somebody who is not a proved leftover has the device."""
+    """A process that is not a proved leftover has the device."""
 
     code = ErrorCode.DEVICE_BUSY
 
 
 class PermissionDenied(Refused):
-    """The caller asked on the wrong socket or runs under a uid that may not do this."""
+    """The request came over the wrong socket or from a UID without permission."""
 
     code = ErrorCode.PERMISSION_DENIED
 
@@ -138,13 +139,13 @@ class DeviceFault(ScrubberError):
 
 
 class Unreadable(DeviceFault):
-    """The device gave no data, or data that makes no sense."""
+    """The device returned no data, or invalid data."""
 
     code = ErrorCode.DEVICE_UNREADABLE
 
 
 class DriverTimeout(DeviceFault):
-    """A call into the driver outlived its deadline."""
+    """A call into the driver exceeded its deadline."""
 
     code = ErrorCode.DRIVER_TIMEOUT
 
@@ -156,13 +157,13 @@ class DeviceLost(DeviceFault):
 
 
 class FatalError(ScrubberError):
-    """The daemon stops, or refuses every hand-over until somebody acts."""
+    """The daemon stops, or refuses every hand-over until someone acts."""
 
     code = ErrorCode.FATAL_ERROR
 
 
 class InvalidConfiguration(FatalError):
-    """A setting, a policy or a path cannot work; the message says which and what to write instead."""
+    """A setting, a policy or a path cannot work; the message names it and a valid replacement."""
 
     code = ErrorCode.INVALID_CONFIGURATION
 
@@ -174,7 +175,7 @@ class AlreadyRunning(FatalError):
 
 
 class LedgerFailure(FatalError):
-    """The ledger is corrupt, full, read-only, or newer than this program. Nothing is handed over meanwhile."""
+    """The ledger is corrupt, full, read-only, or newer than this program. Nothing is handed over in this state."""
 
     code = ErrorCode.LEDGER_FAILURE
     default_public_message = (

@@ -1,4 +1,4 @@
-"""What a step saw, what a scrub proved, and the certificate that says so."""
+"""The findings of steps, the results of scrubs, and certificates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PathKind(StrEnum):
 
 
 class Step(StrEnum):
-    """The acts of a path."""
+    """The steps of a path."""
 
     HOLDERS = "holders"
     RESET = "reset"
@@ -45,17 +45,16 @@ class Step(StrEnum):
 
 
 class ScrubTrigger(StrEnum):
-    """Why we look."""
+    """Why a scrub or a check runs."""
 
-    RESERVATION = "admission"
     CONTAINER_START = "start"
     RELEASE = "release"
     SERVICE_START = "service-start"
     RECOVERY = "recovery"
     ON_DEMAND = "on-demand"
-    MAINTENANCE = "schedule"
-    CERTIFICATE_VOIDED = "void"
-    """What was proved counts no more: the policy or the driver is another one."""
+    MAINTENANCE = "maintenance"
+    CERTIFICATE_VOIDED = "certificate-voided"
+    """The certificate is no longer valid: the policy or the driver changed."""
 
 
 class Severity(StrEnum):
@@ -63,7 +62,7 @@ class Severity(StrEnum):
 
     NOTE = "note"
     WARNING = "warning"
-    BLOCKING = "dirty"
+    BLOCKING = "blocking"
     """The device stays dirty and cannot be handed over now; it is not at fault."""
     FAULT = "fault"
     """The device is quarantined."""
@@ -75,10 +74,10 @@ _DIAGNOSTICS, _SETTINGS = Step.DIAGNOSTICS, Step.SETTINGS
 
 
 class FindingCode(StrEnum):
-    """The code of a :class:`Finding` that a step of a scrub makes by itself.
+    """The code of a :class:`Finding` that originates in a step of a scrub.
 
     Attributes:
-        allowed_severities: in which steps and with which severities it is found.
+        allowed_severities: the steps that report it, each with a severity.
     """
 
     allowed_severities: tuple[tuple[Step, Severity], ...]
@@ -89,54 +88,54 @@ class FindingCode(StrEnum):
         member.allowed_severities = places
         return member
 
-    EARLIER_POD_RUNNING = "earlier-pod-lives", (_HOLDERS, _BLOCKING)
+    EARLIER_POD_RUNNING = "earlier-pod-running", (_HOLDERS, _BLOCKING)
     ERASER_UNKILLABLE = "eraser-unkillable", (_HOLDERS, _FAULT)
-    UNTRACEABLE_HOLDER = "ghost", (_HOLDERS, _NOTE), (_HOLDERS, _FAULT)
-    DEVICE_BUSY = "held", *((step, _BLOCKING) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS))
+    UNTRACEABLE_HOLDER = "untraceable-holder", (_HOLDERS, _NOTE), (_HOLDERS, _FAULT)
+    DEVICE_BUSY = "device-busy", *((step, _BLOCKING) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS))
     HELD_BY_OWN_POD = "held-by-own-pod", (_HOLDERS, _BLOCKING)
     HOLDERS_UNREADABLE = "holders-unreadable", (_HOLDERS, _NOTE)
-    INFRASTRUCTURE_HOLDER = "infrastructure", (_HOLDERS, _NOTE)
-    LEFTOVERS_KILLED = "leftovers", (_HOLDERS, _NOTE)
+    INFRASTRUCTURE_HOLDER = "infrastructure-holder", (_HOLDERS, _NOTE)
+    LEFTOVERS_KILLED = "leftovers-killed", (_HOLDERS, _NOTE)
     LEFTOVERS_OBSERVED = "leftovers-observed", (_HOLDERS, _BLOCKING)
     LEFTOVERS_UNREADABLE = "leftovers-unreadable", (_HOLDERS, _BLOCKING)
-    HOLDERS_OMITTED = "more-holders", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
-    ORPHANED_ERASER_KILLED = "orphaned-eraser", (_HOLDERS, _NOTE)
-    LEFTOVER_POD_KILLED = "pod-ended", (_HOLDERS, _NOTE)
-    UNAUTHORIZED_PROCESS_KILLED = "stranger-ended", (_HOLDERS, _NOTE)
-    UNAUTHORIZED_USE = "ungranted-use", (_HOLDERS, _FAULT)
-    UNINSPECTED_PROCESS_KILLED = "uninspected-ended", (_HOLDERS, _NOTE)
-    HOLDER_UNKILLABLE = "unkillable", (_HOLDERS, _FAULT)
+    HOLDERS_OMITTED = "holders-omitted", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
+    ORPHANED_ERASER_KILLED = "orphaned-eraser-killed", (_HOLDERS, _NOTE)
+    LEFTOVER_POD_KILLED = "leftover-pod-killed", (_HOLDERS, _NOTE)
+    UNAUTHORIZED_PROCESS_KILLED = "unauthorized-process-killed", (_HOLDERS, _NOTE)
+    UNAUTHORIZED_USE = "unauthorized-use", (_HOLDERS, _FAULT)
+    UNINSPECTED_PROCESS_KILLED = "uninspected-process-killed", (_HOLDERS, _NOTE)
+    HOLDER_UNKILLABLE = "holder-unkillable", (_HOLDERS, _FAULT)
     UNKNOWN_HOLDER = "unknown-holder", (_HOLDERS, _BLOCKING)
-    UNINSPECTED_PROCESSES = "walk-unfinished", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
+    UNINSPECTED_PROCESSES = "uninspected-processes", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
     RESET_FAILED = "reset-failed", (_RESET, _FAULT)
     RESET_UNAVAILABLE = "reset-unavailable", (_RESET, _NOTE), (_RESET, _FAULT)
     DIAGNOSTICS_FAILED = "diagnostics-failed", (_DIAGNOSTICS, _FAULT)
     DIAGNOSTICS_SLOW = "diagnostics-slow", (_DIAGNOSTICS, _FAULT)
     ERASE_TIMEOUT = "erase-timeout", (_MEMORY, _FAULT)
     FENCE_BROKEN = "fence-broken", (_MEMORY, _BLOCKING)
-    MEMORY_NOT_RELEASED = "memory-not-back", (_MEMORY, _FAULT)
-    CLEARING_INCOMPLETE = "not-all-cleared", (_MEMORY, _FAULT)
+    MEMORY_NOT_RELEASED = "memory-not-released", (_MEMORY, _FAULT)
+    CLEARING_INCOMPLETE = "clearing-incomplete", (_MEMORY, _FAULT)
     RESIDUE = "residue", (_MEMORY, _NOTE)
-    SIZE_RESTORED = "size-mended", (_MEMORY, _NOTE)
+    SIZE_RESTORED = "size-restored", (_MEMORY, _NOTE)
     VERIFICATION_FAILED = "verification-failed", (_MEMORY, _FAULT)
     ON_CHIP_FAILED = "on-chip-failed", (_ON_CHIP, _FAULT)
     ON_CHIP_RESIDUE = "on-chip-residue", (_ON_CHIP, _NOTE)
-    SETTINGS_MISMATCH = "settings-off", (_SETTINGS, _BLOCKING)
+    SETTINGS_MISMATCH = "settings-mismatch", (_SETTINGS, _BLOCKING)
     SETTINGS_RESTORED = "settings-restored", (_SETTINGS, _NOTE)
-    SETTINGS_NOT_RESTORED = "settings-stay", (_SETTINGS, _FAULT)
-    SCRUB_TIMEOUT = "scrub-overdue", *((step, _FAULT) for step in Step)
+    SETTINGS_NOT_RESTORED = "settings-not-restored", (_SETTINGS, _FAULT)
+    SCRUB_TIMEOUT = "scrub-timeout", *((step, _FAULT) for step in Step)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a step saw.
+    """An observation of a step.
 
     Attributes:
-        code: a :class:`FindingCode`, the code of an error that the step met, or what the device showed: a
-            code of its :class:`~scrubber.domain.health.signal_table.SignalTable`, or an error code. The cause of a quarantine when
-            the severity is ``FAULT``.
+        code: a :class:`FindingCode`, the code of an error that the step met, or a code of the device: a code of its
+            :class:`~scrubber.domain.health.signal_table.SignalTable`, or an error code. It is the cause of a quarantine
+            when the severity is ``FAULT``.
         message: for the operator; may name processes and pods.
-        evidence: numbers and words that support it; residue is counted in here, never stored.
+        evidence: supporting numbers and words; residue is counted here, never stored.
     """
 
     step: Step
@@ -147,7 +146,7 @@ class Finding:
 
 
 class Verdict(StrEnum):
-    """How a step ended."""
+    """The result of a step."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -156,7 +155,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step of a scrub. ``measured`` holds what was measured, by unit-suffixed names (``cleared_bytes``)."""
+    """The result of one step of a scrub. ``measured`` has values by unit-suffixed names (``cleared_bytes``)."""
 
     step: Step
     verdict: Verdict
@@ -167,20 +166,20 @@ class StepResult:
 
 
 class Outcome(StrEnum):
-    """How a scrub ended. Only ``PASSED`` makes a certificate."""
+    """The result of a scrub. Only ``PASSED`` leads to a certificate."""
 
     PASSED = "passed"
-    BLOCKED = "held-up"
-    """Somebody has the device, or an earlier pod is not over: try again later."""
+    BLOCKED = "blocked"
+    """A process holds the device, or an earlier pod is not over: try again later."""
     FAILED = "failed"
     """The device is at fault."""
     ABANDONED = "abandoned"
-    """Stopped by a shutdown, a crash or a deadline before it could say anything."""
+    """Stopped by a shutdown, a crash or a deadline before it had a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubRecord:
-    """A scrub, finished or under way (``ended`` and ``outcome`` are None then). Times are wall-clock seconds."""
+    """A scrub, finished or in progress (then ``ended`` and ``outcome`` are None). Times are wall-clock seconds."""
 
     id: str
     device: str
@@ -198,7 +197,7 @@ class ScrubRecord:
         return tuple(finding for step in self.steps for finding in step.findings)
 
     def measurement(self, step: Step, name: str) -> int:
-        """A whole number that ``step`` measured; 0 when it did not run or did not measure it."""
+        """Return a whole number that ``step`` measured; 0 when it did not run or did not measure it."""
         for result in self.steps:
             if result.step is step:
                 value = result.measured.get(name, 0)
@@ -208,18 +207,21 @@ class ScrubRecord:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The single-use result of a path: what was proved about one device, between two grants.
+    """The single-use result of a path: what was proved about one device between two grants.
 
     Attributes:
         sequence: number of this certificate on its device, counting from 1.
-        previous_grant: sequence of the last grant before it (0: none yet). It is good for the next grant only.
-        next_grant: sequence of the grant that used it up; None while unused.
+        previous_grant: sequence of the last grant before it (0: none yet). The certificate is valid for the next grant
+            only.
+        next_grant: sequence of the grant that used it; None while unused.
         covered: what was measured, e.g. ``"memory: 268435456 of 268435456 bytes cleared and verified"``.
-        not_covered: what was not, in the same manner. Never empty by omission: a step that did not run is in here.
-        rests_on: for a fast path, the id of the slow-path certificate under it.
+        not_covered: what was not measured, in the same form. Never empty by omission: it contains each step that did
+            not run.
+        rests_on: for a fast path, the ID of the slow-path certificate that it rests on.
         issued_at: wall-clock seconds.
-        key_id: of the node's key that signed it; None until then.
-        signature: in base64, over what :func:`scrubber.domain.statement.statement` says, so not over ``next_grant``.
+        key_id: ID of the node's key that signed it; None until then.
+        signature: in base64, over the result of :func:`scrubber.domain.statement.statement`, which excludes
+            ``next_grant``.
     """
 
     id: str

@@ -1,7 +1,8 @@
-"""The one answer to "may this device be handed over now?": from what is known, without asking anybody.
+"""Decides whether a device may be handed over now, from known facts and without I/O.
 
-:func:`decide` is pure and total. What it needs to know comes in as :class:`HandoverFacts`. A fact that was not gathered yet is None; where
-the answer depends on it, the answer is to gather it (:attr:`HandoverVerdict.GATHER`), so that nothing is asked in vain.
+:func:`decide` is pure and total. Its input is :class:`HandoverFacts`. A fact that was not gathered yet is None; where
+the decision depends on it, the verdict is to gather it (:attr:`HandoverVerdict.GATHER`), so nothing is queried
+unnecessarily.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 _EXCEPTIONS = {
     kind: Basis(kind.value) for kind in (HandOverKind.SAME_CONTAINER, HandOverKind.SAME_POD, HandOverKind.SAME_TENANT)
 }
-"""The kinds of hand-over that a policy may let start on checks alone. Never to another tenant, whatever it says."""
+"""The kinds of hand-over that a policy may allow on checks alone. Never to another tenant, regardless of the policy."""
 
 
 class HandoverVerdict(StrEnum):
@@ -44,19 +45,19 @@ class HandoverVerdict(StrEnum):
     GATHER = "gather"
     """Gather the fact :attr:`HandoverDecision.missing`, then decide again."""
     RECORD = "record"
-    """What the checks found changes the device's health: record it, then decide again."""
+    """The checks' findings change the device's health: record them, then decide again."""
     JOIN = "join"
-    """A scrub is under way: wait for it, then decide again."""
+    """A scrub is in progress: wait for it, then decide again."""
     SCRUB = "scrub"
-    """The slow path first, then decide again."""
+    """Run the slow path first, then decide again."""
     WAIT = "wait"
-    """Not now. Decide again until the caller's time is up; then refuse."""
+    """Not now. Decide again until the caller's deadline; then refuse."""
     REFUSE = "refuse"
     """Waiting longer changes nothing."""
 
 
 class MissingFact(StrEnum):
-    """A fact that is gathered only where the answer depends on it."""
+    """A fact that is gathered only where the decision depends on it."""
 
     GRANTED_PODS = "neighbours"
     EARLIER_PODS = "earlier"
@@ -65,10 +66,10 @@ class MissingFact(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FastPathChecks:
-    """What the fast path's checks came to.
+    """The result of the fast path's checks.
 
     Attributes:
-        held_without_process: whatever holds the device has had no process for so long that nobody will ever let it go.
+        held_without_process: the holder has had no process for so long that it will never release the device.
     """
 
     passed: bool
@@ -80,7 +81,7 @@ class FastPathChecks:
 
     @property
     def is_only_held(self) -> bool:
-        """Whether somebody holds the device, and nothing is wrong with the device itself."""
+        """Whether the device is held and nothing is wrong with the device itself."""
         return any(each.code == FindingCode.DEVICE_BUSY for each in self.findings) and not self.has_finding(
             Severity.FAULT
         )
@@ -88,21 +89,23 @@ class FastPathChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoverFacts:
-    """Everything that decides about one device of a hand-over.
+    """Everything that the decision about one device of a hand-over depends on.
 
     Attributes:
-        record: the device's, as it is in the ledger.
-        kind: how the hand-over relates to the one before.
-        policy: the one of this device; observed where a person broke its glass.
-        last_pod_ran: the pod of the last grant was seen to run since: no exception rests on a run that nobody saw.
-        assignment_problem: what is wrong with the assignment by the kubelet's word: ``REASSIGNED``, ``UNASSIGNED`` or
-            ``ASSIGNED_BY_ANOTHER_PLUGIN``; None where nothing is.
-        is_share: the device is asked for as one of several shares of it.
-        starting_pod: the pod that starts, where that is certain; only a share asks.
-        granted_pods: pods of grants since the device was last clean, those that are over included; without the asking pod,
-            unless it has several shares.
-        earlier_pods: where the pods of earlier grants stand, the asking pod left out: its other containers may live.
-        checks: what the fast path's checks came to.
+        record: the device's record in the ledger.
+        kind: how the hand-over relates to the previous one.
+        policy: the policy of this device; in observe mode while a break-glass override is active.
+        last_pod_ran: the pod of the last grant was seen to run since: no exception rests on a run that was not
+            observed.
+        assignment_problem: what is wrong with the assignment according to the kubelet: ``REASSIGNED``, ``UNASSIGNED``
+            or ``ASSIGNED_BY_ANOTHER_PLUGIN``; None where nothing is.
+        is_share: whether the request is for one of several shares of the device.
+        starting_pod: the pod that starts, where that is certain; used only for a share.
+        granted_pods: pods of grants since the device was last clean, including pods that are over; without the starting
+            pod, unless it has several shares.
+        earlier_pods: the states of the pods of earlier grants, without the starting pod: its other containers may be
+            alive.
+        checks: the result of the fast path's checks.
     """
 
     record: DeviceRecord
@@ -123,11 +126,11 @@ class HandoverDecision:
     """A verdict and its reason.
 
     Attributes:
-        reason: for the operator, in a word or a sentence.
+        reason: for the operator, a word or a sentence.
         basis: what a grant rests on. Set with ``GRANT``; with ``GATHER`` where it is known what a grant would rest on.
         missing: the fact to gather; set with ``GATHER``.
         code: why not; set with ``WAIT`` and ``REFUSE``.
-        sharing_pods: how many pods a shared start would be beside.
+        sharing_pods: how many pods a shared start would run beside.
     """
 
     verdict: HandoverVerdict
@@ -141,11 +144,11 @@ class HandoverDecision:
 def decide(facts: HandoverFacts) -> HandoverDecision:
     """Return whether the device may be handed over, on what basis, and why.
 
-    No device leaves quarantine through here, whatever its bytes, and none is granted without a certificate issued since its
-    last grant, unless the policy names the exception.
+    No device leaves quarantine through here, regardless of its memory, and none is granted without a
+    certificate issued since its last grant, unless the policy names the exception.
 
-    Where the policy observes, the answer is always to grant, with what would have been done otherwise as its reason; only a
-    scrub that is under way is waited for, and only what a person took out is refused.
+    Where the policy observes, the decision is always to grant, and the reason contains what would have been done
+    otherwise; only a scrub in progress is waited for, and only a device that an operator quarantined is refused.
     """
     decision = _enforced(facts)
     observes = facts.policy.enforcement is Enforcement.OBSERVE and not facts.record.quarantined_by_operator
@@ -159,13 +162,14 @@ def decide(facts: HandoverFacts) -> HandoverDecision:
     return HandoverDecision(HandoverVerdict.GRANT, decision.reason, basis)
 
 
+# See docs/decisions/0031-observe-and-break-glass.md.
 def unconditional_basis(record: DeviceRecord) -> Basis:
-    """Return the exception by which a device is handed over whatever is known of it."""
+    """Return the exception under which a device is handed over without any check."""
     return Basis.OBSERVE_MODE if record.break_glass is None else Basis.BREAK_GLASS
 
 
 def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeIdentity, policy: Policy) -> str | None:
-    """Return why ``certificate`` does not speak for the device as it is now; None when it does."""
+    """Return why ``certificate`` is not valid for the current state of the device; None when it is."""
     if certificate.device != record.device:
         return "it is another device's"
     if certificate.next_grant is not None:
@@ -182,7 +186,7 @@ def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeI
 
 
 def _enforced(facts: HandoverFacts) -> HandoverDecision:
-    """The answer of a policy that is enforced. Each rule takes what the ones before it left open."""
+    """Return the decision of an enforced policy. Each rule handles what the previous ones left undecided."""
     record = facts.record
     if facts.assignment_problem is not None and facts.policy.enforcement is not Enforcement.OBSERVE:
         for_now = facts.assignment_problem is ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN
@@ -224,7 +228,7 @@ def _not_granted(verdict: HandoverVerdict, code: ErrorCode, reason: str) -> Hand
 
 
 def _is_alone(starting_pod: Pod | None, granted_pods: tuple[GrantedPod, ...]) -> bool:
-    """Whether no other pod is there to wait for: then the device is scrubbed, unless a container of the pod holds it."""
+    """Whether no other pod has to end first: then the device is scrubbed, unless a container of the pod holds it."""
     living = [each.pod for each in granted_pods if each.state is PodState.ALIVE]
     return starting_pod is not None and all(pod == starting_pod for pod in living)
 
@@ -234,7 +238,7 @@ def _is_sound(record: DeviceRecord) -> bool:
 
 
 def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
-    """What a grant would rest on by the record, and why; None where a scrub has to come first."""
+    """Return what a grant would rest on according to the record, and why; None where a scrub must come first."""
     record, kind = facts.record, facts.kind
     if record.hygiene is Hygiene.CLEAN and record.certificate is not None:
         flaw = certificate_flaw(record.certificate, record, facts.identity, facts.policy)
@@ -250,8 +254,9 @@ def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
     return exception, f"the policy lets {kind.value} start on checks"
 
 
+# See docs/decisions/0002-exceptions-need-an-unbroken-watch.md.
 def _missing_for_exception(record: DeviceRecord, *, ran: bool) -> str | None:
-    """What an exception of the policy's lacks; None when it may stand in for a certificate."""
+    """Return which condition of the policy's exception is not met; None when it may replace a certificate."""
     if record.previous_assignment is None:
         return "somebody else may have used the device since it was last clean"
     if not ran:
@@ -264,7 +269,7 @@ def _missing_for_exception(record: DeviceRecord, *, ran: bool) -> str | None:
 
 
 def _checked(facts: HandoverFacts, basis: Basis, reason: str, pods: int = 0) -> HandoverDecision:
-    """The answer where only the checks can speak against a grant on ``basis``."""
+    """Return the decision where only the checks can prevent a grant on ``basis``."""
     checks = facts.checks
     if checks is None:
         return HandoverDecision(HandoverVerdict.GATHER, reason, basis, MissingFact.CHECKS, sharing_pods=pods)

@@ -1,4 +1,4 @@
-"""How a hand-over relates to the one before it, and what a grant rests on."""
+"""The relation of a hand-over to the previous one, and the basis of a grant."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class HandOverKind(StrEnum):
 
 
 class Basis(StrEnum):
-    """What a grant rests on: a certificate issued since the grant before it, or an exception to that rule."""
+    """What a grant rests on: a certificate issued since the previous grant, or an exception to that rule."""
 
     CERTIFICATE = "certificate"
     SAME_CONTAINER = HandOverKind.SAME_CONTAINER.value
-    """The policy lets this kind of hand-over start on checks alone; so do the next two."""
+    """The policy allows this kind of hand-over on checks alone; likewise for the next two."""
     SAME_POD = HandOverKind.SAME_POD.value
     SAME_TENANT = HandOverKind.SAME_TENANT.value
     SHARED = "shared"
@@ -32,18 +32,18 @@ class Basis(StrEnum):
     OBSERVE_MODE = "observe"
     """The policy refuses nothing."""
     BREAK_GLASS = "break-glass"
-    """A person had the device handed over whatever was known of it."""
+    """A break-glass override of an operator bypassed all checks."""
     ADOPTED = "adopted"
-    """The container was running already, or started without asking."""
+    """The container was already running, or started without a hand-over."""
 
     @property
     def exception(self) -> str | None:
-        """How events, answers and JSON name the exception; None for a certificate."""
+        """The name of the exception in events, answers and JSON; None for a certificate."""
         return None if self is Basis.CERTIFICATE else self.value
 
 
 UNCONDITIONAL_BASES = frozenset({Basis.OBSERVE_MODE, Basis.BREAK_GLASS})
-"""Exceptions by which a device is handed over whatever is known of it."""
+"""Exceptions under which a device is handed over without any check."""
 UNPROVEN_BASES = UNCONDITIONAL_BASES | {Basis.ADOPTED}
 """Exceptions of grants before which the device was not proved clean."""
 
@@ -56,16 +56,17 @@ def classify_hand_over(
     container_count: int,
     init_containers_known: bool = True,
 ) -> HandOverKind:
-    """The kind of a hand-over.
+    """Return the kind of a hand-over.
+
+    A recreated StatefulSet pod has the name of its predecessor: without equal UIDs nothing is the same pod.
 
     Args:
-        previous: the assignment of the last grant; None when there was none, or nobody knows whose it was.
-        next_assignment: what the kubelet's witnesses say now; None when they do not agree on one pod.
+        previous: the assignment of the last grant; None when there was none, or its owner is unknown.
+        next_assignment: the current assignment according to the kubelet's sources; None when they do not agree on one
+            pod.
         allocated_since: whether the device was allocated again since the last grant (True when not known).
-        container_count: how many containers of the following pod have the device.
-        init_containers_known: whether ordinary init containers, which had the device before, would be among them.
-
-    A recreated StatefulSet pod has its predecessor's name: without equal UIDs nothing is the same pod.
+        container_count: how many containers of the next pod have the device.
+        init_containers_known: whether ordinary init containers, which had the device before, would be included.
     """
     if previous is None or next_assignment is None:
         return HandOverKind.UNKNOWN

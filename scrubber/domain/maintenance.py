@@ -1,4 +1,4 @@
-"""When a device that nobody uses is scrubbed again, so that what is called clean was proved not long ago."""
+"""When an unused device is scrubbed again, so that a clean device was verified recently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["is_maintenance_window", "next_maintenance"]
 
 
 def next_maintenance(certified_at: float, rule: MaintenanceRule) -> float | None:
-    """The earliest time (wall-clock seconds) at which what was ``certified_at`` then is to be proved again; None: never."""
+    """Return the earliest time (wall-clock seconds) to verify again what was ``certified_at`` then; None: never."""
     if rule.interval is None:
         return None
     due = certified_at + rule.interval
@@ -19,7 +19,7 @@ def next_maintenance(certified_at: float, rule: MaintenanceRule) -> float | None
 
 
 def is_maintenance_window(rule: MaintenanceRule, now: float) -> bool:
-    """Whether maintenance may begin ``now`` (wall-clock seconds)."""
+    """Whether maintenance may start at ``now`` (wall-clock seconds)."""
     if rule.time_of_day is None:
         return True
     begin, end = rule.time_of_day

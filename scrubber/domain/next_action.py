@@ -1,4 +1,4 @@
-"""What a device needs next when nobody asks for anything: one pure decision, so that every state has a way out."""
+"""Decides what a device needs next without a request: one pure function, so that every state has a way out."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class RecoveryAction(StrEnum):
     PROBATION_SCRUB = "prove"
     """One more clean slow path on probation."""
     MAINTENANCE_SCRUB = "verify"
-    """Maintenance: what is clean is proved again."""
+    """Maintenance: a clean device is verified again."""
     RESOLVE = "settle"
-    """A scrub or a recovery is on record that nobody runs: put the record right."""
+    """The record shows a scrub or a recovery that is not running: correct the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextAction:
-    """What to do, at the earliest at ``due`` (wall-clock seconds; None: now, or never for ``NOTHING``)."""
+    """What to do, and not before ``due`` (wall-clock seconds; None: now, or never for ``NOTHING``)."""
 
     action: RecoveryAction
     due: float | None = None
 
 
 def next_action(record: DeviceRecord, policy: Policy, node: NodeIdentity, *, now: float = 0.0) -> NextAction:
-    """What the device needs next. Precondition: no scrub of it runs in this process.
+    """Return what the device needs next. Precondition: no scrub of it runs in this process.
 
     Args:
-        now: wall-clock seconds; maintenance that is overdue and missed its hours is due when they come again.
+        now: wall-clock seconds; overdue maintenance that missed its window is due when the next window begins.
     """
     if record.hygiene is Hygiene.SCRUBBING or record.health is Health.RECOVERING:
         return NextAction(RecoveryAction.RESOLVE)
@@ -56,7 +56,7 @@ def next_action(record: DeviceRecord, policy: Policy, node: NodeIdentity, *, now
         ):
             return NextAction(RecoveryAction.NOTHING)
         if policy.enforcement is Enforcement.OBSERVE and record.must_reset and policy.reset is not ResetMode.NEVER:
-            return NextAction(RecoveryAction.NOTHING)  # whoever only observes resets nothing, and would fail by it
+            return NextAction(RecoveryAction.NOTHING)  # observe mode resets nothing, so the recovery would fail
         return NextAction(RecoveryAction.RECOVER, record.retry_at)
     if record.hygiene is Hygiene.DIRTY:
         return NextAction(RecoveryAction.SCRUB)

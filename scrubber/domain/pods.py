@@ -1,4 +1,4 @@
-"""Where an earlier grant's pod stands: living, over, or gone with leftovers that are proved to be such."""
+"""Decides the liveness of the pod of an earlier grant: alive, over, or gone with proved leftovers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ __all__ = ["PodLiveness", "PodState", "own_pod_liveness", "pod_liveness", "unrea
 
 class PodState(StrEnum):
     OVER = "over"
+    """No process of the pod that may use the device remains, and none may be about to start."""
     ALIVE = "living"
-    """Somebody of the pod is there, or may be about to come; nothing is proved against it."""
+    """A process of the pod exists or may be about to start; nothing is proved against it."""
     LEFTOVER = "leftover"
-    """The pod is gone and what is left of it may be ended."""
+    """The pod is gone, and its remaining processes may be killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodLiveness:
-    """``processes`` are those that keep the pod from being over; ``proof`` says why they are leftovers.
+    """The liveness of a pod.
 
-    ``unproven_processes`` keep it from being over as well, and nothing is proved against them yet.
-
-    ``unreadable``: the processes of a pod that is gone cannot be told one from another, so it is ended whole.
-
-    ``in_other_containers``: the pod that is starting has processes in other containers than the one that had the device last. They
-    do not keep its earlier use from being over, and what they have mapped was not looked at.
+    Attributes:
+        processes: the processes that keep the pod from being over.
+        proof: why they are leftovers.
+        unproven_processes: processes that also keep it from being over, without a proof against them yet.
+        unreadable: the processes of a pod that is gone cannot be distinguished from each other, so all of them are
+            killed.
+        in_other_containers: the starting pod has processes in containers other than the one that had the device last.
+            They do not keep its earlier use from being over, and their mappings were not inspected.
     """
 
     state: PodState
@@ -39,17 +42,18 @@ class PodLiveness:
     in_other_containers: bool = False
 
 
+# See docs/decisions/0009-restarts-within-a-pod.md.
 def own_pod_liveness(
     processes: Iterable[Process], *, sandbox: Iterable[Process], cgroups: Collection[str]
 ) -> PodLiveness:
-    """Where the earlier use of a device by the very pod that is starting on it stands.
+    """Return the liveness of the starting pod's own earlier use of the device.
 
-    The kubelet starts a container only when no earlier run of it lives, so a pod's other containers say nothing about the
-    device: one that holds it is found as a holder. Only a container that had it may still be ending.
+    The kubelet starts a container only when no earlier run of it is alive, so a pod's other containers are no evidence
+    about the device: one that holds it is found as a holder. Only a container that had the device may still be exiting.
 
     Args:
-        processes: all of the pod.
-        sandbox: those among them that are its sandbox.
+        processes: all processes of the pod.
+        sandbox: the processes of its sandbox.
         cgroups: names of the containers that had the device; empty where that is not known.
     """
     everything = tuple(sorted(processes))
@@ -59,10 +63,11 @@ def own_pod_liveness(
     return PodLiveness(PodState.OVER, in_other_containers=bool(exclude_baseline(everything, sandbox)))
 
 
+# See docs/decisions/0010-unnamed-and-unreadable-pods.md.
 def unreadable_pod_liveness(absence: PodAbsence, *, now: float, leftover_grace_period: float) -> PodLiveness:
-    """Where a pod stands whose processes cannot be told: living, until it has been gone for the dying grace.
+    """Return the liveness of a pod with unreadable processes: alive, until its leftover grace period has passed.
 
-    A pod that makes itself unreadable must not keep its device for ever by that.
+    A pod that makes itself unreadable must not keep its device indefinitely that way.
     """
     if not absence.proved or absence.since is None or now - absence.since < leftover_grace_period:
         return PodLiveness(PodState.ALIVE)
@@ -72,6 +77,7 @@ def unreadable_pod_liveness(absence: PodAbsence, *, now: float, leftover_grace_p
     return PodLiveness(PodState.LEFTOVER, proof=proof, unreadable=True)
 
 
+# See docs/decisions/0008-when-a-pod-is-over.md.
 def pod_liveness(
     processes: Iterable[Process],
     absence: PodAbsence,
@@ -86,23 +92,26 @@ def pod_liveness(
     leftover_grace_period: float,
     unknown_pod_idle_period: float,
 ) -> PodLiveness:
-    """Where the pod of an earlier grant stands.
+    """Return the liveness of the pod of an earlier grant.
+
+    Being replaced by a newer grant proves nothing: a pod that was force-deleted may rightfully run for its grace
+    period.
 
     Args:
-        processes: those of the pod; without those that stood there before its first grant, as long as no trusted reading
-            lacks the pod.
-        absence: in how many trusted readings in a row the pod was absent.
-        listed: whether the newest reading lists it (never asked of the pod that is starting now: pass False).
+        processes: the pod's processes; without those that existed before its first grant, as long as the pod is in
+            every trusted reading.
+        absence: in how many consecutive trusted readings the pod was absent.
+        listed: whether the newest reading lists it (not used for the starting pod: pass False).
         trusted: whether the newest reading proves absence.
-        sandbox: whether its sandbox stands, or is not known. While the grant is younger than ``leftover_grace_period``, the runtime
-            may still be about to start the container in it, also when the pod was deleted by force a moment ago.
-        baseline: those that stood there before the pod's first grant: it is not over while they live, and nothing is
-            proved against them by what became of other containers.
+        sandbox: whether its sandbox exists, or is not known. While the grant is younger than ``leftover_grace_period``,
+            the runtime may still be about to start the container in it, also when the pod was force-deleted a moment
+            ago.
+        baseline: processes that existed before the pod's first grant: it is not over while they are alive, and the
+            state of other containers proves nothing against them.
         first_processes: the first process of each of its containers.
         now: monotonic seconds, the clock of ``absence``.
-        grant_age: seconds since the grant; without a trusted reading a young grant's container may be about to start.
-
-    Being superseded proves nothing: a pod that was deleted by force lives on rightfully for its grace.
+        grant_age: seconds since the grant; without a trusted reading the container of a recent grant may be about to
+            start.
     """
     left = tuple(processes)
     starting = (sandbox and grant_age < leftover_grace_period) or (not trusted and grant_age < unknown_pod_idle_period)

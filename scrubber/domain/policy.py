@@ -46,12 +46,12 @@ _SECONDS = ValueType.SECONDS
 
 
 class RequiredProof(StrEnum):
-    """What a hand-over must rest on."""
+    """The proof that a hand-over requires."""
 
     CERTIFICATE = "certificate"
-    """Issued since the last grant."""
+    """A certificate issued since the last grant."""
     CHECKS = "checks"
-    """The fast path's checks alone: the named exception, for a device whose bytes the next container may see anyway."""
+    """The fast path's checks alone: the named exception, for a device whose data the next container may see anyway."""
 
 
 class ResetMode(StrEnum):
@@ -66,94 +66,103 @@ class SharingMode(StrEnum):
 
 
 class UnauthorizedUseAction(StrEnum):
-    """What follows when somebody uses a device that nobody granted to him. It is recorded and told in any case."""
+    """Reaction to use of a device without a grant. It is recorded and logged in any case."""
 
     REFUSE = "refuse"
-    """The device is handed to nobody while it lasts."""
+    """The device is not handed over while the use lasts."""
     QUARANTINE = "quarantine"
-    """The device is out of service at once, until it was scrubbed."""
-    KILL = "end"
-    """Once it has lasted for the dying grace, processes of pods that do it are ended; those of the node never are."""
+    """The device is out of service immediately, until it was scrubbed."""
+    KILL = "kill"
+    """Once the use has lasted for the leftover grace period, processes of pods are killed; those of the node never are.
+    """
 
 
 class UninspectedProcessAction(StrEnum):
-    """What follows when a process cannot be looked through in several walks. It is recorded and reported in any case."""
+    """Reaction to a process that several walks cannot inspect. It is recorded and logged in any case."""
 
     REPORT = "report"
-    """Nothing more. It keeps a device from being scrubbed only if it may have the device by itself."""
-    KILL = "end"
-    """A pod's process is ended; a process of the node, of infrastructure, or of a pod that has the device never is."""
+    """Nothing more. The process blocks the scrub of a device only if it may have the device without a grant."""
+    KILL = "kill"
+    """A pod's process is killed; a process of the node, of infrastructure, or of a pod that has the device never is."""
 
 
 class Enforcement(StrEnum):
     ENFORCE = "enforce"
     OBSERVE = "observe"
-    """Judge and record everything; refuse nothing, end nobody."""
+    """Evaluate and record everything; refuse nothing, kill nothing."""
 
 
 class QuarantineTiming(StrEnum):
-    """When the kubelet hears that a device which a pod uses is out of service."""
+    """When the kubelet is notified that a device in use is out of service."""
 
-    DETECTION = "at-once"
-    RELEASE = "at-release"
-    """Once the pod has given it back. The kubelet counts a device that turns unhealthy in use twice, until then."""
+    DETECTION = "detection"
+    RELEASE = "release"
+    """When the pod has released it. Until then the kubelet would count a device that becomes unhealthy in use twice."""
 
 
 class EnvvarInjection(StrEnum):
-    """Whether a device may be announced to a container runtime by an environment variable."""
+    """Whether a device may be passed to a container by an environment variable."""
 
     ALLOW = "allow"
     REFUSE = "refuse"
 
 
 _MIN_SECONDS = 0.01
-"""Seconds; below it nothing could be done in time, or the service would do nothing but try again."""
+"""Seconds; below it nothing could finish in time, or the service would do nothing but retry."""
 _MIN_DRIVER_CALL = 0.05
 """Seconds; below it a healthy driver on a busy node would count as stuck."""
 MAX_HAND_OVER_SECONDS = 25.0
-"""Seconds that the plugin waits for a hand-over: the kubelet gives PreStartContainer 30 s, and the plugin answers within them."""
+"""Seconds that the plugin waits for a hand-over; the kubelet allows 30 s for PreStartContainer, including the answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may take, and how much may happen at once."""
+    """Timeouts, and limits of concurrency."""
 
     hand_over: float = setting(
         MAX_HAND_OVER_SECONDS,
-        "A waiting PreStartContainer is refused after this, 25s at most; the kubelet gives it 30 s.",
+        "How long a PreStartContainer call may wait before it is refused; 25s at most, because the kubelet allows 30 s.",
         _SECONDS,
         minimum=_MIN_SECONDS,
         overridable=False,
     )
-    slow_path: float = setting(120.0, "A scrub that outlives it is abandoned.", _SECONDS, minimum=_MIN_SECONDS)
-    """All steps of a scrub together, its memory apart. A device that needs longer is out of service."""
+    slow_path: float = setting(
+        120.0, "Timeout of a scrub, without its memory and diagnostics steps.", _SECONDS, minimum=_MIN_SECONDS
+    )
+    """All steps of a scrub together, except the memory and diagnostics. A device that needs longer is quarantined."""
     clear_timeout_base: float = setting(
-        5.0, "The least time an eraser gets, whatever the size.", _SECONDS, minimum=_MIN_SECONDS
+        5.0, "Minimum timeout of clearing, whatever the size of the device.", _SECONDS, minimum=_MIN_SECONDS
     )
     min_clear_rate: int = setting(
         64 * 1024 * 1024,
-        "Bytes per second: the slowest clearing that is still waited for.",
+        "Bytes per second: the slowest clearing rate that is not a timeout.",
         ValueType.PER_SECOND,
         minimum=1,
     )
-    """With the size of a device it gives the eraser's deadline, on top of ``clear_timeout_base``."""
+    """Together with the size of a device and ``clear_timeout_base``, determines the eraser's deadline."""
     driver_call: float = setting(
-        1.0, "One question to the driver.", _SECONDS, minimum=_MIN_DRIVER_CALL, overridable=False
+        1.0, "Timeout of one call to the driver.", _SECONDS, minimum=_MIN_DRIVER_CALL, overridable=False
     )
-    reset: float = setting(30.0, "One device reset.", _SECONDS, minimum=_MIN_SECONDS)
+    reset: float = setting(30.0, "Timeout of a device reset.", _SECONDS, minimum=_MIN_SECONDS)
     leftover_grace_period: float = setting(
-        30.0, "How long processes of a pod that is gone may live on before they are leftovers.", _SECONDS, minimum=0
+        30.0, "How long processes may outlive their pod before they are leftovers.", _SECONDS, minimum=0
     )
     unknown_pod_idle_period: float = setting(
-        5.0, "How long nobody must hold the device before a pod of unknown UID counts as over.", _SECONDS, minimum=0
+        5.0,
+        "How long a device must have no holder before a pod of unknown UID counts as finished.",
+        _SECONDS,
+        minimum=0,
     )
-    eraser_slots: int = setting(2, "Erasers at once on the node.", minimum=1, maximum=256, overridable=False)
+    eraser_slots: int = setting(
+        2, "Devices of the node that are cleared at the same time.", minimum=1, maximum=256, overridable=False
+    )
     max_temperature_celsius: int = setting(
-        95, "A device that is hotter is suspect.", ValueType.CELSIUS, minimum=40, maximum=150
+        95, "Above this temperature a device is suspect.", ValueType.CELSIUS, minimum=40, maximum=150
     )
     break_glass: float = setting(
         4 * 3600.0,
-        "The longest that a person may have a device handed out whatever is known of it.",
+        "Longest duration of a break-glass override.",
         _SECONDS,
         minimum=_MIN_SECONDS,
         overridable=False,
@@ -161,7 +170,7 @@ class Limits:
     )
 
     def check(self) -> None:
-        """Raise :class:`InvalidSetting` if these times do not fit each other."""
+        """Raise :class:`InvalidSetting` if these times contradict each other."""
         if self.hand_over > MAX_HAND_OVER_SECONDS:
             raise InvalidSetting(
                 "hand_over",
@@ -182,7 +191,7 @@ class Limits:
             )
 
     def memory_deadline(self, memory_bytes: int) -> float:
-        """Seconds an eraser may take for a device of ``memory_bytes``."""
+        """Seconds that an eraser may take for a device of ``memory_bytes``."""
         return self.clear_timeout_base + memory_bytes / self.min_clear_rate
 
 
@@ -190,35 +199,39 @@ class Limits:
 class MemoryRule:
     """How memory is cleared. Clearing and verifying are not optional."""
 
-    count_residue: bool = setting(True, "Read before writing, and count the residue.")
-    pattern_pass: bool = setting(False, "A pass with an address-derived pattern before the zeros.")
-    on_chip: bool = setting(True, "Clear shared memory and registers of every processor too, where there are any.")
+    count_residue: bool = setting(True, "Read the memory before clearing it, and count residue.")
+    pattern_pass: bool = setting(False, "Write and verify an address-derived pattern before the zeros.")
+    on_chip: bool = setting(
+        True, "Clear shared memory and registers of every multiprocessor, where the device has them."
+    )
     max_uncovered: int = setting(
         1024 * 1024 * 1024,
-        "Bytes that may stay out of reach, the driver's own reserve apart; more means that somebody has them.",
+        "Bytes that may stay unreachable, besides the driver's reserve; more means that another process holds them.",
         ValueType.BYTES,
         minimum=1,
     )
-    """The eraser's own context and rounding stay out of reach of every pass. More than that, and the scrub fails."""
+    """No pass can reach the eraser's own context and rounding. If more than this is uncovered, the scrub fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticsRule:
-    """How thoroughly a device is tried out, and what it must achieve: quick 1 s, standard 10 s, extended 60 s."""
+    """Levels of diagnostics (quick 1 s, standard 10 s, extended 60 s) and minimum rates."""
 
-    slow_path: DiagnosticLevel = setting(DiagnosticLevel.NONE, "In every slow path.")
-    recovery: DiagnosticLevel = setting(DiagnosticLevel.QUICK, "In the scrub that ends a quarantine, if that is more.")
+    slow_path: DiagnosticLevel = setting(DiagnosticLevel.NONE, "Level in every slow path.")
+    recovery: DiagnosticLevel = setting(
+        DiagnosticLevel.QUICK, "Level in the scrub that ends a quarantine, if it is higher."
+    )
     min_rates: Mapping[str, Mapping[str, float]] = setting(
         {},
-        "For a pattern of model names the least rate by check, in operations or bytes per second.",
+        "Minimum rates by model pattern and check, in operations or bytes per second.",
         ValueType.PER_SECOND_BY_MODEL,
     )
-    """The first pattern that fits counts (:func:`~scrubber.domain.diagnostics.diagnostic_findings`)."""
+    """The first matching pattern applies (:func:`~scrubber.domain.diagnostics.diagnostic_findings`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
-    """Holders that belong to the node: left alone, noted, and in the way of a reset. Never by process name."""
+    """Holders that belong to the node: recorded and never killed, but they block a reset. Never identified by process name."""
 
     systemd_units: frozenset[str] = setting(
         frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"}),
@@ -236,7 +249,7 @@ class Infrastructure:
 
 @dataclass(frozen=True, slots=True)
 class InjectionRule:
-    """How a container is given its devices."""
+    """How containers get their devices."""
 
     envvar: EnvvarInjection = setting(
         EnvvarInjection.ALLOW, "refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable."
@@ -250,7 +263,7 @@ _SUSTAINED = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class HealthRule:
-    """Soft conditions: they make a device suspect at once, and take it out of service only when they last."""
+    """Soft conditions: a device is suspect immediately, and out of service only if the condition persists."""
 
     quarantine_after: Mapping[str, float] = setting(
         _SUSTAINED,
@@ -260,16 +273,16 @@ class HealthRule:
     )
     """A condition that is not listed leaves the device suspect for as long as it lasts."""
     quiet_period: float = setting(
-        60.0, "A condition that was not seen for this long is over.", _SECONDS, minimum=_MIN_SECONDS
+        60.0, "A condition that was not reported for this long has ended.", _SECONDS, minimum=_MIN_SECONDS
     )
     quarantine_at: QuarantineTiming = setting(
         QuarantineTiming.DETECTION,
-        "When the kubelet hears of a device that turns unhealthy while a pod has it.",
+        "When the kubelet is notified that a device became unhealthy while a pod uses it: at detection, or at release.",
         decides_proof=False,
     )
     tenant_quarantine_threshold: int = setting(
         3,
-        "Quarantines within a day while one tenant had the device, after which that tenant is told of.",
+        "Quarantines within a day, all while one tenant had the device, after which the tenant is flagged.",
         minimum=1,
         maximum=1000,
         overridable=False,
@@ -279,25 +292,26 @@ class HealthRule:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRule:
-    """The way back of a quarantined device."""
+    """Recovery of quarantined devices."""
 
     initial_backoff: float = setting(
         1.0,
-        "Pause before the first attempt; doubled at each failure, and with each quarantine of the same day.",
+        "Pause before the first attempt; doubles with each failure and with each quarantine of the same day.",
         _SECONDS,
         minimum=_MIN_SECONDS,
     )
-    max_backoff: float = setting(3600.0, "The longest pause between attempts.", _SECONDS, minimum=_MIN_SECONDS)
+    max_backoff: float = setting(3600.0, "Longest pause between attempts.", _SECONDS, minimum=_MIN_SECONDS)
     max_attempts: int = setting(5, "Failed attempts after which the device is condemned.", minimum=1, maximum=1000)
     """Relapses count as failed attempts."""
-    max_attempts_per_day: int = setting(24, "What one device gets within 24 hours.", minimum=1, maximum=MAX_ENTRIES)
-    """Then it is condemned, or waits for the day's end where all its faults came while the same tenant had it."""
-    max_resets_per_day: int = setting(6, "What one device gets within 24 hours.", minimum=1, maximum=MAX_ENTRIES)
-    probation_scrubs: int = setting(2, "Clean slow paths in a row that end the probation.", minimum=1, maximum=1000)
+    max_attempts_per_day: int = setting(24, "Limit for one device within 24 hours.", minimum=1, maximum=MAX_ENTRIES)
+    """Beyond it the device is condemned, or waits until a day has passed if all its faults occurred under one tenant.
+    """
+    max_resets_per_day: int = setting(6, "Limit for one device within 24 hours.", minimum=1, maximum=MAX_ENTRIES)
+    probation_scrubs: int = setting(2, "Consecutive clean slow paths that end the probation.", minimum=1, maximum=1000)
     probation_interval: float = setting(5.0, "Pause between the scrubs of the probation.", _SECONDS, minimum=0)
 
     def check(self) -> None:
-        """Raise :class:`InvalidSetting` if the pauses shrink."""
+        """Raise :class:`InvalidSetting` if the maximum backoff is shorter than the first."""
         if self.max_backoff < self.initial_backoff:
             raise InvalidSetting(
                 "max_backoff",
@@ -306,47 +320,52 @@ class RecoveryRule:
             )
 
     def backoff(self, failures: int) -> float:
-        """Pause before the next attempt after ``failures`` failed ones."""
+        """Seconds before the next attempt after ``failures`` failed ones."""
         return float(min(self.max_backoff, self.initial_backoff * 2 ** min(failures, 32)))
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
-    """What the service does by itself on one node, at most. It never stops a scrub, and lets no device in."""
+    """Limits of automatic actions on one node. They never stop a scrub and never return a device to service."""
 
-    max_resets: int = setting(8, "Resets for recoveries on the node within the window.", minimum=0, maximum=10_000)
-    window: float = setting(3600.0, "The time within which resets are counted.", _SECONDS, minimum=_MIN_SECONDS)
+    max_resets: int = setting(8, "Recovery resets on the node within the window.", minimum=0, maximum=10_000)
+    window: float = setting(3600.0, "Window in which resets are counted.", _SECONDS, minimum=_MIN_SECONDS)
     max_soft_percent: int = setting(
         25,
-        "Of the node's devices, how many soft conditions may have out at the same time; one at least.",
+        "Share of the node's devices that may be out of service for soft conditions at the same time; at least one device.",
         ValueType.PERCENT,
         minimum=0,
         maximum=100,
     )
 
     def check(self) -> None:
-        """Raise :class:`InvalidSetting` if resets would be counted that nobody remembers."""
+        """Raise :class:`InvalidSetting` if the window is longer than resets are remembered."""
         if self.window > DAY:
             raise InvalidSetting("window", "resets are remembered for a day; write a window of at most 24h")
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceRule:
-    """When devices that nobody uses are scrubbed anew, one at a time."""
+    """When idle devices are scrubbed again, one at a time."""
 
     interval: float | None = setting(
-        None, "Time since the last proof, or never.", _SECONDS, minimum=_MIN_SECONDS, optional=True, decides_proof=False
+        None,
+        "Time since the last certificate after which an idle device is scrubbed again, or never.",
+        _SECONDS,
+        minimum=_MIN_SECONDS,
+        optional=True,
+        decides_proof=False,
     )
     time_of_day: tuple[float, float] | None = setting(
         None,
-        "The time of the day, in UTC, at which it may begin: 02:00-05:00, or always.",
+        "Time of day, in UTC, at which it may start: 02:00-05:00, or always.",
         ValueType.TIME_OF_DAY,
         optional=True,
         decides_proof=False,
     )
-    """Seconds of the day; the first may be the later one."""
+    """Seconds of the day; the first may be later than the second (past midnight)."""
     diagnostics: DiagnosticLevel = setting(
-        DiagnosticLevel.NONE, "How thoroughly devices are tried out then, if that is more."
+        DiagnosticLevel.NONE, "Level of diagnostics in maintenance scrubs, if it is higher."
     )
 
 
@@ -354,16 +373,16 @@ class MaintenanceRule:
 class StuckPodsRule:
     """Pods whose starts are refused again and again.
 
-    Its times begin with the first refusal.
+    The times count from the first refusal.
     """
 
     notify_after: float = setting(
-        60.0, "An event is written on the pod, by a plugin that has credentials.", _SECONDS, minimum=0
+        60.0, "When an event is written on the pod, by a plugin with credentials.", _SECONDS, minimum=0
     )
-    evict_after: float | None = setting(None, "The pod is evicted, or never.", _SECONDS, minimum=0, optional=True)
+    evict_after: float | None = setting(None, "When the pod is evicted, or never.", _SECONDS, minimum=0, optional=True)
 
     def check(self) -> None:
-        """Raise :class:`InvalidSetting` if a pod would be evicted before its owner is told why."""
+        """Raise :class:`InvalidSetting` if a pod would be evicted before its owner is notified."""
         if self.evict_after is not None and self.evict_after < self.notify_after:
             raise InvalidSetting(
                 "evict_after",
@@ -374,9 +393,11 @@ class StuckPodsRule:
 
 @dataclass(frozen=True, slots=True)
 class ScrubPlan:
-    """The steps of one scrub, in order, and how long all of them but the memory may take together (seconds).
+    """The steps of one scrub, in order.
 
-    ``reset`` says whether a reset that is among the steps may be left out where the platform has none.
+    Attributes:
+        deadline: seconds for all steps except the memory and the diagnostics, together.
+        reset: whether a reset among the steps may be omitted where the platform has none.
     """
 
     path: PathKind
@@ -400,17 +421,18 @@ def _always_by_certificate(proofs: Mapping[HandOverKind, RequiredProof]) -> None
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy of the scrub service: which proof each hand-over needs, how long things may take, what a fault means.
+    """A policy of the scrub service: required proof of hand-overs, limits, and reactions to faults.
 
-    Everything that an administrator decides. The defaults are those of ``policies/default.yaml``, and the order is its.
+    Contains everything that an administrator decides. The defaults and their order are those of
+    ``policies/default.yaml``.
     """
 
     name: str = setting(
         "default",
-        "Appears in every certificate.",
+        "Name of the policy; appears in every certificate.",
         ValueType.NAME,
         required=True,
-        in_override="The policy of these devices is called by the file's name, a slash, and this.",
+        in_override="Name of the override; the policy of these devices is named FILE/OVERRIDE.",
         decides_proof=False,
     )
     digest: str = computed("")
@@ -419,7 +441,7 @@ class Policy:
             kind: RequiredProof.CHECKS if kind is HandOverKind.SAME_CONTAINER else RequiredProof.CERTIFICATE
             for kind in HandOverKind
         },
-        "What each kind of hand-over must rest on: a certificate issued since the last grant, or the checks alone.",
+        "Required proof for each kind of hand-over: a certificate issued since the last grant, or the checks of the fast path.",
         ValueType.PROOF_BY_HAND_OVER,
         key="handOver",
         entries={
@@ -427,28 +449,28 @@ class Policy:
             HandOverKind.SAME_POD: "Another container of the same pod.",
             HandOverKind.SAME_TENANT: "Another pod of the same tenant.",
             HandOverKind.OTHER_TENANT: "A pod of another tenant. Always by certificate.",
-            HandOverKind.UNKNOWN: "Nobody knows whose pod it was. Always by certificate.",
+            HandOverKind.UNKNOWN: "The previous pod is unknown. Always by certificate.",
         },
         check=_always_by_certificate,
     )
     reset: ResetMode = setting(ResetMode.BEST_EFFORT, "Whether a slow path resets the device.")
-    sharing: SharingMode = setting(SharingMode.SAME_TENANT, "Who may have the device at the same time.")
+    sharing: SharingMode = setting(SharingMode.SAME_TENANT, "Which pods may share the device at the same time.")
     enforcement: Enforcement = setting(
         Enforcement.ENFORCE,
-        "observe: judge and record everything; refuse nothing, end nobody.",
-        decides_proof=False,  # what is proved is the same, whether it is acted on or not
+        "observe: evaluate and record everything; refuse nothing, kill nothing.",
+        decides_proof=False,  # the proof is the same, whether the result is enforced or not
     )
     unauthorized_use: UnauthorizedUseAction = setting(
         UnauthorizedUseAction.REFUSE,
-        "What follows when a device is used without a grant: it is handed to nobody meanwhile, or is out of "
-        "service until it was scrubbed, or processes of pods that do it are ended after leftoverGracePeriod.",
-        in_override="What follows when the device is used without a grant.",
+        "Reaction to use of a device without a grant: refuse to hand it over while the use lasts, quarantine it until it "
+        "was scrubbed, or kill pods' processes that do it after leftoverGracePeriod.",
+        in_override="Reaction to use of the device without a grant.",
     )
     uninspected_processes: UninspectedProcessAction = setting(
         UninspectedProcessAction.REPORT,
-        "What follows when a process of a pod cannot be looked through in several walks over /proc: it is "
-        "reported, or it is ended. Processes of the node never are.",
-        in_override="What follows when a process of a pod cannot be looked through.",
+        "Reaction to a pod's process that several walks over /proc cannot inspect: report it, or kill it. "
+        "Processes of the node are never killed.",
+        in_override="Reaction to a pod's process that cannot be inspected.",
         decides_proof=False,
     )
     limits: Limits = section(Limits, in_override="How long things may take on these devices.")
@@ -462,63 +484,63 @@ class Policy:
     maintenance: MaintenanceRule = section(MaintenanceRule)
     stuck_pods: StuckPodsRule = section(StuckPodsRule, overridable=False, decides_proof=False)
     settings: Mapping[str, str] = setting(
-        {}, "Win over the driver's defaults when settings are brought back.", ValueType.DEVICE_SETTINGS
+        {}, "Settings to restore instead of the driver's defaults.", ValueType.DEVICE_SETTINGS
     )
     error_classes: Mapping[int, ErrorClass] = setting(
         {},
-        "What an XID means for the device. A code that is not named here has the class that it has in xid.yaml.",
+        "What an XID means for the device. Codes that are not listed here keep their class from xid.yaml.",
         ValueType.CODES_BY_CLASS,
         key="xids",
         entries={
             ErrorClass.IGNORE: "Nothing happens.",
-            ErrorClass.APPLICATION: "The application's own fault; the device is well.",
+            ErrorClass.APPLICATION: "The application's own fault; the device is healthy.",
             ErrorClass.RESET: "The device is quarantined until a reset.",
             ErrorClass.REBOOT: "The device is quarantined until a reboot of the node.",
-            ErrorClass.CONTEXT: "It depends on what else is seen.",
-            ErrorClass.REPAIR: "The device needs a person.",
-            ErrorClass.UNKNOWN: "Treat like a code that nobody listed.",
+            ErrorClass.CONTEXT: "Depends on what else the driver reports.",
+            ErrorClass.REPAIR: "The device needs an operator.",
+            ErrorClass.UNKNOWN: "Treat like an unlisted code.",
         },
     )
     unlisted_error: ErrorClass = ErrorClass.UNKNOWN
     error_notes: Mapping[int, str] = computed({})
-    """What an error code says, in a few words; for messages, decides nothing."""
+    """A short description of each error code, for messages only."""
     signals: SignalTable = computed(COMMON_SIGNALS)
-    """What can go wrong with the devices, by code; their backend's."""
+    """The meaning of each condition of the devices, by code; from their backend."""
     overrides: tuple[PolicyOverride, ...] = setting(
         (),
-        "For some devices another policy. The first that fits counts.",
+        "Different settings for some devices. The first match applies.",
         ValueType.OVERRIDES,
         overridable=False,
-        decides_proof=False,  # each of them has a digest of its own
+        decides_proof=False,  # each override has a separate digest
         example="- name: inference",
     )
 
     def for_node(self, node: str) -> Policy:
-        """The policy as it is in force on ``node``: without the overrides for other nodes."""
+        """Return the policy in force on ``node``: without the overrides for other nodes."""
         here = (each for each in self.overrides if not each.nodes or any(fnmatchcase(node, one) for one in each.nodes))
         return replace(self, overrides=tuple(here))
 
     def for_device(self, model: str, resources: Collection[str]) -> Policy:
-        """The policy of a device of ``model`` that is handed out under ``resources``."""
+        """Return the policy of a device of ``model`` that is advertised under ``resources``."""
         return next((each.policy for each in self.overrides if each.matches(model, resources)), self)
 
     @property
     def proof_digest(self) -> str:
-        """What a certificate names: whoever only observes leaves a required reset out, and proves less."""
+        """The digest for certificates; marked where observe mode omits a required reset, because that proves less."""
         short = self.reset is ResetMode.REQUIRED and self.enforcement is Enforcement.OBSERVE
         return f"{self.digest}/observed" if short else self.digest
 
     def required_proof(self, kind: HandOverKind) -> RequiredProof:
-        """What ``kind`` must rest on; a kind that the policy does not name needs a certificate."""
+        """Return the proof that ``kind`` needs; a kind that the policy does not name needs a certificate."""
         return self.required_proofs.get(kind, RequiredProof.CERTIFICATE)
 
     def with_signals(self, table: SignalTable) -> Policy:
-        """Return the policy for devices of the backend that ``table`` belongs to; its overrides too."""
+        """Return the policy and its overrides with the signal table of the devices' backend."""
         overrides = tuple(replace(each, policy=each.policy.with_signals(table)) for each in self.overrides)
         return replace(self, signals=table, overrides=overrides)
 
     def error_class(self, code: int) -> ErrorClass:
-        """Return the class of an error code; one that is not listed is unknown, unless the administrator turned codes off."""
+        """Return the class of an error code; an unlisted code is unknown, unless all codes were disabled."""
         return self.error_classes.get(code, self.unlisted_error)
 
     def plan(
@@ -530,12 +552,12 @@ class Policy:
         must_reset: bool = False,
         operator_ordered: bool = False,
     ) -> ScrubPlan:
-        """The steps of ``path``.
+        """Return the plan of ``path``.
 
-        A reset and diagnostics come before the memory, because what they leave behind is audited and cleared like
-        everything else: nothing touches the memory once it was verified. A reset is part of a plan when a recovery
-        needs it (``must_reset``) or the policy requires it, and never of one that only observes; a person may order one
-        (``operator_ordered``) unless the policy says never. ``recovering`` is the scrub that ends a quarantine.
+        A reset and diagnostics come before the memory, because what they leave behind is audited and cleared with
+        everything else: nothing touches the memory after it was verified. A plan contains a reset when a recovery needs
+        it (``must_reset``) or the policy requires it, and never in observe mode; an operator may order one
+        (``operator_ordered``) unless the policy forbids resets. ``recovering`` marks the scrub that ends a quarantine.
         """
         if path is PathKind.FAST:
             return ScrubPlan(path, trigger, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.driver_call)
@@ -562,18 +584,18 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOverride:
-    """A policy of its own for some devices: all its values, those included that it shares with the node's.
+    """A separate policy for some devices, with all of its values, including those equal to the node's policy.
 
-    Where ``nodes``, ``models`` or ``resources`` is empty, all fit.
+    An empty ``nodes``, ``models`` or ``resources`` matches everything.
     """
 
     policy: Policy
-    nodes: tuple[str, ...] = setting((), "Patterns of names of nodes: gpu-test-*.", ValueType.PATTERNS)
+    nodes: tuple[str, ...] = setting((), "Patterns of node names: gpu-test-*.", ValueType.PATTERNS)
     models: tuple[str, ...] = setting(
         (), "Patterns of model names: NVIDIA H200*.", ValueType.PATTERNS, example='["NVIDIA H200*"]'
     )
     resources: tuple[str, ...] = setting(
-        (), "Names of the kubelet's resources: nvidia.com/gpu.", ValueType.RESOURCES, example="[nvidia.com/gpu]"
+        (), "Resource names: nvidia.com/gpu.", ValueType.RESOURCES, example="[nvidia.com/gpu]"
     )
 
     def matches(self, model: str, resources: Collection[str]) -> bool:

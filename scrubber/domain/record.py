@@ -1,7 +1,7 @@
 """The durable record of one device, and the only functions that change it.
 
-Every change is a new record with a higher version. The controller of the device computes it, the ledger stores it in one
-transaction with its audit rows, and only then it is applied in memory.
+Every change is a new record with a higher version. The controller of the device computes it, the ledger stores it in
+one transaction with its audit rows, and only then it is applied in memory.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ __all__ = ["ActiveWarning", "BreakGlass", "DeviceRecord", "Grant"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer "go" to a hand-over.
+    """A granted hand-over.
 
     Attributes:
-        sequence: number of the grant on its device, from 1; adoption counts as a grant that somebody else gave.
-        assignment: who has the device by it; None when no witness said.
-        kind: how it related to the grant before.
+        sequence: number of the grant on its device, from 1; an adoption counts as a grant that was made elsewhere.
+        assignment: the pod and container that have the device by it; None when no source named them.
+        kind: how it relates to the previous grant.
         at: wall-clock seconds.
-        boot: nothing of an earlier boot lives on.
-        certificate: the certificate it used up; None for an exception.
-        basis: the certificate, or the exception that stood in for one.
-        baseline: processes of the pod that stood there before its first grant.
+        boot: boot ID; no process of an earlier boot is alive.
+        certificate: the certificate that it used; None for an exception.
+        basis: the certificate, or the exception that replaced one.
+        baseline: processes of the pod that existed before its first grant.
         cgroups: names of the container cgroups that had the device by grants of the pod since it was last clean, oldest
-            first: of each grant the container that was created first after it. One is missing where it was not seen.
+            first: for each grant, the first container created after it. A container whose creation was not observed is
+            missing.
     """
 
     sequence: int
@@ -65,15 +66,16 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ActiveWarning:
-    """A warning that stands, and since when (wall-clock seconds)."""
+    """A warning that persists, and since when (wall-clock seconds)."""
 
     code: str
     since: float
 
 
+# See docs/decisions/0031-observe-and-break-glass.md.
 @dataclass(frozen=True, slots=True)
 class BreakGlass:
-    """A person's order that the device be handed out whatever is known of it, until ``until`` (wall-clock seconds)."""
+    """An operator's order to bypass all checks for the device until ``until`` (wall-clock seconds)."""
 
     until: float
     reason: str
@@ -81,41 +83,42 @@ class BreakGlass:
 
 
 _MAX_CGROUPS = 16
-"""Containers of one pod that a grant remembers: of those that crash again and again only the last can still be ending."""
+"""Containers of one pod that a grant remembers: of those that crash repeatedly only the last can still be exiting."""
 
 _MAX_WARNINGS = 32
-"""Warnings that a record keeps: a driver may say anything."""
+"""Maximum number of warnings in a record: a driver may report any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """Both states of a device and everything that a decision about it rests on.
+    """Both states of a device and everything that decisions about it rest on.
 
     Attributes:
-        version: grows by one with every change.
+        version: increases by one with every change.
         cause: set while the device is out of service, or suspect.
         certificate: the unused certificate; None unless the device is clean.
-        rests_on: the last slow-path certificate's id, for fast-path certificates to name.
+        rests_on: ID of the last slow-path certificate, for fast-path certificates to name.
         last_grant: the newest grant, also after its pod is over.
         open_grants: grants whose pod no scrub has shown to be over yet, oldest first.
         boot: the boot that the record was last started under.
-        lifetime_counters: the device's own error counters as of the last look, so that errors are noticed that happened while
-            nobody looked.
-        certificate_count: how many were ever issued for the device.
+        lifetime_counters: the device's own error counters at the last check, to detect errors that occurred in between.
+        certificate_count: number of certificates ever issued for the device.
         failures: failed attempts at recovery since the device was last healthy.
-        deferred_attempts: attempts that met something that has to end by itself: they are no failures, and make the pauses longer.
-        clean_scrubs: clean slow paths on the probation under way.
+        deferred_attempts: attempts that met a condition that must end without intervention: they do not count as
+            failures, but make the pauses longer.
+        clean_scrubs: clean slow paths in the current probation.
         retry_at: wall-clock seconds before which recovery does not try again.
-        must_reset: a fault asked for a reset that has not happened yet.
-        exclusive_use: nothing but the last grant's pod can have touched the device since it was last clean. Only then may
-            the policy's exceptions let its residue stand; an adopted, touched or unwatched device has none.
-        contaminated: somebody without a grant was seen to use it since it was last clean: whose bytes are on it nobody knows.
-        warnings: warnings that stand, each since when.
+        must_reset: a fault requires a reset that has not happened yet.
+        exclusive_use: only the last grant's pod can have used the device since it was last clean. Only then may the
+            policy's exceptions leave its residue in place; false for an adopted, touched or unwatched device.
+        contaminated: a process without a grant was seen to use it since it was last clean: it is unknown whose data is
+            on it.
+        warnings: warnings that persist, each with its start.
         recent_quarantines: quarantines of the last day.
         recovery_attempts: recoveries of the last day.
-        limits_count_from: wall-clock seconds of a person's last release: the device's own limits count from there.
-        break_glass: set while a person has the device handed out whatever is known of it.
-        baseline: what the device should be; None until it was first looked at.
+        limits_count_from: wall-clock seconds of an operator's last release: the device's own limits count from there.
+        break_glass: set while a break-glass override is in effect.
+        baseline: the device's expected facts; None until it was first inspected.
     """
 
     device: str
@@ -146,12 +149,12 @@ class DeviceRecord:
 
     @property
     def previous_assignment(self) -> Assignment | None:
-        """Whose bytes may be on the device; None when that is not certain."""
+        """The assignment whose data may be on the device; None when that is not certain."""
         return self.last_grant.assignment if self.exclusive_use and self.last_grant is not None else None
 
     @property
     def tenant(self) -> str | None:
-        """The only tenant who has, or had, the device since it was last clean; None when that is not certain."""
+        """The only tenant that has, or had, the device since it was last clean; None when that is not certain."""
         if self.hygiene is Hygiene.CLEAN:
             return None  # its open grants are of a pod that is about to start on it again
         named = {grant.pod.tenant if grant.pod is not None else None for grant in self.open_grants}
@@ -163,22 +166,22 @@ class DeviceRecord:
         return 0 if self.last_grant is None else self.last_grant.sequence
 
     def open_grants_of(self, pod: Pod | None) -> tuple[Grant, ...]:
-        """The open grants of ``pod``; none where its UID is not known."""
+        """The open grants of ``pod``; empty where its UID is not known."""
         return tuple(each for each in self.open_grants if pod is not None and pod.uid is not None and each.pod == pod)
 
     @property
     def advertised(self) -> bool:
-        """Whether the kubelet is told ``Healthy``."""
+        """Whether the health state allows advertising the device to the kubelet as ``Healthy``."""
         return self.health in ADVERTISED
 
     @property
     def quarantined_by_operator(self) -> bool:
-        """Whether a person took the device out: that holds whatever the policy enforces."""
+        """Whether an operator quarantined the device: that applies under any policy."""
         return self.health is Health.QUARANTINED and self.cause is not None and self.cause.by_operator
 
     @property
     def state(self) -> str:
-        """One word for people: health when it matters, else hygiene."""
+        """One word for display: the health if the device is out of service, else the hygiene."""
         return self.hygiene.value if self.advertised else self.health.value
 
     def _next(self, **changes: object) -> DeviceRecord:
@@ -187,7 +190,7 @@ class DeviceRecord:
     # -- hygiene ---------------------------------------------------------------------------------------------------
 
     def after_service_start(self, boot: str) -> DeviceRecord:
-        """Whatever happened before was not watched: dirty. Nothing of an earlier boot is open any more."""
+        """Mark the device dirty, because earlier events were not watched. No grant of an earlier boot stays open."""
         still_open = tuple(grant for grant in self.open_grants if grant.boot == boot)
         health = Health.QUARANTINED if self.health is Health.RECOVERING else self.health
         cause = self.cause
@@ -201,12 +204,12 @@ class DeviceRecord:
             open_grants=still_open,
             exclusive_use=False,
             boot=boot,
-            # Drivers and whoever listens to them count errors anew.
+            # The driver and the service's event counts start again from zero.
             lifetime_counters=self.without_unlisted_errors(()).lifetime_counters,
         )
 
     def after_adoption(self, grant: Grant | None) -> DeviceRecord:
-        """Somebody already has the device: ``grant`` is new for a pod we never saw, None for one of the open grants."""
+        """Record that a pod already has the device: ``grant`` is new, or None for a pod of an open grant."""
         if grant is None:
             return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.ADOPTED), exclusive_use=False)
         return self._next(
@@ -217,17 +220,17 @@ class DeviceRecord:
         )
 
     def after_scrub_start(self) -> DeviceRecord:
-        """The certificate, if any, is void from here on."""
+        """Void the certificate, if any, because a scrub starts."""
         return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_STARTED), certificate=None)
 
     def after_passed_scrub(
         self, certificate: Certificate, *, was_reset: bool, starting_pod: Pod | None = None
     ) -> DeviceRecord:
-        """Proved clean. Every earlier grant's pod was over before the memory was touched.
+        """Record that the device is proved clean. Every earlier grant's pod was over before the memory was touched.
 
         Args:
-            starting_pod: the pod for whose start it was scrubbed. Its other containers may live on, so its grants stay open:
-                no other pod gets the device before they have ended.
+            starting_pod: the pod whose start it was scrubbed for. Its other containers may still be running, so its
+                grants stay open: no other pod gets the device before they have ended.
         """
         return self._next(
             hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_PASSED),
@@ -245,11 +248,11 @@ class DeviceRecord:
         )
 
     def after_unproven_scrub(self) -> DeviceRecord:
-        """Ended without proof, for whatever reason."""
+        """Record that a scrub ended without proof, for any reason."""
         return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_ENDED), certificate=None)
 
     def after_voided_certificate(self) -> DeviceRecord:
-        """Used without a grant: the certificate is void."""
+        """Void the certificate because the device was used without a grant."""
         return self._next(
             hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.CERTIFICATE_VOIDED),
             certificate=None,
@@ -257,25 +260,28 @@ class DeviceRecord:
         )
 
     def after_unauthorized_use(self, *, observed: bool) -> DeviceRecord:
-        """Somebody without a grant used it, or may have while nobody looked: its bytes are not the last grant's alone.
+        """Record use without a grant, or a time in which it may have happened.
+
+        The data on the device may not be the last grant's alone.
 
         Args:
-            observed: it is known, or has to be presumed, that somebody did.
+            observed: whether such use is known or must be presumed.
         """
         after = self.after_voided_certificate() if self.hygiene is Hygiene.CLEAN else self._next(exclusive_use=False)
         return replace(after, contaminated=self.contaminated or observed)
 
     def with_grant_assignment(self, assignment: Assignment, baseline: tuple[Process, ...]) -> DeviceRecord:
-        """The last grant's pod, which no witness could name when it was granted, is known now."""
+        """Add the pod of the last grant, which no source could name at the time of the grant."""
         assert self.last_grant is not None
         grant = replace(self.last_grant, assignment=assignment, baseline=baseline)
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
         return self._next(last_grant=grant, open_grants=grants)
 
     def with_started_container(self, cgroup: str, container: str | None) -> DeviceRecord:
-        """The container that started on the last grant is known now.
+        """Add the container that started on the last grant.
 
         Args:
+            cgroup: name of the container's cgroup.
             container: its name, where the kubelet's list named another container of the pod.
         """
         assert self.last_grant is not None
@@ -286,21 +292,25 @@ class DeviceRecord:
         return self._next(last_grant=grant, open_grants=grants)
 
     def after_release(self) -> DeviceRecord:
-        """No open grant's pod uses it rightfully any more. The grants stay open until a scrub shows them over."""
+        """Record that no pod of an open grant is entitled to use the device any more.
+
+        The grants stay open until a scrub shows that their pods are over.
+        """
         return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.RELEASED))
 
     def after_grant(self, grant: Grant, fast: Certificate | None, *, certain: bool) -> DeviceRecord:
-        """In use, and so dirty: the certificate is used up by this very change.
+        """Record a grant: the device is in use, and this change uses up the certificate.
 
-        Earlier open grants of the same pod are one with the new grant; those of others stay open.
+        Earlier open grants of the same pod are merged into the new grant; those of other pods stay open.
 
         Args:
             fast: the fast path's own certificate, when it issued one.
-            certain: whether PodResources itself named the assignment; a hint is good enough to wait for, not to trust.
+            certain: whether PodResources itself named the assignment; a hint is reliable enough to wait for, but not to
+                trust.
         """
         others = tuple(each for each in self.open_grants if each not in self.open_grants_of(grant.pod))
         if self.hygiene is Hygiene.CLEAN and grant.basis is Basis.CERTIFICATE:
-            others = ()  # nobody is granted a clean device before the pods of all earlier grants are over
+            others = ()  # a clean device is granted only after the pods of all earlier grants are over
         return self._next(
             hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.GRANTED),
             certificate=None,
@@ -313,20 +323,20 @@ class DeviceRecord:
     # -- health ----------------------------------------------------------------------------------------------------
 
     def with_baseline(self, baseline: Baseline) -> DeviceRecord:
-        """From now on the device should be as ``baseline`` says."""
+        """Set the baseline: the device's expected facts from now on."""
         return self._next(baseline=baseline)
 
     def with_counters(self, counters: Mapping[str, int]) -> DeviceRecord:
-        """The device's own counters, as they are now."""
+        """Set the device's own counters to their current values."""
         return self._next(lifetime_counters=tuple(sorted({**dict(self.lifetime_counters), **counters}.items())))
 
     def without_unlisted_errors(self, listed: Collection[str]) -> DeviceRecord:
-        """Without the counts of error codes that are not ``listed``: whoever counts them begins anew."""
+        """Remove the counts of error codes that are not ``listed``: their counters start again from zero."""
         left = tuple(pair for pair in self.lifetime_counters if pair[0] in LIFETIME_COUNTERS or pair[0] in listed)
         return self if left == self.lifetime_counters else self._next(lifetime_counters=left)
 
     def with_warnings(self, codes: Collection[str], now: float, table: SignalTable) -> DeviceRecord:
-        """The warnings that stand are ``codes``: those that are new stand from ``now`` on."""
+        """Set the persisting warnings to ``codes``; new ones start at ``now``."""
         known = {each.code: each for each in self.warnings}
         warnings = tuple(known.get(code, ActiveWarning(code, now)) for code in sorted(codes))
         ordered = sorted(warnings, key=lambda each: (each.code not in table.soft, each.since, each.code))
@@ -334,7 +344,7 @@ class DeviceRecord:
         return self if warnings == self.warnings else self._next(warnings=warnings)
 
     def after_tenant_change(self, now: float, table: SignalTable) -> DeviceRecord:
-        """Another tenant has it from ``now``: what passes by itself, heat say, was not his before."""
+        """Restart warnings that end without intervention, such as heat, at ``now``: another tenant has the device."""
         begun = tuple(
             replace(each, since=now)
             if each.code in table.soft and table.classify(each.code).recovery_method is RecoveryMethod.WAIT
@@ -350,10 +360,10 @@ class DeviceRecord:
         return self._next(health=HEALTH_TRANSITIONS(self.health, HealthEvent.SIGNALS_ENDED), cause=None)
 
     def after_fault(self, cause: Cause, *, retry_at: float, is_failed_attempt: bool) -> DeviceRecord:
-        """Out of service. A person's quarantine stays a person's, whatever the device does meanwhile.
+        """Quarantine the device for a fault. A quarantine by an operator keeps its cause despite later faults.
 
         Args:
-            is_failed_attempt: the device failed on its way back, so this is a failed attempt.
+            is_failed_attempt: whether the device failed during its recovery, so this counts as a failed attempt.
         """
         keep = self.cause is not None and self.cause.by_operator and self.health is Health.QUARANTINED
         strike = PastQuarantine(cause.since, cause.code, self.tenant)
@@ -369,7 +379,7 @@ class DeviceRecord:
         )
 
     def after_operator_quarantine(self, cause: Cause) -> DeviceRecord:
-        """Quarantined by a person, whatever another one ordered before."""
+        """Quarantine the device by an operator's order; replaces an earlier one."""
         return self._next(
             health=HEALTH_TRANSITIONS(self.health, HealthEvent.QUARANTINED_BY_OPERATOR),
             cause=cause,
@@ -385,22 +395,22 @@ class DeviceRecord:
         )
 
     def after_recovery_failure(self, *, retry_at: float) -> DeviceRecord:
-        """Back to quarantine, without a failure: nothing was found."""
+        """Return the device to quarantine without counting a failure: nothing was found."""
         return self._next(health=HEALTH_TRANSITIONS(self.health, HealthEvent.RECOVERY_FAILED), retry_at=retry_at)
 
     def with_attempt(self, attempt: RecoveryAttempt) -> DeviceRecord:
-        """A reset that was owed was made, or tried, outside a recovery."""
+        """Record an owed reset that was made, or tried, outside a recovery."""
         return self._next(recovery_attempts=append_entry(self.recovery_attempts, attempt))
 
     def with_reset_required(self) -> DeviceRecord:
-        """A fault came that asks for a reset, while the device was out already."""
+        """Record a fault that requires a reset while the device was already out of service."""
         return self if self.must_reset else self._next(must_reset=True)
 
     def with_attempt_result(self, *, counts: bool, reset: bool) -> DeviceRecord:
-        """What the recovery under way came to; it was begun as one that makes what its plan says.
+        """Record the result of the current recovery; its start was recorded on the assumption that it follows its plan.
 
         Args:
-            counts: whether it was an attempt, and counts for the day's limits.
+            counts: whether it was an attempt that counts for the daily limits.
             reset: whether the device was reset, or may have been.
         """
         if not self.recovery_attempts:
@@ -411,20 +421,20 @@ class DeviceRecord:
         return self if last.reset is reset else self._next(recovery_attempts=(*earlier, replace(last, reset=reset)))
 
     def after_deferred_attempt(self, cause: Cause, *, retry_at: float) -> DeviceRecord:
-        """The recovery, or the probation after it, met something that has to end by itself."""
+        """Record that the recovery, or the probation after it, met a condition that must end without intervention."""
         return replace(
             self.after_fault(cause, retry_at=retry_at, is_failed_attempt=False),
             deferred_attempts=self.deferred_attempts + 1,
         )
 
     def after_recovery(self, *, retry_at: float) -> DeviceRecord:
-        """One clean slow path after the fault: on probation from here."""
+        """Start the probation after one clean slow path following the fault."""
         return self._next(
             health=HEALTH_TRANSITIONS(self.health, HealthEvent.RECOVERED), clean_scrubs=0, retry_at=retry_at
         )
 
     def after_probation_scrub(self, required_scrubs: int, *, retry_at: float) -> DeviceRecord:
-        """One more clean slow path on probation; the last one needed ends it."""
+        """Count one more clean slow path on probation; the last one needed ends the probation."""
         done = self.clean_scrubs + 1
         if done < required_scrubs:
             return self._next(clean_scrubs=done, retry_at=retry_at)
@@ -439,15 +449,15 @@ class DeviceRecord:
         )
 
     def after_condemnation(self, cause: Cause) -> DeviceRecord:
-        """Every way back is used up: for a person."""
+        """Condemn the device: all attempts are used up, and only an operator can release it."""
         return self._next(
             health=HEALTH_TRANSITIONS(self.health, HealthEvent.ATTEMPTS_EXHAUSTED), cause=cause, retry_at=None
         )
 
     def after_operator_release(self, *, retry_at: float) -> DeviceRecord:
-        """On probation by a person's word; it still has to prove itself clean.
+        """Put the device on probation by an operator's order; it must still be proved clean.
 
-        What it did is forgiven and not forgotten: the node's breaker and the tenants' counts go on.
+        Its past events no longer count for its own limits, but the node's breaker and the counts by tenant continue.
         """
         return self._next(
             health=HEALTH_TRANSITIONS(self.health, HealthEvent.RELEASED_BY_OPERATOR),
@@ -458,12 +468,12 @@ class DeviceRecord:
             limits_count_from=retry_at,
         )
 
-    # -- a person's emergency --------------------------------------------------------------------------------------
+    # -- break-glass override --------------------------------------------------------------------------------------
 
     def with_break_glass(self, override: BreakGlass) -> DeviceRecord:
-        """Handed out whatever is known of it, for a time."""
+        """Start a break-glass override: bypass all checks for a time."""
         return self._next(break_glass=override)
 
     def without_break_glass(self) -> DeviceRecord:
-        """Judged as ever again. What it was given meanwhile was given on nothing."""
+        """End the break-glass override. Grants made during it rest on no proof."""
         return self._next(break_glass=None)

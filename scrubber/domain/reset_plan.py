@@ -1,4 +1,4 @@
-"""What a reset of a device would do, and what stands in its way."""
+"""The plan of a device reset: its actions and what blocks it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ __all__ = ["ResetPlan"]
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """Made before anything is touched, and shown to whoever asks.
+    """A reset plan, made before anything is touched.
 
     Attributes:
-        device: what was asked for.
-        method: how, in the words of the tool that does it.
-        actions: what would be done, in order, a sentence each.
-        unavailable: why this device can never be reset here as things are set up (in a VM, an instance of a GPU): a
-            sentence; None when it can.
-        blockers: what stands in the way now and may go away (holders by name, instances in use): a sentence each.
-        also_reset: ids of other devices that are reset with it.
+        device: the requested device.
+        method: how, in the terms of the tool that resets.
+        actions: what would be done, in order; one message each.
+        unavailable: why this device can never be reset in this setup (in a VM, an instance of a GPU); None when it can.
+        blockers: what blocks the reset now and may end (holders by name, instances in use); one message each.
+        also_reset: IDs of other devices that are reset with it.
     """
 
     device: str

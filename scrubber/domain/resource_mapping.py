@@ -1,7 +1,7 @@
-"""What the kubelet's ids mean: which device, the whole of it or a share, and which resources are our plugin's own. Pure.
+"""Maps the kubelet's device IDs to devices: a whole device or a share. Pure.
 
-A resource's ids are its plugin's to choose. Our devices' own ids, and those with a number behind them, speak for
-themselves; what another id means only the plugin can say, and it can never give one of ours another meaning.
+The plugin of a resource chooses its IDs. The managed devices' own IDs, and those with a share number appended, have a
+fixed meaning; the meaning of any other ID comes only from the plugin, which can never change the meaning of ours.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = [
 ]
 
 REPLICA_SEPARATOR = "::"
-"""Between a device's id and the number of one of its shares."""
+"""Separates a device's ID from the number of one of its shares."""
 MAX_RESOURCES = 64
 MAX_MAPPED_IDS = 16_384
-"""Of all resources together."""
+"""Maximum for all resources together."""
 MAX_NAME_LENGTH = 512
-"""Characters of a resource's name, and of an id; the kubelet's limit for the former is 317."""
+"""Maximum length in characters of a resource's name and of an ID; the kubelet's limit for the former is 317."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappedDevice:
-    """``device`` is our id; ``is_share``: of a device that several containers may have, not the whole of it."""
+    """The managed device ``device``; ``is_share``: one share of a device that several containers may have."""
 
     device: str
     is_share: bool = False
 
 
 def parse_own_id(kubelet_id: str, own_devices: Collection[str]) -> MappedDevice | None:
-    """What ``kubelet_id`` means by itself, whichever resource has it; None when it is no id made of one of ``own_devices``."""
+    """Return the fixed meaning of ``kubelet_id`` under any resource; None when it is not based on ``own_devices``."""
     if kubelet_id in own_devices:
         return MappedDevice(kubelet_id)
     device, mark, number = kubelet_id.rpartition(REPLICA_SEPARATOR)
@@ -49,14 +49,18 @@ def parse_own_id(kubelet_id: str, own_devices: Collection[str]) -> MappedDevice 
     return None
 
 
+# See docs/decisions/0012-resource-ids.md.
 @dataclass(frozen=True, slots=True)
 class ResourceMappings:
-    """What plugins said of their ids: by resource, id → meaning. Kept in memory; a plugin says it to each service anew."""
+    """The mappings that plugins announced: by resource, ID → meaning.
+
+    In memory only; plugins announce them again to each new service.
+    """
 
     resources: Mapping[str, Mapping[str, MappedDevice]] = field(default_factory=dict)
 
     def resolve(self, resource: str, kubelet_id: str, own_devices: Collection[str]) -> MappedDevice | None:
-        """The device of ``own_devices`` that ``resource`` calls ``kubelet_id``; None when there is none."""
+        """Return the device of ``own_devices`` behind ``kubelet_id`` of ``resource``; None when there is none."""
         own = parse_own_id(kubelet_id, own_devices)
         if own is not None:
             return own
@@ -64,12 +68,14 @@ class ResourceMappings:
         return meant if meant is not None and meant.device in own_devices else None
 
     def with_mapping(self, resource: str, mapping: Mapping[str, str], own_devices: Collection[str]) -> ResourceMappings:
-        """``mapping`` (id → device) in the place of all that ``resource`` announced before.
+        """Return the mappings with ``mapping`` (ID → device) replacing everything that ``resource`` announced before.
 
-        Ids that mean one device together are its shares. A device that is not of ``own_devices`` yet may be one day.
+        Several IDs with the same device are its shares. A device that is not in ``own_devices`` is accepted: it may
+        appear later.
 
         Raises:
-            InvalidRequest: an impossible name or id, one of ``own_devices`` with another meaning, or more than is kept.
+            InvalidRequest: an invalid name or ID, an ID of ``own_devices`` with another meaning, or more than are
+                stored.
         """
         for what in (resource, *mapping, *mapping.values()):
             if not what.strip() or len(what) > MAX_NAME_LENGTH or not what.isprintable():

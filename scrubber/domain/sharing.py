@@ -1,13 +1,14 @@
-"""Who may start on a device beside whom, while it is shared.
+"""Decides which pods may run on a shared device at the same time.
 
-Promises: two tenants are never on one device, and nobody starts where another tenant's bytes may lie. A share is joined
-only while every grant since the device was last proved clean went, by a certificate or by joining, to pods of the one
-tenant that asks: then all that can lie on it is that tenant's own. Nothing is cleared for a joiner; the device is scrubbed
-when the last pod has left it.
+Guarantees: two tenants are never on one device, and no pod starts where another tenant's data may remain. A pod may
+join a shared device only while every grant since the device was last proved clean went, by a certificate or by joining,
+to pods of the one tenant that requests it: then only that tenant's own data can be on it. Nothing is cleared for a pod
+that joins; the device is scrubbed when the last pod has left it.
 
-Because other pods of the tenant leave their bytes there, a device that was joined is no longer the last grant's alone: no
-exception of the policy (a restart of the same container on checks) holds for it before it was scrubbed. While others are
-on it a restart is one more joining; once nobody is, it waits for the scrub like everybody else.
+Because other pods of the tenant leave their data there, the memory of a device that was joined no longer belongs to the
+last grant alone: no exception of the policy (a restart of the same container on checks) applies to it before it is
+scrubbed. While other pods are on it, a restart is handled as another join; once none is, a restart waits for the scrub
+like any other start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["GrantedPod", "SharingAction", "SharingDecision", "decide_sharing"]
 
 class SharingAction(StrEnum):
     ALONE = "alone"
-    """Nobody is there: the ordinary path, with its certificate."""
+    """No other pod is on the device: the ordinary path, with its certificate."""
     JOIN = "join"
     WAIT = "wait"
 
@@ -35,9 +36,9 @@ class GrantedPod:
     """The pod of a grant that no scrub has closed yet.
 
     Attributes:
-        pod: None where no witness says.
-        is_share: whether what it has of the device is a share; False where that is not known.
-        proved_clean: whether the device was proved clean before it, or before those whom it joined.
+        pod: None where no source names it.
+        is_share: whether the pod has a share of the device; False where that is not known.
+        proved_clean: whether the device was proved clean before the grant, or before those of the pods that it joined.
     """
 
     pod: Pod | None
@@ -48,23 +49,24 @@ class GrantedPod:
 
 @dataclass(frozen=True, slots=True)
 class SharingDecision:
-    """``reason`` is for the operator; ``pods`` counts those that are on the device."""
+    """``reason`` is for the operator; ``pods`` is the number of pods on the device."""
 
     action: SharingAction
     reason: str = ""
     pods: int = 0
 
 
+# See docs/decisions/0006-shared-devices.md.
 def decide_sharing(
     starting_pod: Pod | None, granted_pods: Iterable[GrantedPod], sharing: SharingMode, *, device_is_sound: bool = True
 ) -> SharingDecision:
-    """Whether ``starting_pod`` may start on a share of a device now.
+    """Decide whether ``starting_pod`` may start on a share of a device now.
 
     Args:
-        starting_pod: as the kubelet says for certain; None, or a pod without a UID, is nobody's neighbour.
-        granted_pods: of all grants since the device was last proved clean, those whose pods are over included. Grants of
-            the asking pod itself are among them only where it has several shares of the device.
-        device_is_sound: the device is healthy, and in use by nobody but those to whom it was granted, as far as is known.
+        starting_pod: the pod according to the kubelet, if certain; None, or a pod without a UID, may not share.
+        granted_pods: the pods of all grants since the device was last proved clean, including those that are over.
+            Grants of the starting pod itself are included only where it has several shares of the device.
+        device_is_sound: the device is healthy, and used only by pods that it was granted to, as far as known.
     """
     everybody = tuple(granted_pods)
     living = [each for each in everybody if each.state is PodState.ALIVE]

@@ -1,8 +1,8 @@
-"""What a node signs of a certificate: the same certificate always makes the same bytes, and another one makes others.
+"""The signed statement of a certificate: equal certificates give equal bytes, and different ones different bytes.
 
-The bytes are canonical JSON, and they alone say what was signed: whoever verifies needs no record of ours beside them.
-The signature is made over the pre-authentication encoding of DSSE v1 (Dead Simple Signing Envelope), which binds the
-type of the payload, so that no other document of the node's key can be passed off as a certificate.
+The bytes are canonical JSON and contain everything that was signed: a verifier needs no other record. The signature is
+made over the pre-authentication encoding of DSSE v1 (Dead Simple Signing Envelope), which includes the type of the
+payload, so no other document signed with the node's key can be passed off as a certificate.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ STATEMENT_FORMAT = 1
 PAYLOAD_TYPE = "application/vnd.scrubber.certificate+json"
 
 UNSIGNED_FIELDS = frozenset({"next_grant", "key_id", "signature"})
-"""Fields of a certificate that its statement does not hold: what becomes of it later, and the signature itself."""
+"""Fields of a certificate that its statement excludes: its later use, and the signature itself."""
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def statement(certificate: Certificate) -> bytes:
-    """What is signed of ``certificate``: all of its fields but those in :data:`UNSIGNED_FIELDS`, and the number of this format.
+    """Return the bytes to sign for ``certificate``: all fields except :data:`UNSIGNED_FIELDS`, and the format number.
 
-    Sorted keys, no blanks, ASCII; numbers as Python's ``repr`` writes them, which reads back as the same number.
+    Sorted keys, no whitespace, ASCII; numbers as Python's ``repr`` writes them, which reads back as the same number.
 
     Raises:
         ValueError: ``issued_at`` is not finite.
@@ -47,35 +47,36 @@ def statement(certificate: Certificate) -> bytes:
     values = {
         "format": STATEMENT_FORMAT,
         "id": certificate.id,
-        "node": certificate.node,
-        "boot": certificate.boot,
-        "driver": certificate.driver,
-        "device": certificate.device,
+        "nodeName": certificate.node,
+        "bootID": certificate.boot,
+        "driverVersion": certificate.driver,
+        "deviceID": certificate.device,
         "sequence": int(certificate.sequence),
-        "previous_grant": int(certificate.previous_grant),
+        "previousGrant": int(certificate.previous_grant),
         "path": certificate.path.value,
-        "scrub": certificate.scrub,
+        "scrubID": certificate.scrub,
         "covered": list(certificate.covered),
-        "not_covered": list(certificate.not_covered),
+        "notCovered": list(certificate.not_covered),
         "policy": certificate.policy,
-        "policy_digest": certificate.policy_digest,
-        "issued_at": float(certificate.issued_at),
-        "rests_on": certificate.rests_on,
+        "policyDigest": certificate.policy_digest,
+        "issuedAt": float(certificate.issued_at),
+        "baseCertificateID": certificate.rests_on,
     }
     return _CANONICAL.encode(values).encode("ascii")
 
 
+# See docs/decisions/0033-signed-certificates.md.
 def sign_certificate(certificate: Certificate, key_id: str, sign: Callable[[bytes], bytes]) -> Certificate:
-    """Return ``certificate`` with the node's signature. That it is used up later is not part of what is signed."""
+    """Return ``certificate`` with the node's signature. The signature does not cover its later use."""
     signature = base64.b64encode(sign(statement(certificate))).decode("ascii")
     return replace(certificate, key_id=key_id, signature=signature)
 
 
 def parse_statement(payload: bytes) -> Certificate:
-    """The certificate that ``payload`` states, without key and signature. Whether anybody signed it is another question.
+    """Return the certificate that ``payload`` states, without key and signature. Does not verify any signature.
 
     Raises:
-        InvalidRequest: these are not bytes that :func:`statement` makes, of any certificate.
+        InvalidRequest: the payload is not the result of :func:`statement` for any certificate.
     """
     try:
         values: Any = json.loads(payload.decode("ascii"))
@@ -86,22 +87,22 @@ def parse_statement(payload: bytes) -> Certificate:
             raise InvalidRequest(f"The statement is of format {written}; this program reads format {STATEMENT_FORMAT}.")
         found = Certificate(
             id=_text(values["id"]),
-            node=_text(values["node"]),
-            boot=_text(values["boot"]),
-            driver=_text(values["driver"]),
-            device=_text(values["device"]),
+            node=_text(values["nodeName"]),
+            boot=_text(values["bootID"]),
+            driver=_text(values["driverVersion"]),
+            device=_text(values["deviceID"]),
             sequence=_whole(values["sequence"]),
-            previous_grant=_whole(values["previous_grant"]),
+            previous_grant=_whole(values["previousGrant"]),
             path=PathKind(values["path"]),
-            scrub=_text(values["scrub"]),
+            scrub=_text(values["scrubID"]),
             covered=tuple(_text(each) for each in values["covered"]),
-            not_covered=tuple(_text(each) for each in values["not_covered"]),
+            not_covered=tuple(_text(each) for each in values["notCovered"]),
             policy=_text(values["policy"]),
-            policy_digest=_text(values["policy_digest"]),
-            issued_at=_seconds(values["issued_at"]),
-            rests_on=None if values["rests_on"] is None else _text(values["rests_on"]),
+            policy_digest=_text(values["policyDigest"]),
+            issued_at=_seconds(values["issuedAt"]),
+            rests_on=None if values["baseCertificateID"] is None else _text(values["baseCertificateID"]),
         )
-        # Catches all else at once: doubled keys, keys that nobody knows, blanks, another order, another format.
+        # Catches everything else at once: duplicate keys, unknown keys, whitespace, another order, another format.
         if statement(found) != payload:
             raise InvalidRequest("The payload is not written as a certificate's statement is.")
     except KeyError as missing:
@@ -112,7 +113,7 @@ def parse_statement(payload: bytes) -> Certificate:
 
 
 def pae(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """The pre-authentication encoding of DSSE v1: what is really signed in the name of ``payload``."""
+    """Return the pre-authentication encoding of DSSE v1: the bytes that are actually signed for ``payload``."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 

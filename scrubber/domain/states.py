@@ -1,6 +1,6 @@
-"""The states of a device: hygiene (were its bytes proved clean?) and health (may it be trusted to work?).
+"""The states of a device: hygiene (was its memory proved clean?) and health (can it be trusted to work?).
 
-Two transition tables; nothing else changes a state. With them the causes of a quarantine, and how a device returns from each.
+Two transition tables define all state changes. Also defines the causes of a quarantine and the recovery from each.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class IllegalTransition(AssertionError):
-    """The code asked for a pair that the table does not hold: a defect of the program, never of its input."""
+    """The code requested a transition that the table does not contain: a bug in the program, never in its input."""
 
 
 class TransitionTable(Generic[S, E]):
-    """The only way a device changes state."""
+    """The transitions of one state machine; a device changes state only through a table."""
 
     def __init__(self, pairs: Mapping[tuple[S, E], S]) -> None:
         self._pairs = dict(pairs)
 
     def __call__(self, state: S, event: E) -> S:
-        """The state after ``event``; raises :class:`IllegalTransition` for a pair the table does not hold."""
+        """Return the state after ``event``; raises :class:`IllegalTransition` for a pair that is not in the table."""
         try:
             return self._pairs[state, event]
         except KeyError:
             raise IllegalTransition(f"{event.value} cannot happen to a device that is {state.value}") from None
 
     def allows(self, state: S, event: E) -> bool:
-        """Whether the table holds the pair."""
+        """Whether the table contains the pair."""
         return (state, event) in self._pairs
 
     def __iter__(self) -> Iterator[tuple[S, E, S]]:
-        """Every row: state, event, next state."""
+        """Iterate over all rows: state, event, next state."""
         return iter((state, event, after) for (state, event), after in self._pairs.items())
 
 
 class Hygiene(StrEnum):
-    """Unknown is dirty: there is no fifth state."""
+    """Whether the memory of a device is proved clean. Unknown counts as dirty: there is no fifth state."""
 
     DIRTY = "dirty"
     SCRUBBING = "scrubbing"
@@ -65,7 +65,7 @@ class Hygiene(StrEnum):
 
 
 class HygieneEvent(StrEnum):
-    """Everything that can happen to a device's hygiene."""
+    """Events that can change a device's hygiene."""
 
     SERVICE_STARTED = "service-started"
     ADOPTED = "adopted"
@@ -79,21 +79,22 @@ class HygieneEvent(StrEnum):
 
 HYGIENE_TRANSITIONS: TransitionTable[Hygiene, HygieneEvent] = TransitionTable(
     {
-        # Whatever happened while nobody watched makes a device dirty; one that a pod has stays that pod's.
+        # What happened while the service was not watching makes a device dirty; one that a pod has stays with that pod.
         (Hygiene.DIRTY, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
         (Hygiene.SCRUBBING, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
         (Hygiene.CLEAN, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
         (Hygiene.IN_USE, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY,
         (Hygiene.DIRTY, HygieneEvent.ADOPTED): Hygiene.IN_USE,
-        # A container that the kubelet started without asking, beside one that it asked about.
+        # A container that the kubelet started without a hand-over, beside one with a hand-over.
         (Hygiene.IN_USE, HygieneEvent.ADOPTED): Hygiene.IN_USE,
         (Hygiene.DIRTY, HygieneEvent.SCRUB_STARTED): Hygiene.SCRUBBING,
         (Hygiene.CLEAN, HygieneEvent.SCRUB_STARTED): Hygiene.SCRUBBING,
         (Hygiene.SCRUBBING, HygieneEvent.SCRUB_PASSED): Hygiene.CLEAN,
-        # Failed, refused, abandoned, timed out: all the same to the bytes.
+        # Failed, refused, abandoned or timed out: none of them proves the memory clean.
         (Hygiene.SCRUBBING, HygieneEvent.SCRUB_ENDED): Hygiene.DIRTY,
         (Hygiene.CLEAN, HygieneEvent.GRANTED): Hygiene.IN_USE,
-        # By a named exception of the policy only (same container on checks, observe mode): see ``scrubber.domain.handover``.
+        # Only by a named exception of the policy (same container on checks, observe mode): see
+        # ``scrubber.domain.handover``.
         (Hygiene.DIRTY, HygieneEvent.GRANTED): Hygiene.IN_USE,
         (Hygiene.IN_USE, HygieneEvent.GRANTED): Hygiene.IN_USE,
         (Hygiene.IN_USE, HygieneEvent.RELEASED): Hygiene.DIRTY,
@@ -105,7 +106,7 @@ HYGIENE_TRANSITIONS: TransitionTable[Hygiene, HygieneEvent] = TransitionTable(
 
 
 class Health(StrEnum):
-    """The life of a device's trustworthiness."""
+    """How far a device can be trusted to work."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -116,11 +117,11 @@ class Health(StrEnum):
 
 
 ADVERTISED = frozenset({Health.HEALTHY, Health.SUSPECT})
-"""Only these are shown to the kubelet as ``Healthy``: a device on probation has not earned its way back yet."""
+"""Only these are advertised to the kubelet as ``Healthy``: a device on probation has not returned to service yet."""
 
 
 class HealthEvent(StrEnum):
-    """Everything that can happen to a device's health."""
+    """Events that can change a device's health."""
 
     SOFT_SIGNAL = "soft-signal"
     SIGNALS_ENDED = "calm"
@@ -153,13 +154,13 @@ HEALTH_TRANSITIONS: TransitionTable[Health, HealthEvent] = TransitionTable(
 
 
 class RecoveryMethod(StrEnum):
-    """How a quarantined device can earn its way back."""
+    """How a quarantined device can recover."""
 
     SCRUB = "scrub"
     RESET = "reset"
     WAIT = "wait"
     REBOOT = "reboot"
-    OPERATOR = "person"
+    OPERATOR = "operator"
 
 
 _RECOVERY_MESSAGES = {
@@ -167,7 +168,7 @@ _RECOVERY_MESSAGES = {
     RecoveryMethod.RESET: "It is reset and scrubbed once it is free, and returns after its probation.",
     RecoveryMethod.WAIT: "It is tried again once the condition has ended.",
     RecoveryMethod.REBOOT: "It needs a reboot of the node.",
-    RecoveryMethod.OPERATOR: "Only a person can release it: scrubber unquarantine DEVICE --reason …",
+    RecoveryMethod.OPERATOR: "Only an operator can release it: scrubber unquarantine DEVICE --reason …",
 }
 
 
@@ -180,11 +181,12 @@ class Cause:
     """Why a device is out of service.
 
     Attributes:
-        code: stable word: an error code, ``verification-failed``, ``driver-stuck``, or :data:`OPERATOR_CAUSE`.
-        message: for the operator; the ledger and the CLI show it.
-        recovery_method: how it can return.
+        code: stable identifier: an error code, ``verification-failed``, ``driver-timeout``, or :data:`OPERATOR_CAUSE`.
+        message: for the operator; shown in the ledger and the CLI.
+        recovery_method: how the device can return.
         since: wall-clock seconds.
-        actor: ``"service"``, or ``"uid:1000"`` for a person. What a person quarantined only a person releases.
+        actor: ``"service"``, or ``"uid:1000"`` for an operator. Only an operator releases a device that an operator
+            quarantined.
     """
 
     code: str
@@ -199,5 +201,5 @@ class Cause:
 
     @property
     def recovery_message(self) -> str:
-        """What has to happen before the device comes back."""
+        """What must happen before the device returns to service."""
         return _RECOVERY_MESSAGES[self.recovery_method]

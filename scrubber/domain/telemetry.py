@@ -1,4 +1,4 @@
-"""What a driver tells about a device, in one batch: its health, its settings, and who holds it."""
+"""What a driver reports about a device in one snapshot: its health, its settings, and its holders."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from enum import StrEnum
 __all__ = ["LIFETIME_COUNTERS", "Holder", "HolderKind", "HolderReport", "Signal", "Snapshot", "UninspectedProcess"]
 
 LIFETIME_COUNTERS = ("ecc_uncorrected_aggregate", "remapped_rows_uncorrectable", "retired_pages")
-"""Counters of a snapshot that survive resets and reloads of the driver; a record keeps their last values."""
+"""Counters of a snapshot that survive resets and driver reloads; a record stores their last values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One batch of answers about one device. None means "not applicable here", never "fine".
+    """The answers of one query about one device. None means "not applicable here", never "no problem".
 
     Attributes:
-        errors: error codes whose condition still stands, each with how often it was seen since the driver was loaded.
+        errors: error codes whose condition persists, each with the number of occurrences since the driver was loaded.
         ecc_uncorrected: volatile uncorrected ECC errors.
-        temperature_celsius: of the GPU.
-        is_held: what :meth:`scrubber.ports.Holders.is_held` would say, where it is told in the same batch; else None.
-        recovery_action: what the driver itself asks for: ``none``, ``reset``, ``reboot``, …
-        settings: current values by name; ``defaults`` the driver's own defaults for the same names.
-        conditions: what is wrong while it lasts, by code (``row-remap-pending``, ``pcie-width``, …), each with
-            what was read (``x8 of x16``). What the codes mean is in the :mod:`~scrubber.domain.health.signal_table` of the backend.
+        temperature_celsius: temperature of the GPU.
+        is_held: the result of :meth:`scrubber.ports.Holders.is_held` where the same query provides it; else None.
+        recovery_action: the action that the driver itself requests: ``none``, ``reset``, ``reboot``, …
+        settings: current values by name.
+        defaults: the driver's own defaults for the names in ``settings``.
+        conditions: problems that currently exist, by code (``row-remap-pending``, ``pcie-width``, …), each with the
+            value read (``x8 of x16``). The :mod:`~scrubber.domain.health.signal_table` of the backend defines the
+            codes.
         counters: errors since the driver was loaded, by name (``ecc_corrected``, ``pcie_replays``, …).
     """
 
@@ -42,10 +44,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An event that the driver reported by itself; ``code`` is ``ecc``, ``lost``, ``changed``, or the backend's own …
+    """An event that the driver reported; ``code`` is ``ecc``, ``lost``, ``changed``, or specific to the backend.
 
-    ``device`` is None when the signal concerns the node (driver gone, inventory changed). Signals are edges and may
-    be missed: whoever receives one reads a snapshot.
+    ``device`` is None when the signal concerns the node (driver gone, inventory changed). Signals are edges and may be
+    missed: read a snapshot after receiving one.
     """
 
     device: str | None
@@ -54,23 +56,23 @@ class Signal:
 
 
 class HolderKind(StrEnum):
-    """Why a process could, or could not, be looked at."""
+    """What kind of holder it is, and whether its process can be identified and killed."""
 
     PROCESS = "process"
     UNKILLABLE = "unkillable"
     """In uninterruptible sleep, or a zombie with live threads."""
     UNTRACEABLE = "ghost"
-    """Something holds the device and no process can be found for it."""
+    """The device is held, but no process can be found that holds it."""
     INFRASTRUCTURE = "infrastructure"
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that has the device open or holds its memory; ``pid`` is 0 for a ghost.
+    """A process that has the device open or holds its memory; ``pid`` is 0 for an untraceable holder.
 
     Attributes:
         started: start time in clock ticks since boot.
-        command: for the operator's eyes only; never in a pod's status.
+        command: for the operator only; never in a pod's status.
     """
 
     pid: int
@@ -85,16 +87,18 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class UninspectedProcess:
-    """A process that could not be looked through, so that whether it holds a device is not known.
+    """A process that could not be fully inspected, so it is unknown whether it holds a device.
 
     Attributes:
-        pid: 0 for a whole control group whose processes come and go faster than they can be looked at.
+        pid: 0 for a whole control group whose processes come and go faster than they can be inspected.
         started: start time in clock ticks since boot.
         command: its name and what went wrong, for the operator only.
-        pod_uid: UID of the pod that the control group is; only where there is no PID to ask about.
-        confined: it was not seen to be able to open the device by itself: it has none of the capabilities that lead to devices,
-            and no node of the device is in its ``/dev``. No proof: it may hide a node, or hold a descriptor.
-        walks: how many walks in a row did not get through it and its neighbours; each goes on where the last one stopped.
+        pod_uid: UID of the pod of the control group; only where there is no PID to determine it from.
+        confined: it was not seen to be able to open the device itself: it has none of the capabilities that give access
+            to devices, and no device node of the device is in its ``/dev``. Not a proof: it may hide a node, or hold a
+            descriptor.
+        walks: number of consecutive walks that could not finish inspecting it and its budget group; each continues
+            where the last one stopped.
     """
 
     pid: int
@@ -107,11 +111,12 @@ class UninspectedProcess:
 
 @dataclass(frozen=True, slots=True)
 class HolderReport:
-    """All processes that hold a device, and what could not be looked at (processes of other users, say).
+    """All processes that hold a device, and what could not be inspected (processes of other users, for example).
 
     Attributes:
-        uninspected: processes that could not be looked through in the time that one process gets: they may hold it.
-        omitted_count: how many more holders there are than ``holders`` lists. Of each pod and each unit at least one is listed.
+        uninspected: processes that could not be inspected within the time for one process: they may hold the device.
+        omitted_count: number of holders beyond those in ``holders``, which has at least one of each pod and each
+            systemd unit.
     """
 
     holders: tuple[Holder, ...] = ()

@@ -1,4 +1,4 @@
-"""Whose use of a device it is: by a grant, by an assignment that nobody asked us about, or by nobody's leave."""
+"""Classifies the use of a device: granted, assigned by the kubelet without a hand-over, or unauthorized."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from scrubber.domain.record import Grant
 __all__ = ["MAX_UNDETECTED_SECONDS", "UseKind", "classify_use", "may_be_killed", "may_hold_undetected"]
 
 MAX_UNDETECTED_SECONDS = 1.0
-"""Seconds between two looks at who uses a device, at most. A shorter use can go unseen; certificates say so."""
+"""Maximum seconds between two checks of a device's users. Shorter use can go undetected; certificates state this."""
 
 
 class UseKind(StrEnum):
-    """How the use of a device by one process came about."""
+    """How a process came to use a device."""
 
     GRANTED = "granted"
     """Its pod was granted the device, and no scrub has shown yet that the pod is over."""
-    STARTED_WITHOUT_HAND_OVER = "unannounced"
-    """The kubelet gave its pod the device, and started it without asking."""
-    UNAUTHORIZED = "stranger"
-    """Nobody gave it the device."""
-    UNDETERMINED = "untellable"
-    """The device was granted to somebody whom no witness names, or the kubelet has not come to this pod yet."""
+    STARTED_WITHOUT_HAND_OVER = "start-without-handover"
+    """The kubelet assigned the device to its pod and started the pod without a hand-over."""
+    UNAUTHORIZED = "unauthorized-process"
+    """Neither a grant nor an assignment by the kubelet gives the device to its pod."""
+    UNDETERMINED = "undetermined"
+    """The device was granted to a pod that no source names, or the kubelet has not listed this pod yet."""
 
 
+# See docs/decisions/0020-unauthorized-use.md.
 def classify_use(uid: str | None, device: str, grants: Iterable[Grant], reading: KubeletReading) -> UseKind:
-    """What a process of pod ``uid`` (None: of no pod) has ``device`` by.
+    """Classify the use of ``device`` by a process of pod ``uid`` (None: of no pod).
 
     Args:
-        grants: those of the device that are still open.
-        reading: the newest; what it lists counts, whatever its silence is worth.
+        grants: the open grants of the device.
+        reading: the newest reading; its entries count even when it is not trusted.
     """
     open_grants = tuple(grants)
     if uid is not None and any(grant.pod is not None and grant.pod.uid == uid for grant in open_grants):
@@ -49,10 +50,10 @@ def classify_use(uid: str | None, device: str, grants: Iterable[Grant], reading:
 
 
 def may_be_killed(uid: str | None, device: str, grants: Iterable[Grant], reading: KubeletReading) -> bool:
-    """Whether a stranger's process may be ended where the policy says so.
+    """Whether an unauthorized process may be killed where the policy demands it.
 
-    Only a pod's process, and only by a list that is believed. A process of the node itself is a person's to judge, and so
-    is that of a pod which may have the device under an id that nobody has explained.
+    Only a pod's process, and only according to a trusted list. A process of the node itself is left to an operator, and
+    so is a process of a pod that may have the device under an ID that no plugin has mapped.
     """
     if uid is None or reading.trust is not Trust.TRUSTED or _is_not_yet_listed(uid, reading):
         return False
@@ -61,15 +62,16 @@ def may_be_killed(uid: str | None, device: str, grants: Iterable[Grant], reading
     return classify_use(uid, device, grants, reading) is UseKind.UNAUTHORIZED
 
 
+# See docs/decisions/0017-budgeted-process-walk.md.
 def may_hold_undetected(
     uid: str | None, device: str, grants: Iterable[Grant], reading: KubeletReading, *, confined: bool
 ) -> bool:
-    """Whether a process of pod ``uid`` that could not be looked through keeps the device from being scrubbed.
+    """Whether a process of pod ``uid`` that could not be inspected blocks the scrub of the device.
 
-    It does not if it is confined, and its pod was never given the device, by a list that is trusted. That is no proof that
-    it does not hold the device, and the certificate says so. But otherwise any pod could keep every device of its node out
-    of use, by being slow to look through. A descriptor alone shows nothing of what was on the device, and to use it opens a
-    context, which the driver lists.
+    It does not block if it is confined and, according to a trusted list, its pod was never assigned the device. That
+    does not prove that it does not hold the device, and the certificate states this. But otherwise any pod could keep
+    every device of its node out of use by being slow to inspect. A descriptor alone reveals nothing of what was on the
+    device, and using it opens a context, which the driver lists.
 
     Args:
         confined: as :attr:`~scrubber.domain.telemetry.UninspectedProcess.confined`.
@@ -82,7 +84,7 @@ def may_hold_undetected(
 
 
 def _is_not_yet_listed(uid: str | None, reading: KubeletReading) -> bool:
-    """Whether that the reading does not list the pod says nothing, because the kubelet may not have come to it yet."""
+    """Whether the pod's absence from the reading proves nothing, because the kubelet may not have listed it yet."""
     return uid is not None and any(pod.uid in (uid, None) for pod in reading.not_yet_listed)
 
 

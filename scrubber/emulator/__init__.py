@@ -1,6 +1,6 @@
-"""An emulated kubelet, shipped for the demo, the tests and whoever wants to try a device plugin without a cluster.
+"""An emulated kubelet, shipped for the demo, the tests and anyone who wants to try a device plugin without a cluster.
 
-Promise: it mirrors Kubernetes 1.36 as a plugin sees it; where it differs the module concerned says so.
+Promise: it mirrors Kubernetes 1.36 as a plugin sees it; the modules document where it differs.
 """
 
 from scrubber.emulator.cgroups import writable_cgroup_parent

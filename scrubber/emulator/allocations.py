@@ -1,8 +1,8 @@
-"""What was given to whom: devices per pod, container and resource, with the plugin's answer, durably.
+"""Which container was allocated which devices: per pod, container and resource, with the plugin's reply, durably.
 
-Promise: an allocation is in ``kubelet_internal_checkpoint`` before the pod that asked for it is admitted, and the
-plugin's answer is replayed from there at every start of the container, whatever was restarted in between. The file has
-the real kubelet's shape; its checksum is of our own making, for the real one hashes a Go value.
+Promise: an allocation is in ``kubelet_internal_checkpoint`` before its pod is admitted, and the plugin's reply is
+replayed from there at every start of the container, whichever process was restarted in between. The file has the real
+kubelet's shape; its checksum is our own, because the real one hashes a Go value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_NUMA_NODE = -1
 
 
 class CheckpointUnreadable(Exception):
-    """The checkpoint is there and cannot be used; the message says why."""
+    """The checkpoint exists and cannot be used; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class Allocations:
         return list(self._pods.get(pod_uid, {}).get(container, {}).values())
 
     def allocated_devices(self, resource: str) -> set[str]:
-        """Devices of ``resource`` that some container has."""
+        """Return the devices of ``resource`` that are allocated to any container."""
         return {device for each in self if each.resource == resource for device in each.devices}
 
     def resources(self) -> set[str]:
         return {each.resource for each in self}
 
     def retain_pods(self, pod_uids: Collection[str]) -> bool:
-        """Forget the pods that are not in ``pod_uids``; true when something was forgotten."""
+        """Forget the pods that are not in ``pod_uids``; return whether any was forgotten."""
         gone = self._pods.keys() - set(pod_uids)
         for uid in gone:
             del self._pods[uid]
@@ -91,7 +91,7 @@ class Allocations:
 def group_by_numa_node(
     devices: Collection[str], numa_nodes: Mapping[str, tuple[int, ...]]
 ) -> dict[int, tuple[str, ...]]:
-    """Devices by NUMA node; one that has several stands under each."""
+    """Return the devices by NUMA node; a device with several nodes is listed under each."""
     grouped: dict[int, list[str]] = {}
     for device in sorted(devices):
         for node in numa_nodes.get(device) or (NO_NUMA_NODE,):
@@ -103,7 +103,7 @@ def write_checkpoint(directory: Path, allocations: Allocations, registered: Mapp
     """Replace the checkpoint atomically. ``registered``: resource → its healthy devices.
 
     Raises:
-        OSError: the directory cannot be written; the old checkpoint stands.
+        OSError: the directory cannot be written; the old checkpoint remains.
     """
     data = {
         "PodDeviceEntries": [
@@ -127,7 +127,7 @@ def write_checkpoint(directory: Path, allocations: Allocations, registered: Mapp
 
 
 def read_checkpoint(directory: Path) -> tuple[Allocations, dict[str, set[str]]]:
-    """Allocations and registered devices as last written; empty when there is no checkpoint.
+    """Return allocations and registered devices as last written; empty when there is no checkpoint.
 
     Raises:
         CheckpointUnreadable: not JSON, not of this shape, or damaged.

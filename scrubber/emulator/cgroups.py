@@ -1,8 +1,8 @@
 """Control groups for the emulator's pods, laid out as the kubelet's cgroupfs driver lays them out.
 
-Promise: a process put into a container's group never leaves it while the group stands, and what this module made it
-removes again. Only cgroup v2 with ``cgroup.kill`` (Linux 5.14) is used; without it the emulator marks its processes in
-their environment instead.
+Promise: a process put into a container's group never leaves it while the group exists, and this module removes what it
+created. Only cgroup v2 with ``cgroup.kill`` (Linux 5.14) is used; without it the emulator marks its processes in their
+environment instead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 POLL = 0.01
-"""Seconds between looks at ``cgroup.events``."""
+"""Seconds between reads of ``cgroup.events``."""
 
 
 def writable_cgroup_parent() -> Path | None:
-    """Make a directory of our own in a writable cgroup v2 tree; ``None`` where there is none.
+    """Create a directory for the emulator in a writable cgroup v2 tree; return ``None`` where there is none.
 
-    Whoever is given it owns it: ``Kubelet.close()`` removes it with everything below.
+    The ``Kubelet`` that receives it owns it: ``Kubelet.close()`` removes it with everything below.
     """
     for candidate in _candidates():
         directory = candidate / f"scrubber-{os.getpid()}-{secrets.token_hex(4)}"
@@ -28,7 +28,7 @@ def writable_cgroup_parent() -> Path | None:
             directory.mkdir()
         except OSError:
             continue
-        # Moving a process needs the right to write in the common ancestor too, and ending a group needs cgroup.kill.
+        # Moving a process also needs write permission in the common ancestor, and killing a group needs cgroup.kill.
         if (directory / "cgroup.kill").exists() and os.access(candidate / "cgroup.procs", os.W_OK):
             return directory
         directory.rmdir()
@@ -36,7 +36,7 @@ def writable_cgroup_parent() -> Path | None:
 
 
 def _candidates() -> list[Path]:
-    """Our own group first, where a session may have delegated rights, then the root of the tree."""
+    """Return possible parents: our own group first, where a session may have delegated rights, then the root."""
     own = _own_group()
     found: list[Path] = []
     for mount in MOUNTS:
@@ -62,7 +62,7 @@ def add_process(group: Path, pid: int) -> None:
 
 
 def process_ids(group: Path) -> list[int]:
-    """PIDs in ``group`` itself, zombies included; empty when the group is gone."""
+    """Return the PIDs in ``group`` itself, zombies included; empty when the group is gone."""
     try:
         return [int(line) for line in (group / "cgroup.procs").read_bytes().split(b"\n") if line]
     except (FileNotFoundError, OSError):
@@ -78,7 +78,7 @@ def is_populated(group: Path) -> bool:
 
 
 def kill_processes(group: Path) -> None:
-    """End every process in ``group`` and below; nothing to do when the group is gone."""
+    """Kill every process in ``group`` and below; nothing to do when the group is gone."""
     try:
         (group / "cgroup.kill").write_text("1")
     except FileNotFoundError:
@@ -92,7 +92,7 @@ async def wait_until_empty(group: Path) -> None:
 
 
 def remove_tree(group: Path) -> bool:
-    """Remove ``group`` and the empty groups below it; false while a process is still in one of them."""
+    """Remove ``group`` and the empty groups below it; return False while a process is still in one of them."""
     if not group.is_dir():
         return True
     for below in [path for path in group.iterdir() if path.is_dir()]:

@@ -1,7 +1,7 @@
-"""Where the story is told: a console that says so when nobody hears it any more.
+"""The console of the scenario, which raises an error when its output is closed.
 
-A terminal that was closed, or a pipe whose reader has ended, would otherwise end the program wherever it prints next, with
-what it made left behind.
+A terminal that was closed, or a pipe whose reader has ended, would otherwise end the program at the next print, with
+processes and directories left behind.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class OutputClosed(Exception):
 
 
 class DemoConsole(Console):
-    """Prints as any console, until nobody hears it: that is raised once, and what is printed afterwards goes nowhere."""
+    """Prints as any console until its output is closed: that is raised once, and later output is discarded."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's.
+        """Print as :meth:`rich.console.Console.print` does.
 
         Raises:
-            OutputClosed: nobody hears it any more.
+            OutputClosed: the output was closed.
             OSError: it could not be written for another reason.
         """
         try:
@@ -42,7 +42,7 @@ class DemoConsole(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def _discard_output(self) -> None:
-        # What is buffered would be tried again as the interpreter ends, fail, and make the exit status 120.
+        # Otherwise the interpreter would write the buffered output at its end, fail, and exit with status 120.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
         os.close(nowhere)

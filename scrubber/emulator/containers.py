@@ -1,7 +1,7 @@
 """The container runtime of the emulated node: containers are real processes, and they outlive the kubelet.
 
-Promise: a container's process stands in its pod's control group (or carries the pod's marker) before its first
-instruction runs; when its first process ends the rest ends with it, unless the pod leaves its children; and
+Promise: a container's process is in its pod's control group (or carries the pod's marker) before its first instruction
+runs; when its first process ends, the rest ends as well, unless the pod leaves its children; and
 :meth:`ContainerRuntime.close` leaves no process and no group behind.
 """
 
@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 from scrubber.emulator import cgroups, markers
 
 START_GATE_SCRIPT = 'read -r _ && exec "$@" </dev/null'
-"""A shell that waits for a line before it becomes the container: meanwhile the runtime puts it into its group."""
+"""A shell that waits for a line before it becomes the container: meanwhile the runtime moves it into its group."""
 TERMINATION_DEADLINE = 10.0
-"""Seconds within which killed processes must be gone; beyond, something is stuck in the kernel and we say so."""
+"""Seconds within which killed processes must be gone; after that something hangs in the kernel, which is an error."""
 
 
 Result = TypeVar("Result")
 
 
 class ContainerStartFailed(Exception):
-    """The runtime could not make a container's process; the message says why."""
+    """The runtime could not create a container's process; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ContainerCommand:
 
 
 PAUSE = ContainerCommand(("sleep", "infinity"))
-"""The sandbox's process."""
+"""The process of a sandbox."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +68,8 @@ class Container:
         """Signal the first process, as the runtime does; nothing to do when it has ended."""
         if self.exit_code is None:
             try:
-                # Not by ``send_signal``: it reaps a child that has just ended, and asyncio then never learns its exit code.
+                # Not ``send_signal``: it reaps a child that has just ended, and asyncio then never learns its exit
+                # code.
                 os.kill(self.process.pid, number)
             except ProcessLookupError:
                 return
@@ -76,7 +77,7 @@ class Container:
 
 @dataclass(slots=True)
 class _RuntimePod:
-    """What the runtime keeps of one pod."""
+    """What the runtime stores about one pod."""
 
     group: Path | None
     sandbox: Container
@@ -85,7 +86,7 @@ class _RuntimePod:
 
 
 class ContainerRuntime:
-    """Starts and ends containers. ``groups`` is where ``pod<uid>`` groups go; ``None``: markers only."""
+    """Starts and ends containers. ``groups`` is the parent of the ``pod<uid>`` groups; ``None``: markers only."""
 
     def __init__(self, groups: Path | None, rng: random.Random) -> None:
         self._groups = groups
@@ -101,7 +102,7 @@ class ContainerRuntime:
         """Called when a container's first process has ended and, unless it leaves children, the rest with it."""
 
     async def run_sandbox(self, uid: str) -> None:
-        """Make the pod's group and start its sandbox, which holds the group open until the pod is over; idempotent.
+        """Create the pod's group and start its sandbox, which keeps the group open until the pod is over; idempotent.
 
         Raises:
             ContainerStartFailed: it could not be started, or the pod was removed meanwhile.
@@ -123,9 +124,10 @@ class ContainerRuntime:
             raise ContainerStartFailed("the pod was removed while its sandbox was made")
 
     async def start(self, uid: str, name: str, command: ContainerCommand) -> Container:
-        """Run ``command`` as container ``name`` of a pod whose sandbox stands.
+        """Run ``command`` as container ``name`` of a pod whose sandbox runs.
 
-        A container that runs already (started for a kubelet that was cut off) is returned as it is.
+        A container that already runs (its start was requested by a kubelet that was stopped meanwhile) is returned as
+        it is.
 
         Raises:
             ContainerStartFailed: there is no such program, its group refused it, or the pod was removed meanwhile.
@@ -148,7 +150,7 @@ class ContainerRuntime:
         return container
 
     def container(self, uid: str, name: str) -> Container | None:
-        """The last run of a container, ended or not."""
+        """Return the last run of a container, ended or not."""
         pod = self._pods.get(uid)
         return pod.containers.get(name) if pod else None
 
@@ -170,17 +172,17 @@ class ContainerRuntime:
             self._in_background(self._remove_group(pod.group))
 
     def remove_pod_after(self, uid: str, seconds: float) -> None:
-        """Leave the pod's processes alone for ``seconds``, then end them: a forced deletion seen from the node."""
+        """End the pod's processes, but only after ``seconds``: a forced deletion as the node sees it."""
         self._in_background(self._remove_later(uid, seconds))
 
     async def close(self) -> None:
-        """End every process this runtime ever started, leftovers included, and remove its groups.
+        """End every process that this runtime ever started, leftover processes included, and remove its groups.
 
         Raises:
             RuntimeError: a process did not end; the message names the processes.
         """
         async with self._starting:
-            self._closed = True  # a start under way is now among the pods, and no other will come
+            self._closed = True  # a start in progress has finished, and no other will begin
         first_processes = [each for pod in self._pods.values() for each in (*pod.containers.values(), pod.sandbox)]
         for container in first_processes:
             container.signal(signal.SIGKILL)
@@ -260,7 +262,7 @@ class ContainerRuntime:
             stdin.close()
 
     async def _watch(self, container: Container) -> None:
-        """Reap the first process, end the rest of the container, say so, and remove the group once it is empty."""
+        """Reap the first process, end the rest of the container, call :attr:`on_exit`, and remove the empty group."""
         code = await container.process.wait()
         container.ended_at = asyncio.get_running_loop().time()
         if not container.leave_children:
@@ -285,7 +287,7 @@ class ContainerRuntime:
         await self.remove_pod(uid)
 
     async def _run_shielded(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do ``work`` to its end even if the kubelet that asked for it is gone: the runtime is another process."""
+        """Complete ``work`` even if the kubelet that requested it is gone: the runtime is a separate process."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

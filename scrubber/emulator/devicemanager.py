@@ -1,7 +1,7 @@
-"""The kubelet's device manager: who may have which device, and what each container is started with.
+"""The kubelet's device manager: which container may have which device, and what each container is started with.
 
-Promise: decisions and refusals are the real kubelet's. One life of this object is one life of the kubelet's process;
-what must outlive it is in the checkpoint.
+Promise: decisions and refusals are the real kubelet's. An instance of :class:`DeviceManager` lives as long as the
+kubelet's process; what must outlive that process is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 
 class AllocationRefused(Exception):
-    """A container cannot be given its devices: the pod's admission fails, for good."""
+    """A container cannot be given its devices: the pod's admission fails permanently."""
 
 
 class StartRefused(Exception):
-    """A container may not be started now: it waits in ``CreateContainerConfigError``, and is tried again."""
+    """A container may not be started now: it waits in ``CreateContainerConfigError``, and its start is tried again."""
 
     def __init__(self, message: str, *, deadline_exceeded: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class StartRefused(Exception):
 
 @dataclass(slots=True)
 class RegisteredEndpoint:
-    """A registered plugin; ``client`` and ``options`` are ``None`` after a kubelet restart, until it registers again."""
+    """A registered plugin; ``client`` and ``options`` are ``None`` from a kubelet restart to the next registration."""
 
     client: DevicePluginClient | None = None
     options: api.DevicePluginOptions | None = None
@@ -70,7 +70,7 @@ class ContainerRunOptions:
 
 
 class DeviceManager:
-    """Devices by resource, endpoints by resource, allocations. ``active_pod_uids`` names the UIDs of pods that hold devices."""
+    """Devices by resource, endpoints by resource, allocations."""
 
     def __init__(
         self,
@@ -81,9 +81,12 @@ class DeviceManager:
         active_pod_uids: Callable[[], Collection[str] | None],
         on_change: Callable[[], None],
     ) -> None:
-        """``active_pod_uids`` returns ``None`` until the API server's pods have arrived: nothing is pruned before.
+        """Initialise the manager; :meth:`start` loads the checkpoint.
 
-        ``on_change`` is called after every change of devices, health or assignments.
+        Args:
+            active_pod_uids: returns the UIDs of the pods that hold devices, or ``None`` until the API server's pods
+                have arrived: nothing is pruned before that.
+            on_change: called after every change of devices, health or assignments.
         """
         self._directory = directory
         self._timings = timings
@@ -97,11 +100,11 @@ class DeviceManager:
         self.allocations = Allocations()
 
     def start(self) -> None:
-        """Load the checkpoint. Resources it names count 0 devices until their plugins register again."""
+        """Load the checkpoint. Resources that it names count 0 devices until their plugins register again."""
         try:
             self.allocations, registered = read_checkpoint(self._directory)
         except CheckpointUnreadable as error:
-            # As the real one does: it goes on without, and whoever trusts the file must expect that.
+            # As the real kubelet does: it continues without, and users of the file must expect that.
             log.warning("continuing without a checkpoint: %s", error)
             return
         for resource in registered:
@@ -109,14 +112,14 @@ class DeviceManager:
             self._stop_endpoint(resource, RegisteredEndpoint())
 
     def stop(self) -> None:
-        """The process ends: timers with it."""
+        """Cancel the timers, which end with the process."""
         for timer in self._timers:
             timer.cancel()
 
     # What plugins report
 
     async def plugin_connected(self, client: DevicePluginClient) -> None:
-        """Take a dialled plugin as the resource's endpoint, with the options it answers now.
+        """Use a dialled plugin as the resource's endpoint, with the options that it now returns.
 
         Raises:
             RpcFailed: ``GetDevicePluginOptions`` failed; nothing has changed.
@@ -126,7 +129,7 @@ class DeviceManager:
         self._changed()
 
     def plugin_disconnected(self, resource: str) -> None:
-        """A stream has ended: every device of the resource is unhealthy, and the resource's removal is due."""
+        """Handle the end of a stream: mark the resource's devices unhealthy, and schedule the resource's removal."""
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             return
@@ -136,7 +139,7 @@ class DeviceManager:
         self._changed()
 
     def devices_reported(self, resource: str, devices: Collection[api.Device]) -> None:
-        """A full list from a stream of the resource, an outdated one included."""
+        """Apply a full list from a stream of the resource, even an outdated stream."""
         self._resources.setdefault(resource, ResourceDevices()).update(devices)
         self._checkpoint()
         self._changed()
@@ -155,10 +158,10 @@ class DeviceManager:
             self._checkpoint()
             self._changed()
 
-    # What others ask
+    # Queries
 
     def resources(self) -> dict[str, ResourceDevices]:
-        """The devices of every resource the kubelet knows."""
+        """Return the devices of every resource that the kubelet knows."""
         return self._resources
 
     def capacity(self, resource: str) -> int:
@@ -173,7 +176,7 @@ class DeviceManager:
         return self._resources.get(resource, ResourceDevices()).health(device)
 
     def prune(self) -> None:
-        """Forget the allocations of pods that are no longer active; their devices are free at once."""
+        """Forget the allocations of pods that are no longer active; their devices are free immediately."""
         active = self._active()
         if active is not None and self.allocations.retain_pods(active):
             self._checkpoint()
@@ -181,12 +184,12 @@ class DeviceManager:
     # Admission, on the main loop
 
     async def allocate(self, pod: EmulatedPod, container: ContainerSpec) -> None:
-        """Give ``container`` its devices and record the plugin's answer durably.
+        """Give ``container`` its devices and record the plugin's reply durably.
 
-        Devices of an ordinary init container are handed on to the containers after it.
+        Devices of an ordinary init container are passed on to the containers after it.
 
         Raises:
-            AllocationRefused: too few devices, or the plugin refused; the message is the pod's.
+            AllocationRefused: too few devices, or the plugin refused; the pod gets this message.
         """
         uid, reusable = self._reusable
         if uid != pod.uid:
@@ -226,7 +229,7 @@ class DeviceManager:
         self._changed()
 
     def readmit(self, pod: EmulatedPod, container: ContainerSpec) -> None:
-        """Admit a container that is not running once more, after a restart of the kubelet.
+        """Admit a container that is not running again, after a restart of the kubelet.
 
         Raises:
             AllocationRefused: its plugin has not registered again, or its device is not healthy now.
@@ -249,8 +252,8 @@ class DeviceManager:
 
     def _check_usable(self, resource: str, held: frozenset[str]) -> None:
         if resource not in self._resources:
-            # The real one ignores a resource that it has never heard of and leaves it to the scheduler, which would
-            # not have bound this pod; a pod bound here without its devices would only mislead.
+            # The real kubelet ignores a resource that it does not know and leaves it to the scheduler, which would not
+            # have bound this pod; a pod bound here without its devices would only mislead.
             raise AllocationRefused(f"cannot allocate unregistered device {resource}")
         healthy = self._resources[resource].healthy
         if not healthy:
@@ -289,16 +292,16 @@ class DeviceManager:
         except KeyError:
             raise AllocationRefused(f"endpoint not found in cache for a registered resource: {resource}") from None
 
-    # Start, on the pod's own worker
+    # Start, in the pod's worker
 
     async def run_options(self, pod: EmulatedPod, container: ContainerSpec) -> ContainerRunOptions:
-        """Call ``PreStartContainer`` where the plugin wants it, then replay the recorded answers.
+        """Call ``PreStartContainer`` where the plugin requires it, then replay the recorded replies.
 
-        Until a plugin has registered again after a restart of the kubelet its options are unknown, and the call is
-        skipped without a word: the real kubelet's hole, kept open here on purpose.
+        Until a plugin has registered again after a restart of the kubelet, its options are unknown, and the call is
+        silently skipped: a gap of the real kubelet, reproduced on purpose.
 
         Raises:
-            StartRefused: the plugin refused, is away or took too long.
+            StartRefused: the plugin refused, is unreachable or took too long.
         """
         for resource, wanted in container.resources.items():
             if wanted and (resource in self._resources or resource in self.allocations.resources()):

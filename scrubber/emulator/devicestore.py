@@ -1,8 +1,8 @@
-"""Which devices a node has, as the kubelet counts them: per resource, the healthy and the unhealthy.
+"""The devices of a node as the kubelet counts them: per resource, the healthy and the unhealthy.
 
-Promise: the counts are the real kubelet's, warts included. ``Healthy`` is compared exactly; a device that a plugin
-omits lowers capacity; an unhealthy device lowers allocatable whether or not a pod is on it, and since the pod is counted
-as well, the scheduler counts such a device twice.
+Promise: the counts are the real kubelet's, including its flaws. ``Healthy`` is compared exactly; a device that a plugin
+omits lowers capacity; an unhealthy device lowers allocatable whether or not a pod uses it, and since that pod is
+counted as well, the scheduler counts such a device twice.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ResourceDevices:
     numa_nodes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def update(self, devices: Collection[api.Device]) -> None:
-        """Take over a full list; what is not in it is no longer there."""
+        """Replace the devices by a full list; devices that are not in it no longer exist."""
         self.healthy = {device.ID for device in devices if device.health == HEALTHY}
         self.unhealthy = {device.ID for device in devices if device.health != HEALTHY}
         self.numa_nodes = {device.ID: tuple(node.ID for node in device.topology.nodes) for device in devices}
 
     def mark_unhealthy(self) -> None:
-        """The stream has ended: nobody vouches for any device."""
+        """Mark every device unhealthy, after the end of the stream: no plugin vouches for any device."""
         self.unhealthy |= self.healthy
         self.healthy = set()
 
@@ -44,5 +44,5 @@ class ResourceDevices:
         return len(self.healthy)
 
     def health(self, device: str) -> str:
-        """What the status of a pod on ``device`` says: an omitted device reads Healthy."""
+        """Return the health in the status of a pod on ``device``: an omitted device reads Healthy."""
         return UNHEALTHY if device in self.unhealthy else HEALTHY

@@ -1,7 +1,7 @@
-"""What the emulated kubelet did and when: the raw material of the demo's closing table and of the benchmarks.
+"""What the emulated kubelet did and when: the data of the demo's closing table and of the benchmarks.
 
-Promise: every call to a plugin is recorded with its duration and its outcome as the kubelet's own log would name it,
-whether it succeeded, failed, ran into its deadline or was cut off.
+Promise: every call to a plugin is recorded with its duration and its outcome, named as in the kubelet's own log,
+whether it succeeded, failed, exceeded its deadline or was interrupted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ CHANNEL_CLOSED = "grpc: the client connection is closing"
 
 @dataclass(frozen=True, slots=True)
 class KubeletEvent:
-    """One thing that happened. ``at`` is when it began, on the event loop's (monotonic) clock; seconds."""
+    """One event. ``at`` is when it began, in seconds of the event loop's (monotonic) clock."""
 
     at: float
     name: str
-    """An RPC of the protocols (``Allocate``), or ``StreamEnded``, ``Deregistered`` (the socket in ``plugins_registry/``
-    that ``detail`` names has gone), ``ContainerStarted``, ``ContainerDied``, ``PodOver``."""
+    """An RPC of the protocols (``Allocate``), or an event of the node.
+
+    These are ``StreamEnded``, ``Deregistered`` (the socket in ``plugins_registry/`` that ``detail`` names was removed),
+    ``ContainerStarted``, ``ContainerDied`` and ``PodOver``.
+    """
     outcome: str = "OK"
-    """``OK``, or the gRPC code in the kubelet's spelling: ``DeadlineExceeded``; of a container its exit code."""
+    """``OK``, or the gRPC code in the kubelet's spelling: ``DeadlineExceeded``; for a container its exit code."""
     duration: float = 0.0
     resource: str = ""
     devices: tuple[str, ...] = ()
@@ -50,7 +53,7 @@ class RpcFailed(Exception):
 
 
 def go_code_name(code: grpc.StatusCode) -> str:
-    """A status code as Go prints it: ``DEADLINE_EXCEEDED`` → ``DeadlineExceeded``, and ``OK`` as it is."""
+    """Return a status code as Go prints it: ``DEADLINE_EXCEEDED`` → ``DeadlineExceeded``, and ``OK`` unchanged."""
     if code is grpc.StatusCode.OK:
         return "OK"
     if code is grpc.StatusCode.CANCELLED:
@@ -59,7 +62,7 @@ def go_code_name(code: grpc.StatusCode) -> str:
 
 
 class Recorder:
-    """Writes the list that ``Kubelet.events`` shows, and rings the bell for each entry."""
+    """Writes the list behind ``Kubelet.events``, and notifies waiting tasks of each entry."""
 
     def __init__(self, changes: ChangeNotifier) -> None:
         self.events: list[KubeletEvent] = []
@@ -67,15 +70,15 @@ class Recorder:
         self._changes = changes
 
     def record(self, event: KubeletEvent) -> None:
-        """Record what happened."""
+        """Append ``event``, and notify."""
         self.events.append(event)
         self._changes.notify()
 
     async def call(self, event: KubeletEvent, send: Callable[[], Awaitable[Response]]) -> Response:
-        """Make an RPC, await its answer, and record ``event`` with its duration and outcome.
+        """Make an RPC, await its reply, and record ``event`` with its duration and outcome.
 
         Raises:
-            RpcFailed: anything but an answer, a channel closed under the call included.
+            RpcFailed: the call did not succeed; this includes a channel that was closed during the call.
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
@@ -87,8 +90,8 @@ class Recorder:
             raise failure from error
         except (asyncio.CancelledError, grpc.aio.UsageError):
             failure = RpcFailed(grpc.StatusCode.CANCELLED, CHANNEL_CLOSED)
-            # grpc.aio cancels the waiter when its channel is closed, and has another word for one that was closed before:
-            # that is an answer, not the end of this task.
+            # grpc.aio cancels the waiting task when its channel is closed, and raises UsageError for one that was
+            # closed before: both are an outcome of the call, and not a request that this task ends.
             if is_task_cancelled():
                 raise
             raise failure from None
@@ -99,11 +102,11 @@ class Recorder:
 
 
 def is_task_cancelled() -> bool:
-    """Whether the running task was asked to end, as against an RPC that was cancelled under it."""
+    """Whether the running task was cancelled, in contrast to an RPC that was cancelled while the task awaited it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def sorted_ids(devices: Sequence[str]) -> tuple[str, ...]:
-    """Device ids in one order, for the record: on the wire their order is random."""
+    """Return the device ids in one order, for the record: on the wire their order is random."""
     return tuple(sorted(devices))

@@ -1,6 +1,6 @@
-"""What a container finds in its root directory: the plugin's mounts and device nodes, as links to the node's files.
+"""The contents of a container's root directory: the plugin's mounts and device nodes, as links to the node's files.
 
-Promise: a path that a plugin returned is there at every start of the container, and no answer makes a link outside the
+Promise: a path that a plugin returned exists at every start of the container, and no reply creates a link outside the
 container's own directory.
 """
 
@@ -13,14 +13,14 @@ from scrubber.emulator.devicemanager import ContainerRunOptions
 
 
 class ContainerCreateFailed(Exception):
-    """The container cannot be created from the plugin's answer; the message is the runtime's."""
+    """The container cannot be created from the plugin's reply; the message is the runtime's."""
 
 
 def create_container_root(root: Path, options: ContainerRunOptions) -> None:
-    """Make ``root`` and every mount and device of ``options`` below it; what an earlier run wrote there stays.
+    """Create ``root`` and every mount and device of ``options`` below it; files that an earlier run wrote there stay.
 
     Raises:
-        ContainerCreateFailed: a host path is not there, or a container path leads outside or is taken by a file.
+        ContainerCreateFailed: a host path does not exist, or a container path leads outside or is taken by a file.
     """
     root.mkdir(parents=True, exist_ok=True)
     for mount in options.mounts:

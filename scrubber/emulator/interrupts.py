@@ -1,6 +1,6 @@
-"""The first SIGINT, SIGTERM or SIGHUP ends what a task does; those that follow do not end its clearing up.
+"""The first SIGINT, SIGTERM or SIGHUP cancels a task; later signals do not interrupt its cleanup.
 
-For a program that started processes and made directories: by default a second Ctrl-C leaves them behind.
+For a program that started processes and created directories: by default a second Ctrl-C leaves them behind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["Interruption", "cancel_on_first_signal"]
 
 @dataclass(slots=True)
 class Interruption:
-    """What came.
+    """The signal that was received.
 
     Attributes:
-        received: the signal that came first; None while none has come.
-        cleaning_up: set it once only the clearing up is left: no signal ends anything from then on.
+        received: the first signal; None while there was none.
+        cleaning_up: set this once only the cleanup is left: no signal cancels anything from then on.
     """
 
     received: signal.Signals | None = None
@@ -29,10 +29,11 @@ class Interruption:
 
 @contextmanager
 def cancel_on_first_signal() -> Iterator[Interruption]:
-    """Within it the first of the signals cancels the current task, and the others do nothing.
+    """While this is open, the first of the signals cancels the current task, and later ones do nothing.
 
-    For the main thread. One that was ignored before stays ignored: nohup starts a program so, and a shell one in the
-    background. Afterwards nothing is left to clear up: the others end the program at once, without a traceback.
+    For the main thread. A signal that was ignored before stays ignored: nohup starts a program that way, and a shell
+    starts a background program that way. Afterwards there is nothing left to clean up: later signals end the program
+    immediately, without a traceback.
     """
     task, loop, interruption = asyncio.current_task(), asyncio.get_running_loop(), Interruption()
     assert task is not None
@@ -45,13 +46,14 @@ def cancel_on_first_signal() -> Iterator[Interruption]:
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     signals = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]
 
-    # By the loop, which a signal wakes even if the kernel gives it to another thread.
+    # Handled by the event loop, which a signal wakes even if the kernel delivers it to another thread.
     for number in signals:
         loop.add_signal_handler(number, interrupt, number)
     try:
         yield interruption
     finally:
         for number in signals:
-            # It puts Python's own back for SIGINT, which would make a traceback as the program ends.
+            # remove_signal_handler restores Python's handler for SIGINT, which would print a traceback as the program
+            # ends.
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)

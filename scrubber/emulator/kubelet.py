@@ -1,8 +1,8 @@
-"""A kubelet to try device plugins against: real sockets, real files, real processes, the real one's manners.
+"""A kubelet to try device plugins with: real sockets, real files, real processes, and the real kubelet's behaviour.
 
-Promise: what a device plugin and a PodResources client can observe of Kubernetes 1.36, they observe here, from the order
-of calls to the holes. The node (containers, checkpoint, socket files, the API server's pods) outlives the kubelet's
-process, which :meth:`Kubelet.stop` and :meth:`Kubelet.start` end and begin.
+Promise: what a device plugin and a PodResources client can observe of Kubernetes 1.36, they observe here, from the
+order of calls to the gaps. The node (containers, checkpoint, socket files, the API server's pods) outlives the
+kubelet's process, which :meth:`Kubelet.stop` ends and :meth:`Kubelet.start` starts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from scrubber.emulator.timings import KubeletTimings
 class Kubelet:
     """The emulated node below ``root``.
 
-    ``<root>/device-plugins/``, ``plugins_registry/``, ``pod-resources/kubelet.sock``,
+    Its directories are ``<root>/device-plugins/``, ``plugins_registry/``, ``pod-resources/kubelet.sock``,
     ``log/pods/<namespace>_<name>_<uid>/`` and ``containers/<uid>/<container>/`` (a container's root and working
-    directory). ``cgroup_parent`` is a writable cgroup v2 directory that becomes the kubelet's to use and to remove:
-    containers then stand in ``kubepods/pod<uid>/<64 hex>`` below it. Either way each process carries the pod's marker
-    (:mod:`scrubber.emulator.markers`). ``<root>/emulated`` says that no real kubelet is here.
+    directory). ``cgroup_parent`` is a writable cgroup v2 directory that the kubelet then uses and removes: containers
+    run in ``kubepods/pod<uid>/<64 hex>`` below it. With or without it each process carries the pod's marker
+    (:mod:`scrubber.emulator.markers`). ``<root>/emulated`` marks that no real kubelet runs here.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Kubelet:
         cgroup_parent: Path | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Nothing is made or started yet.
+        """Initialise the node; nothing is created or started yet.
 
         Raises:
             ValueError: ``root`` is so long that the sockets below it could not be used.
@@ -78,7 +78,7 @@ class Kubelet:
     # The kubelet's process
 
     async def start(self) -> None:
-        """Begin a life of the kubelet's process: wipe plugins' sockets, serve, and after a restart find the pods again.
+        """Start the kubelet's process: remove plugins' sockets, serve, and after a restart find the pods again.
 
         Raises:
             RuntimeError: it runs already, was closed, or a socket cannot be bound.
@@ -99,7 +99,7 @@ class Kubelet:
         node.changes.notify()
 
     async def stop(self) -> None:
-        """The process is gone; containers run on, and the socket files stay, dead. Nothing to do when it is down."""
+        """End the process; containers keep running, and the socket files stay, dead. Nothing to do when it is down."""
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
@@ -107,17 +107,17 @@ class Kubelet:
             self._node.changes.notify()
 
     async def restart(self) -> None:
-        """Stop and start."""
+        """Stop and start the process."""
         await self.stop()
         await self.start()
 
     async def close(self) -> None:
-        """End everything: the process, every container, every leftover, every control group. Files stay.
+        """End everything: the process, every container, every leftover process, every control group. Files stay.
 
-        Safe after a start that failed, and twice.
+        May be called after a failed start, and more than once.
 
         Raises:
-            BaseExceptionGroup: the emulator itself failed on the way; its errors.
+            BaseExceptionGroup: errors of the emulator itself.
             RuntimeError: a process of the node did not end.
         """
         if self._closed:
@@ -137,24 +137,26 @@ class Kubelet:
 
     @property
     def running(self) -> bool:
-        """Whether the kubelet's process is there."""
+        """Whether the kubelet's process runs."""
         return self._process is not None
 
     @property
     def healthy(self) -> bool:
-        """The kubelet's own health check, which one admission that takes too long fails."""
+        """The kubelet's own health check, which an admission that takes too long fails."""
         return self._process is not None and self._process.healthy
 
     # Pods
 
     async def run(self, spec: PodSpec) -> EmulatedPod:
-        """Bind a pod to this node, past the scheduler, and wait for its admission; while the kubelet is down, that long.
+        """Bind a pod to this node without a scheduler, and wait for its admission.
 
-        Look at ``pod.admitted`` or its status for the decision: a refusal is a pod in phase ``Failed``, not an error.
+        While the kubelet is down, this waits until it is started.
+
+        ``pod.admitted`` or its status contains the decision: a refusal is a pod in phase ``Failed``, not an error.
 
         Raises:
             RuntimeError: the node was closed before the decision.
-            ValueError: there is a pod of this namespace and name.
+            ValueError: a pod with this namespace and name exists.
         """
         pod = self.create(spec)
         await self._node.changes.wait_until(lambda: pod.admitted is not None or pod.gone or self._closed, None)
@@ -163,11 +165,11 @@ class Kubelet:
         return pod
 
     def create(self, spec: PodSpec) -> EmulatedPod:
-        """Bind a pod and return at once, before its admission.
+        """Bind a pod and return immediately, before its admission.
 
         Raises:
             RuntimeError: the node was closed.
-            ValueError: there is a pod of this namespace and name.
+            ValueError: a pod with this namespace and name exists.
         """
         if self._closed:
             raise RuntimeError("this node was closed: make another Kubelet")
@@ -189,9 +191,9 @@ class Kubelet:
     ) -> None:
         """Delete a pod and wait until it is gone, as ``kubectl delete`` does.
 
-        ``grace`` seconds lie between SIGTERM and SIGKILL (default: ``timings.termination_grace``). With ``force`` the pod
-        is gone at once, its devices are free, and its processes live on for ``linger`` seconds beside whoever
-        gets the devices next. While the kubelet is down a graceful deletion waits for it.
+        ``grace`` seconds pass between SIGTERM and SIGKILL (default: ``timings.termination_grace``). With ``force`` the
+        pod is gone immediately, its devices are free, and its processes live on for ``linger`` seconds beside the next
+        pod on these devices. While the kubelet is down, a graceful deletion waits for it.
 
         Raises:
             RuntimeError: the node was closed before the pod had ended.
@@ -213,38 +215,39 @@ class Kubelet:
 
     @property
     def pods(self) -> list[EmulatedPod]:
-        """Every pod the API server has on this node, oldest first."""
+        """Every pod that the API server has on this node, oldest first."""
         return list(self._node.pods.values())
 
     @property
     def api_server(self) -> asyncio.Event:
-        """Cleared: the API server is away. A kubelet that is restarted then lists and admits no pod until it is set."""
+        """Set while the API server is available. While it is cleared, a restarted kubelet lists and admits no pod."""
         return self._node.api_server
 
     # Devices
 
     def capacity(self, resource: str) -> int:
-        """Devices of ``resource`` as the kubelet counts them now, healthy or not; 0 while it is down."""
+        """Return how many devices of ``resource`` the kubelet counts now, healthy or not; 0 while it is down."""
         return self._process.devices.capacity(resource) if self._process else 0
 
     def allocatable(self, resource: str) -> int:
-        """Healthy devices of ``resource`` as the kubelet counts them now, taken or not; 0 while it is down."""
+        """Return how many healthy devices of ``resource`` the kubelet counts now, taken or not; 0 while it is down."""
         return self._process.devices.allocatable(resource) if self._process else 0
 
     def healthy_devices(self, resource: str) -> frozenset[str]:
-        """Ids of the healthy devices of ``resource`` as the kubelet has them now; none while it is down."""
+        """Return the ids of the healthy devices of ``resource`` as the kubelet has them now; none while it is down."""
         known = self._process.devices.resources().get(resource) if self._process else None
         return frozenset(known.healthy) if known else frozenset()
 
     @property
     def node_status(self) -> NodeStatus:
-        """What the API server was last told, some seconds old; it stays as it is while the kubelet is down."""
+        """The status last sent to the API server, some seconds old; it is not updated while the kubelet is down."""
         return self._node.status
 
     def schedulable(self, resource: str) -> int:
-        """How many of ``resource`` the scheduler would still give out on this node; negative when overcommitted.
+        """Return how many of ``resource`` the scheduler would still assign on this node; negative when overcommitted.
 
-        Published allocatable less what the pods here ask for: an unhealthy device under a pod is counted down twice.
+        This is the published allocatable minus the requests of the pods here: an unhealthy device under a pod is
+        subtracted twice.
         """
         asked = sum(pod.spec.request(resource) for pod in self.pods if not pod.phase.terminal)
         return self._node.status.allocatable.get(resource, 0) - asked
@@ -253,19 +256,19 @@ class Kubelet:
 
     @property
     def events(self) -> list[KubeletEvent]:
-        """Everything recorded so far, in order of completion; grows as you look."""
+        """Everything recorded so far, in order of completion; the list keeps growing."""
         return self._node.recorder.events
 
     @property
     def pod_resources_requests(self) -> int:
-        """How many questions PodResources was asked, those that were turned away included."""
+        """The number of PodResources requests, rejected ones included."""
         return self._node.recorder.pod_resources_requests
 
     async def wait_until(self, condition: Callable[[Kubelet], bool], timeout: float) -> None:
-        """Wait until ``condition(self)`` holds; it is asked again after every change on the node.
+        """Wait until ``condition(self)`` holds; it is checked again after every change on the node.
 
         Raises:
-            TimeoutError: it did not within ``timeout`` seconds.
+            TimeoutError: it did not hold within ``timeout`` seconds.
         """
         if not await self._node.changes.wait_until(lambda: condition(self), timeout):
             raise TimeoutError(f"the condition waited for did not hold within {timeout:g} s; pods: {self.pods}")
@@ -274,7 +277,7 @@ class Kubelet:
 
     @property
     def device_plugins(self) -> Path:
-        """Where classic plugins put their sockets; ``kubelet.sock`` and the checkpoint are in it."""
+        """The directory for sockets of classic plugins; ``kubelet.sock`` and the checkpoint are in it."""
         return self._node.device_plugins
 
     @property

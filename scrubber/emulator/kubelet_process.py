@@ -1,7 +1,7 @@
-"""One life of the kubelet's process: its sockets, its main loop, its pod workers, and everything it only remembers.
+"""One run of the kubelet's process: its sockets, its main loop, its pod workers, and all its in-memory state.
 
-Promise: when it stops, no task and no connection of it is left, while containers, socket files and the checkpoint stay as
-a killed kubelet leaves them; a new life finds its way from those and from the API server alone.
+Promise: when it stops, no task and no connection of it is left, while containers, socket files and the checkpoint stay
+as a killed kubelet leaves them; a new run starts from those and from the API server alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from scrubber.wire import podresources_pb2_grpc
 
 @dataclass(slots=True)
 class NodeStatus:
-    """What the API server, and so the scheduler, was last told; resource → count. ``updates`` counts the times."""
+    """The status last sent to the API server, and so to the scheduler; resource → count.
+
+    ``updates`` counts the updates.
+    """
 
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class EmulatedNode:
     """By UID, in the order of creation; a pod that is gone is not in it."""
     status: NodeStatus = field(default_factory=NodeStatus)
     api_server: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the API server is there."""
+    """Set while the API server is available."""
 
     @property
     def device_plugins(self) -> Path:
@@ -82,7 +85,7 @@ class EmulatedNode:
 
 
 class KubeletProcess:
-    """Made by :class:`scrubber.emulator.kubelet.Kubelet` at every start."""
+    """The process, which :class:`scrubber.emulator.kubelet.Kubelet` creates at every start."""
 
     def __init__(self, node: EmulatedNode, *, restarted: bool) -> None:
         self._node = node
@@ -104,7 +107,7 @@ class KubeletProcess:
         self._watcher = PluginWatcher(node.plugins_registry, self._clients, timings, node.recorder)
 
     async def start(self) -> None:
-        """Wipe the sockets of plugins, load the checkpoint, serve, watch, admit.
+        """Remove the sockets of plugins, load the checkpoint, serve, watch, admit.
 
         Raises:
             RuntimeError: a socket cannot be bound.
@@ -112,10 +115,10 @@ class KubeletProcess:
         node = self._node
         if self._restarted:
             for pod in node.pods.values():
-                pod.active = False  # this process has not heard of it yet
+                pod.active = False  # this process does not know it yet
         for path in node.device_plugins.iterdir():
             if sockets.is_socket(path):
-                path.unlink(missing_ok=True)  # its plugin may be taking it away just now
+                path.unlink(missing_ok=True)  # its plugin may be removing it at the same time
         self.devices.start()
         registration = grpc.aio.server()
         deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(
@@ -133,7 +136,7 @@ class KubeletProcess:
         self._spawn(self._sync_loop())
 
     async def stop(self) -> None:
-        """The process is gone. Safe after a start that failed half-way."""
+        """End the process. May be called after a start that failed half-way."""
         self._node.runtime.on_exit = lambda _container: None
         for task in self._tasks:
             task.cancel()
@@ -142,18 +145,18 @@ class KubeletProcess:
         self.devices.stop()
         for server in self._servers:
             await server.stop(None)
-        await self._clients.close()  # last: a registration cut off just now has left its client open
+        await self._clients.close()  # last: a registration that was just interrupted has left its client open
 
-    # What the API server tells
+    # Notifications of the API server
 
     def pod_created(self, pod: EmulatedPod) -> None:
-        """A pod is bound to this node. Before the API server's pods have arrived it waits with them."""
+        """Handle a pod bound to this node. It waits until the API server's pods have arrived."""
         if self._sources_ready and pod.uid not in self._known:
             self._known.add(pod.uid)
             self._queue.put_nowait(pod)
 
     def pod_changed(self, pod: EmulatedPod) -> None:
-        """A deletion was asked for, or the pod is gone."""
+        """Handle a requested deletion, or a pod that is gone."""
         worker = self._workers.get(pod.uid)
         if worker is not None:
             worker.wake()
@@ -162,7 +165,7 @@ class KubeletProcess:
 
     @property
     def healthy(self) -> bool:
-        """The kubelet's own health check: the main loop is not held up by one admission."""
+        """The kubelet's own health check: one admission does not block the main loop for too long."""
         now = asyncio.get_running_loop().time()
         began = self._admission_began
         return began is None or now - began <= self._node.timings.sync_loop_health
@@ -217,11 +220,14 @@ class KubeletProcess:
         self._spawn(self._run_worker(pod, worker))
 
     def _needs_no_admission(self, pod: EmulatedPod) -> bool:
-        """Whether the pod has ended, or is to end before it began."""
+        """Whether the pod has ended, or was deleted before its admission."""
         return pod.gone or pod.phase.terminal or (pod.deletion is not None and pod.admitted is None)
 
     def _needs_admission(self, pod: EmulatedPod, name: str) -> bool:
-        """Containers that run are left alone; an init container that has succeeded needs nothing any more."""
+        """Whether the container has to be admitted again.
+
+        One that runs, or an init container that has succeeded, does not.
+        """
         record = pod.records[name]
         container = self._node.runtime.container(pod.uid, name)
         runs = container is not None and container.exit_code is None
@@ -246,7 +252,7 @@ class KubeletProcess:
         return {pod.uid for pod in self._node.pods.values() if pod.active} if self._sources_ready else None
 
     def _container_exited(self, container: Container) -> None:
-        """The runtime's news reaches the pod's worker with the next relisting."""
+        """Wake the pod's worker with the next relisting of the runtime's containers."""
         loop = asyncio.get_running_loop()
         delay = self._node.rng.uniform(*self._node.timings.relist_delay)
         loop.call_later(delay, self._wake, container.pod_uid)
@@ -256,7 +262,7 @@ class KubeletProcess:
         if worker is not None:
             worker.wake()
 
-    # What is told
+    # Node and device status
 
     async def _publish_node_status(self) -> None:
         """Update the node's status; the first update comes before the plugin watcher has scanned its directory."""

@@ -1,7 +1,7 @@
-"""The stage of the demo and of the integration tests: a simulated node, an emulated kubelet, and our two daemons.
+"""The environment of the demo and of the integration tests: a simulated node, an emulated kubelet, and our two daemons.
 
-Promise: the daemons are the shipped ones, started by their commands as an operator starts them; whatever was started is
-ended when the stage is closed, also after a failure, and nothing but its own directories is touched.
+Promise: the daemons are the shipped ones, started by their commands as an operator starts them; everything that was
+started is ended when the playground is closed, also after a failure, and nothing but its own directories is touched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESOURCE = "scrubber.dev/gpu"
 
 
 def fast_kubelet_timings(factor: float = 0.1) -> KubeletTimings:
-    """A kubelet on a faster clock that gives nothing up sooner than the real one: a machine under load is no fault."""
+    """Return timings of a faster kubelet whose deadlines are not shorter than the real ones: slowness is no fault."""
     real = KubeletTimings()
     return replace(
         real.scaled(factor),
@@ -56,7 +56,7 @@ def fast_kubelet_timings(factor: float = 0.1) -> KubeletTimings:
 
 
 def tenant_argv(*options: str) -> tuple[str, ...]:
-    """The command of a container that runs the simulated tenant: ``scrubber sim tenant OPTIONS``."""
+    """Return the command of a container that runs the simulated tenant: ``scrubber sim tenant OPTIONS``."""
     return (sys.executable, "-m", "scrubber.adapters.sim.tenant", *options)
 
 
@@ -69,7 +69,7 @@ def gpu_pod_spec(
     restart: RestartPolicy = RestartPolicy.NEVER,
     leave_children: bool = False,
 ) -> PodSpec:
-    """A pod of one container ``main`` that asks for ``gpus`` devices."""
+    """Return a pod of one container ``main`` that requests ``gpus`` devices."""
     main = ContainerSpec("main", argv, {RESOURCE: gpus}, restart=restart)
     return PodSpec(name, namespace, [main], leave_children=leave_children)
 
@@ -84,7 +84,7 @@ start_module: Callable[..., Awaitable[asyncio.subprocess.Process]] = _start_modu
 
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
-    """A run of the ``scrubber`` command that has ended."""
+    """A finished run of the ``scrubber`` command."""
 
     returncode: int
     stdout: str
@@ -93,10 +93,10 @@ class CompletedCommand:
 
 @dataclass(slots=True)
 class Daemon:
-    """One daemon process. Its log goes to a file, so that a failure can be read afterwards.
+    """One daemon process. It logs to a file, so that a failure can be analysed afterwards.
 
     Attributes:
-        program: the module that is run, and words of its own before ``arguments``.
+        program: the module to run, and its own arguments before ``arguments``.
     """
 
     arguments: Sequence[str]
@@ -122,13 +122,13 @@ class Daemon:
             )
 
     async def kill(self) -> None:
-        """``kill -9``, and wait until it is gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
 
     async def stop(self, timeout: float = 10.0) -> int:
-        """SIGTERM, then the exit status; killed when it takes longer than ``timeout`` seconds."""
+        """Send SIGTERM and return the exit status; kill the process when that takes longer than ``timeout`` seconds."""
         assert self.process is not None, "the daemon was not started"
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
@@ -141,13 +141,13 @@ class Daemon:
 
 
 class Playground:
-    """Everything in one short-lived place.
+    """A simulated node, an emulated kubelet and the daemons, in one short-lived directory.
 
     Args:
         directory: where to put it all; a temporary directory when None, removed at the end unless ``keep``.
-        memory: bytes of each simulated device, as ``scrubber sim create --memory`` takes them.
+        memory: bytes of each simulated device, in the format of ``scrubber sim create --memory``.
         policy: name or file.
-        watch_interval: of the service, in seconds.
+        watch_interval: watch interval of the service, in seconds.
     """
 
     def __init__(
@@ -177,17 +177,17 @@ class Playground:
         service = [
             "serve",
             *("--backend", "sim", "--sim-dir", str(self.sim_dir), "--state-dir", str(self.directory / "state")),
-            *("--socket", str(self.socket_dir), "--policy", policy, "--kubelet-dir", str(self.kubelet.root)),
+            *("--socket-dir", str(self.socket_dir), "--policy", policy, "--kubelet-dir", str(self.kubelet.root)),
             *("--pod-resources-socket", str(self.kubelet.pod_resources_socket)),
             *("--pod-logs-dir", str(self.kubelet.pod_logs), "--metrics-address", "off"),
-            *("--watch-interval", f"{watch_interval}s", "--list-settle", "2s", "--log-format", "json"),
+            *("--poll-interval", f"{watch_interval}s", "--list-stabilization-window", "2s", "--log-format", "json"),
         ]
         if self.cgroup_parent is not None:
             service += ["--cgroup-root", str(self.cgroup_parent)]
         self.service = Daemon(service, self.directory / "service.log")
         plugin = [
             "plugin",
-            *("--kubelet-dir", str(self.kubelet.root), "--socket", str(self.socket_dir)),
+            *("--kubelet-dir", str(self.kubelet.root), "--socket-dir", str(self.socket_dir)),
             *("--resource-name", RESOURCE, "--registration", registration, "--log-format", "json"),
             *("--metrics-address", "off"),
         ]
@@ -229,7 +229,7 @@ class Playground:
 
     @staticmethod
     def child_processes(daemon: Daemon) -> dict[int, int]:
-        """PID → start time (clock ticks since boot) of each child process of ``daemon``."""
+        """Return PID → start time (clock ticks since boot) of each child process of ``daemon``."""
         pids: list[int] = []
         for task in Path(f"/proc/{daemon.pid}/task").iterdir():
             with suppress(OSError):  # a thread that has just ended
@@ -237,7 +237,7 @@ class Playground:
         return {pid: started for pid in pids if (started := _start_time(pid)) is not None}
 
     async def wait_for_eraser(self, daemon: Daemon, timeout: float) -> dict[int, int]:
-        """Wait for a child of ``daemon`` that clears a device; its PID → start time."""
+        """Wait for a child of ``daemon`` that clears a device; return its PID → start time."""
         async with asyncio.timeout(timeout):
             while True:
                 for pid, started in self.child_processes(daemon).items():
@@ -248,21 +248,21 @@ class Playground:
 
     @staticmethod
     def running_processes(processes: Mapping[int, int]) -> list[int]:
-        """Those of ``processes`` (PID → start time) that still run."""
+        """Return those of ``processes`` (PID → start time) that still run."""
         return [pid for pid, started in processes.items() if _start_time(pid) == started]
 
     def device_files(self) -> list[Path]:
-        """The description of each whole simulated device."""
+        """Return the description files of the whole simulated devices."""
         return sorted((self.sim_dir / "devices").glob("*/device.json"))
 
     def pod_processes(self, pod: EmulatedPod) -> list[int]:
-        """PIDs of the living processes of a pod's containers, its sandbox not among them."""
+        """Return the PIDs of the living processes of a pod's containers, without its sandbox."""
         return [pid for name in pod.records for pid in markers.marked_processes({pod.uid}, name)]
 
     async def run_command(self, *arguments: str, timeout: float = 60.0) -> CompletedCommand:
-        """Run ``scrubber ARGUMENTS``, as an operator would, with the stage's socket directory set.
+        """Run ``scrubber ARGUMENTS``, as an operator would, with the playground's socket directory set.
 
-        However this ends, its process has ended before: none goes on making what :meth:`close` removes.
+        In every case its process has ended when this returns: none can still create files that :meth:`close` removes.
 
         Raises:
             TimeoutError: it took longer than ``timeout`` seconds, and was killed.
@@ -273,7 +273,7 @@ class Playground:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "SCRUBBER_SOCKET": str(self.socket_dir), "NO_COLOR": "1"},
+            env={**os.environ, "SCRUBBER_SOCKET_DIR": str(self.socket_dir), "NO_COLOR": "1"},
         )
         try:
             async with asyncio.timeout(timeout):
@@ -281,12 +281,12 @@ class Playground:
         finally:
             if process.returncode is None:
                 process.kill()
-                # Not wait(): that does not return while output which nobody reads keeps its pipe from ending.
+                # not wait(): that does not return while output that is never read keeps its pipe open
                 await process.communicate()
         return CompletedCommand(process.returncode or 0, out.decode(), err.decode())
 
     async def start_daemons(self, timeout: float = 20.0) -> None:
-        """Start both, and wait until the kubelet has all devices of a service that has looked at each of them."""
+        """Start both, and wait until the kubelet has all devices of a service that has checked each of them."""
         await self.service.start()
         await self.plugin.start()
         await self.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == self._devices, timeout)
@@ -294,10 +294,10 @@ class Playground:
     async def wait_for_devices(
         self, condition: Callable[[Sequence[pb.Device]], bool], timeout: float
     ) -> Sequence[pb.Device]:
-        """Wait until ``condition`` holds of the service's devices; the service may come and go meanwhile.
+        """Wait until ``condition`` holds for the service's devices; the service may stop and start meanwhile.
 
         Raises:
-            TimeoutError: it did not within ``timeout`` seconds.
+            TimeoutError: it did not hold within ``timeout`` seconds.
         """
         async with asyncio.timeout(timeout):
             while True:
@@ -320,7 +320,7 @@ class Playground:
 
 
 def _start_time(pid: int) -> int | None:
-    """Start time of a living process; None for one that is gone or a zombie."""
+    """Return the start time of a living process; None for one that is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split(b" ")
     except OSError:

@@ -1,6 +1,6 @@
-"""The kubelet's end of one registered plugin: a connection that is dialled once and never again.
+"""The kubelet's side of one registered plugin: a connection that is dialled once and never again.
 
-Promise: every call carries the deadline the kubelet gives it, and none after the connection has been closed.
+Promise: every call has the deadline that the kubelet sets for it, and no call is made after the connection was closed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = "v1beta1"
 
 
 class DialFailed(Exception):
-    """Nobody answered at the plugin's socket in time."""
+    """There was no reply at the plugin's socket in time."""
 
 
 class DevicePluginClient:
@@ -41,7 +41,7 @@ class DevicePluginClient:
         self._plugin = rpc.DevicePluginStub(self._channel)
 
     async def dial(self) -> None:
-        """Connect; blocks ``Register`` meanwhile.
+        """Connect; ``Register`` waits meanwhile.
 
         Raises:
             DialFailed: no server behind the socket within ``timings.dial_back``, or the connection was closed.
@@ -52,20 +52,20 @@ class DevicePluginClient:
         except TimeoutError as error:
             await self.close()
             raise DialFailed(f"failed to dial device plugin socket {self.socket}: context deadline exceeded") from error
-        except grpc.aio.UsageError as error:  # of a channel that was closed
+        except grpc.aio.UsageError as error:  # the channel was closed
             raise DialFailed(f"failed to dial device plugin socket {self.socket}: {CHANNEL_CLOSED}") from error
 
     async def get_options(self) -> api.DevicePluginOptions:
-        """Ask for the plugin's options; the only ones that count.
+        """Return the plugin's options; the kubelet uses no others.
 
         Raises:
-            RpcFailed: the plugin refused or went away.
+            RpcFailed: the plugin refused or disconnected.
         """
         event = self._event("GetDevicePluginOptions")
         return await self._recorder.call(event, lambda: self._plugin.GetDevicePluginOptions(api.Empty()))
 
     async def watch(self, on_devices: Callable[[Collection[api.Device]], None]) -> None:
-        """Follow ``ListAndWatch`` until the stream ends, for whatever reason, and record how."""
+        """Follow ``ListAndWatch`` until the stream ends, for any reason, and record how it ended."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         outcome, detail = "OK", ""
@@ -80,7 +80,7 @@ class DevicePluginClient:
                 on_devices(response.devices)
         except grpc.aio.AioRpcError as error:
             outcome, detail = go_code_name(error.code()), error.details() or ""
-        except (asyncio.CancelledError, grpc.aio.UsageError):  # the latter of a channel that was closed by then
+        except (asyncio.CancelledError, grpc.aio.UsageError):  # UsageError: the channel was closed by then
             outcome, detail = go_code_name(grpc.StatusCode.CANCELLED), "the kubelet closed the connection"
             if is_task_cancelled():
                 raise
@@ -92,10 +92,10 @@ class DevicePluginClient:
     async def get_preferred_allocation(
         self, available: Collection[str], must_include: Collection[str], size: int
     ) -> set[str]:
-        """Ask which of ``available`` to take; no deadline. A short answer is the plugin's right.
+        """Ask the plugin which of ``available`` it prefers; no deadline. The plugin may return fewer than ``size``.
 
         Raises:
-            RpcFailed: the plugin refused or went away.
+            RpcFailed: the plugin refused or disconnected.
         """
         request = api.ContainerPreferredAllocationRequest(
             available_deviceIDs=self._shuffled(available),
@@ -109,10 +109,12 @@ class DevicePluginClient:
         return set(response.container_responses[0].deviceIDs) if response.container_responses else set()
 
     async def allocate(self, devices: Collection[str], *, pod: str, uid: str, container: str) -> api.AllocateResponse:
-        """One container's devices; no deadline. The pod's name is for the record: the plugin is not told.
+        """Allocate one container's devices; no deadline.
+
+        The pod's name is for the record only: the plugin does not get it.
 
         Raises:
-            RpcFailed: the plugin refused or went away.
+            RpcFailed: the plugin refused or disconnected.
         """
         request = api.ContainerAllocateRequest(devices_ids=self._shuffled(devices))
         return await self._recorder.call(
@@ -124,7 +126,7 @@ class DevicePluginClient:
         """Announce a container's start, within ``timings.pre_start_deadline``.
 
         Raises:
-            RpcFailed: the plugin refused, went away or took too long.
+            RpcFailed: the plugin refused, disconnected or took too long.
         """
         request = api.PreStartContainerRequest(devices_ids=self._shuffled(devices))
         await self._recorder.call(
@@ -133,7 +135,7 @@ class DevicePluginClient:
         )
 
     async def close(self) -> None:
-        """Close the connection; calls under way end as cancelled."""
+        """Close the connection; calls in progress end as cancelled."""
         await self._channel.close()
 
     def _event(
@@ -150,7 +152,7 @@ class DevicePluginClient:
         )
 
     def _shuffled(self, ids: Collection[str]) -> list[str]:
-        """Go's sets have no order, so every message has another one."""
+        """Return the ids in a random order: Go's sets have none, so the order differs from message to message."""
         mixed = sorted(ids)
         self._rng.shuffle(mixed)
         return mixed

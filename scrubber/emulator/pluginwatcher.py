@@ -1,9 +1,9 @@
-"""The kubelet's plugin watcher: it finds the sockets in ``plugins_registry/`` and registers what is behind them.
+"""The kubelet's plugin watcher: it finds the sockets in ``plugins_registry/`` and registers the plugins behind them.
 
-Promise: a plugin found here needs to do nothing when the kubelet is restarted; its socket is not wiped, and the kubelet
-comes back to it by itself. It does so only after its first node status, which therefore says that the node has none of the
-plugin's devices, until the next one. A socket made anew is a new plugin; one that is gone is deregistered, and with it, as
-in the real kubelet, whatever is registered for its resource *now*, be it another.
+Promise: a plugin found here needs to do nothing when the kubelet is restarted; its socket is not removed, and the
+kubelet finds it again. It does so only after its first node status, which therefore reports that the node has none of
+the plugin's devices, until the next one. A socket created again is a new plugin. One that is gone is deregistered, and
+with it, as in the real kubelet, the plugin that is registered for its resource *now*, even if it is another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEVICE_PLUGIN = "DevicePlugin"
 
 @dataclass(slots=True)
 class _RegisteredSocket:
-    """A socket that was seen, and what came of it."""
+    """A socket that was found, and the result of its registration."""
 
     incarnation: sockets.Incarnation
     resource: str | None = None
@@ -48,13 +48,13 @@ class PluginWatcher:
         self._sockets: dict[Path, _RegisteredSocket] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reconcile periodically until cancelled."""
         while True:
             await self.reconcile()
             await asyncio.sleep(self._timings.watcher_period)
 
     async def reconcile(self) -> None:
-        """One comparison: drop what is gone, register what is new, try again what failed and is due."""
+        """Reconcile once: drop sockets that are gone, register new ones, retry failed ones that are due."""
         now = asyncio.get_running_loop().time()
         present = self._list_sockets()
         for path, found in list(self._sockets.items()):
@@ -73,7 +73,7 @@ class PluginWatcher:
         for directory, below, files in os.walk(self._directory):
             below[:] = [name for name in below if not name.startswith(".")]
             for path in (Path(directory, name) for name in files if not name.startswith(".")):
-                # Asked once: its plugin may take it away between two questions.
+                # Checked once: the plugin may remove the socket between two checks.
                 if (incarnation := sockets.incarnation(path)) is not None:
                     present[path] = incarnation
         return present
@@ -96,7 +96,7 @@ class PluginWatcher:
                 lambda: watched.NotifyRegistrationStatus(status, timeout=self._timings.watcher_notify),
             )
         except RpcFailed:
-            pass  # recorded; a plugin that does not hear of its registration is registered all the same
+            pass  # recorded; a plugin that is not notified of its registration is registered all the same
         finally:
             await channel.close()
         if found.resource is None:
@@ -104,7 +104,7 @@ class PluginWatcher:
             found.not_before = asyncio.get_running_loop().time() + found.delay
 
     async def _connect(self, path: Path, info: api.PluginInfo) -> str | None:
-        """Validate and connect; what the plugin is told when that fails."""
+        """Validate and connect; return the error that the plugin is notified of when that fails."""
         try:
             if info.type != DEVICE_PLUGIN:
                 raise RegistrationRefused(f"no handler registered for plugin type: {info.type} at socket {path}")

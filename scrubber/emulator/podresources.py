@@ -1,7 +1,7 @@
-"""The kubelet's PodResources socket: who has which device, as far as the kubelet tells.
+"""The kubelet's PodResources socket: which pod has which device, as far as the kubelet reports.
 
-Promise: it tells no more than the real one: active pods only, no UIDs, no ordinary init containers, one entry per device
-and NUMA node, in no order; and it turns away who asks too often.
+Promise: it reports no more than the real one: active pods only, no UIDs, no ordinary init containers, one entry per
+device and NUMA node, in no order; and it rejects clients that send requests too often.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Response = TypeVar("Response")
 
 
 class PodResourcesService(rpc.PodResourcesListerServicer):
-    """Answers from the kubelet's memory; ``pods`` is its table by UID."""
+    """Replies from the kubelet's memory; ``pods`` is its table by UID."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
         request: api.ListPodResourcesRequest,
         context: grpc.aio.ServicerContext[api.ListPodResourcesRequest, api.ListPodResourcesResponse],
     ) -> api.ListPodResourcesResponse:
-        """Every active pod, those without devices and those still being admitted included."""
+        """Return every active pod, including those without devices and those still being admitted."""
         await self._admit(context)
         self._devices.prune()
         return api.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])
@@ -60,7 +60,7 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
         request: api.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[api.GetPodResourcesRequest, api.GetPodResourcesResponse],
     ) -> api.GetPodResourcesResponse:
-        """One pod by name; code ``Unknown`` when there is none."""
+        """Return one pod by name; code ``Unknown`` when there is none."""
         await self._admit(context)
         wanted = (request.pod_namespace, request.pod_name)
         found = next((pod for pod in self._active() if (pod.spec.namespace, pod.spec.name) == wanted), None)
@@ -74,7 +74,7 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
         request: api.AllocatableResourcesRequest,
         context: grpc.aio.ServicerContext[api.AllocatableResourcesRequest, api.AllocatableResourcesResponse],
     ) -> api.AllocatableResourcesResponse:
-        """Every healthy device, taken or not."""
+        """Return every healthy device, taken or not."""
         await self._admit(context)
         entries = [
             entry
@@ -107,7 +107,7 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
                 yield api.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
 
     async def _admit(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
-        """A bucket of ``burst`` queries that fills at ``rate`` a second."""
+        """Apply the rate limit: a bucket of ``burst`` requests that fills at ``rate`` per second."""
         self._recorder.pod_resources_requests += 1
         now = asyncio.get_running_loop().time()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)

@@ -1,7 +1,7 @@
-"""Pods as the API server keeps them: what was asked for, and the status a user reads with ``kubectl get pod -o yaml``.
+"""Pods as the API server stores them: the spec, and the status that a user reads with ``kubectl get pod -o yaml``.
 
-Promise: a :class:`EmulatedPod` outlives the kubelet's process; only the kubelet and its pod workers write to it, and
-:attr:`EmulatedPod.status` is a snapshot that never changes under its reader.
+Promise: an :class:`EmulatedPod` outlives the kubelet's process; only the kubelet and its pod workers write to it, and
+:attr:`EmulatedPod.status` is a snapshot that never changes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """What a user asks for. With ``leave_children`` the runtime leaves alive what a container's first process leaves."""
+    """What a user requests.
+
+    With ``leave_children`` the runtime does not kill the other processes of an ended container.
+    """
 
     name: str
     namespace: str = "default"
@@ -91,16 +94,18 @@ class PodSpec:
 
     @property
     def all_containers(self) -> tuple[ContainerSpec, ...]:
-        """In the order of allocation and of start: init containers first."""
+        """All containers in the order of allocation and start: init containers first."""
         return (*self.init_containers, *self.containers)
 
     def is_ordinary_init(self, container: ContainerSpec) -> bool:
-        """An init container that runs to its end before the next: not a sidecar."""
+        """Whether ``container`` is an init container that runs to its end before the next, and not a sidecar."""
         return container in self.init_containers and container.restart is not RestartPolicy.ALWAYS
 
     def request(self, resource: str) -> int:
-        """What the scheduler counts: the larger of one init container's, with the sidecars that run beside it, and all the
-        others' together.
+        """Return what the scheduler counts for ``resource``.
+
+        That is the largest of these sums: each init container plus the sidecars before it, and all containers plus all
+        sidecars.
         """
         sidecars, most = 0, 0
         for each in self.init_containers:
@@ -111,16 +116,16 @@ class PodSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
-    """One container's line in the pod's status."""
+    """The status of one container in the pod's status."""
 
     name: str
     state: ContainerState
     reason: str
     message: str
     pid: int | None
-    """Of the container's first process, while it runs."""
+    """PID of the container's first process, while it runs."""
     exit_code: int | None
-    """Of the last run, if there was one."""
+    """Exit code of the last run, if there was one."""
     restarts: int
     devices: Mapping[str, tuple[str, ...]]
     """Resource → ids, sorted; assigned at admission."""
@@ -142,12 +147,12 @@ class PodStatus:
     containers: Mapping[str, ContainerStatus]
     deleting: bool
     gone: bool
-    """The API server no longer has the pod."""
+    """Whether the API server no longer has the pod."""
 
 
 @dataclass(slots=True)
 class ContainerRecord:
-    """The working copy behind :class:`ContainerStatus`; written by the pod's worker."""
+    """The mutable data behind :class:`ContainerStatus`; written by the pod's worker."""
 
     spec: ContainerSpec
     state: ContainerState = ContainerState.WAITING
@@ -198,20 +203,20 @@ class ContainerRecord:
 
 @dataclass(slots=True)
 class Deletion:
-    """A deletion that the API server has recorded; ``deadline`` is set when the containers were told to end."""
+    """A deletion that the API server has recorded; ``deadline`` is set when the containers receive SIGTERM."""
 
     grace: float
     deadline: float | None = None
 
 
 class EmulatedPod:
-    """A pod on this node. Read :attr:`status`, :attr:`uid`, the paths; wait with :meth:`wait`."""
+    """A pod on this node. Read :attr:`status`, :attr:`uid` and the paths; wait with :meth:`wait`."""
 
     def __init__(self, spec: PodSpec, uid: str, log_directory: Path, root: Path, changes: ChangeNotifier) -> None:
         self.spec = spec
         self.uid = uid
         self.log_directory = log_directory
-        """``<namespace>_<name>_<uid>``; swept some time after the pod is no more."""
+        """``<namespace>_<name>_<uid>``; removed some time after the pod is gone."""
         self._root = root
         self._changes = changes
         self.phase = PodPhase.PENDING
@@ -221,7 +226,7 @@ class EmulatedPod:
         self.admitted: bool | None = None
         """``None`` until the kubelet's main loop has decided."""
         self.active = False
-        """The kubelet counts the pod's devices as taken, and ``List`` shows it."""
+        """Whether the kubelet counts the pod's devices as taken, and ``List`` contains it."""
         self.deletion: Deletion | None = None
         self.gone = False
 
@@ -233,11 +238,11 @@ class EmulatedPod:
         return f"{self.spec.namespace}/{self.spec.name}"
 
     def container_root(self, container: str) -> Path:
-        """The directory that is the container's file system; it stays when the pod is gone."""
+        """Return the directory that is the container's file system; it stays when the pod is gone."""
         return self._root / container
 
     def read_log(self, container: str, run: int | None = None) -> str:
-        """What a container wrote to standard output and error, in its last run or in run number ``run``."""
+        """Return what a container wrote to standard output and error, in its last run or in run number ``run``."""
         number = self.records[container].restarts if run is None else run
         path = self.log_directory / container / f"{number}.log"
         return path.read_text(errors="replace") if path.exists() else ""
@@ -253,10 +258,10 @@ class EmulatedPod:
         return tuple(sorted({each for record in self.records.values() for each in record.device_ids}))
 
     async def wait(self, condition: PodPhase | Callable[[PodStatus], bool], timeout: float) -> PodStatus:
-        """Wait at most ``timeout`` seconds for a phase, or until ``condition(status)`` holds; returns that status.
+        """Wait at most ``timeout`` seconds for a phase, or until ``condition(status)`` holds; return that status.
 
         Raises:
-            TimeoutError: it did not happen in time; the message says what the status is.
+            TimeoutError: it did not happen in time; the message contains the status.
             PodEnded: the pod has ended in another phase than the one waited for.
         """
         wanted = condition if isinstance(condition, PodPhase) else None
@@ -277,7 +282,7 @@ class EmulatedPod:
         raise TimeoutError(f"pod {self.full_name} did not reach {goal} within {timeout:g} s: {self.describe()}")
 
     def describe(self) -> str:
-        """One line for an error message: phase and what each container does."""
+        """Return one line for an error message: the phase and the state of each container."""
         parts = [f"{self.phase.value} {self.reason} {self.message}".strip()]
         for name, record in self.records.items():
             parts.append(f"{name}: {record.state.value} {record.reason} {record.message}".strip())

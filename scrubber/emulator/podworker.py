@@ -1,7 +1,7 @@
-"""One pod's life on the node, on a worker of its own: sandbox, init containers, containers, restarts, the end.
+"""One pod's life on the node, in its own worker: sandbox, init containers, containers, restarts, the end.
 
-Promise: a container is started only after ``PreStartContainer`` was answered (or the kubelet's own hole skipped it), its
-refusals delay this pod alone, and a pod stops counting as active only when its containers have ended.
+Promise: a container is started only after a successful reply to ``PreStartContainer`` (or after the kubelet's own gap
+skipped it), a refusal delays this pod alone, and a pod stops counting as active only when its containers have ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scrubber.emulator.timings import KubeletTimings
 
 @dataclass(slots=True)
 class _StartAttempts:
-    """What this kubelet's process remembers of starting one container; forgotten when it is restarted."""
+    """What this run of the kubelet's process remembers about starting one container; lost when it is restarted."""
 
     not_before: float = 0.0
     refusals: int = 0
@@ -65,11 +65,11 @@ class PodWorker:
         self._clock = asyncio.get_running_loop().time
 
     def wake(self) -> None:
-        """Something of the pod has changed: a container ended, or its deletion was asked for."""
+        """Notify the worker of a change of the pod: a container ended, or its deletion was requested."""
         self._wake_event.set()
 
     async def run(self) -> None:
-        """Until the pod is over, or cancelled with the kubelet's process; containers run on then."""
+        """Run until the pod is over, or until cancelled with the kubelet's process; containers then keep running."""
         pod = self._pod
         pod.log_directory.mkdir(parents=True, exist_ok=True)
         if not self._runtime.has_pod(pod.uid):
@@ -101,7 +101,7 @@ class PodWorker:
                 raise
 
     def _adopt(self) -> None:
-        """Take over containers that the runtime started for an earlier process of the kubelet, cut off meanwhile."""
+        """Take over containers that the runtime started for an earlier process of the kubelet, now ended."""
         for name, record in self._pod.records.items():
             container = self._runtime.container(self._pod.uid, name)
             unknown = container is not None and container.started_at > record.ended_at
@@ -134,7 +134,7 @@ class PodWorker:
     # Starting
 
     async def _start_due_containers(self) -> float | None:
-        """One pass over the containers in order; returns when to pass again, ``None``: when something happens."""
+        """Make one pass over the containers in order; return when to make the next, ``None``: at the next change."""
         due: list[float] = []
         for container in self._pod.spec.init_containers:
             record = self._pod.records[container.name]
@@ -160,7 +160,7 @@ class PodWorker:
         return record.state is ContainerState.TERMINATED and record.exit_code == 0
 
     async def _try_start(self, container: ContainerSpec, record: ContainerRecord) -> list[float]:
-        """Start a container unless it is too early; returns the times at which to look at it again."""
+        """Start a container unless it is too early; return the times at which to check it again."""
         attempts = self._attempts[container.name]
         self._count_crash(container, record, attempts)
         if attempts.not_before > self._clock():
@@ -189,7 +189,7 @@ class PodWorker:
         return [attempts.not_before]
 
     def _count_crash(self, container: ContainerSpec, record: ContainerRecord, attempts: _StartAttempts) -> None:
-        """Once per ended run: the first restart is immediate, the next ones wait, twice as long each time."""
+        """Count a crash once per ended run: the first restart is immediate, later ones wait, doubling each time."""
         if not record.has_terminated_before or attempts.delayed_exit == record.ended_at:
             return
         first, longest = self._timings.crash_back_off
@@ -212,7 +212,7 @@ class PodWorker:
         run = record.restarts + 1 if record.has_terminated_before else 0
         log = pod.log_directory / container.name / f"{run}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        # The plugin's variables come first and the pod's own after them: on a clash the pod's win, as in the kubelet.
+        # The plugin's variables come first, then the pod's own: on a conflict the pod's win, as in the kubelet.
         env = {**options.envs, **container.env}
         command = ContainerCommand(container.argv, env, root, log, pod.spec.leave_children)
         started = await self._runtime.start(pod.uid, container.name, command)
@@ -222,7 +222,7 @@ class PodWorker:
     # Ending
 
     def _phase(self) -> PodPhase:
-        """The phase the kubelet computes from its containers."""
+        """Return the phase that the kubelet computes from the pod's containers."""
         records = self._pod.records
         for container in self._pod.spec.init_containers:
             record = records[container.name]
@@ -237,7 +237,7 @@ class PodWorker:
         return PodPhase.SUCCEEDED if all(record.exit_code == 0 for record in mains) else PodPhase.FAILED
 
     async def _complete(self) -> None:
-        """Every container has ended for good; the pod leaves ``List`` a while later."""
+        """Finish a pod whose containers have all ended permanently; the pod leaves ``List`` a while later."""
         last = max((record.ended_at for record in self._pod.records.values()), default=0.0)
         leaves_at = last + self._rng.uniform(*self._timings.completed_pod_list_delay)
         await self._end_containers(self._running(), self._timings.termination_grace)
@@ -247,7 +247,7 @@ class PodWorker:
         await self._finish_pod()
 
     async def _terminate(self, deletion: Deletion) -> None:
-        """SIGTERM, the grace period, SIGKILL; then the pod is no more."""
+        """Delete the pod: SIGTERM, the grace period, SIGKILL; then the pod is gone."""
         await self._end_containers(self._running(), deletion.grace, deletion)
         await asyncio.sleep(self._timings.deleted_pod_list_delay)
         self._record_exits()
@@ -261,7 +261,7 @@ class PodWorker:
     async def _end_containers(self, running: list[Container], grace: float, deletion: Deletion | None = None) -> None:
         deadline = self._clock() + grace
         if deletion is not None:
-            # A kubelet that was restarted meanwhile goes on with the grace period that began before.
+            # A kubelet that was restarted meanwhile continues the grace period that began before.
             deadline = deletion.deadline = deletion.deadline if deletion.deadline is not None else deadline
         for together in self._termination_order(running):
             for container in together:
@@ -277,7 +277,7 @@ class PodWorker:
                 await container.exited.wait()
 
     def _termination_order(self, running: list[Container]) -> list[list[Container]]:
-        """All others at once, and then the sidecars one by one, the last one first."""
+        """Return the containers in termination order: all others at once, then the sidecars one by one, in reverse."""
         init = self._pod.spec.init_containers
         sidecars = [each.name for each in init if not self._pod.spec.is_ordinary_init(each)]
         others = [container for container in running if container.name not in sidecars]

@@ -1,7 +1,7 @@
-"""How plugins come to the kubelet: they register on its socket, or it finds them in ``plugins_registry/``.
+"""How plugins reach the kubelet: they register on its socket, or it finds them in ``plugins_registry/``.
 
 Promise: both ways end in one table of clients, and it has the real kubelet's race: when any stream of a resource ends,
-the client that is registered for the resource *now* is disconnected, be it another.
+the client that is registered for the resource *now* is disconnected, even if it is another one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_NAME_LENGTH = 63
 
 
 class RegistrationRefused(Exception):
-    """The kubelet does not take the plugin; the message is the one it answers."""
+    """The kubelet does not accept the plugin; the message is its reply."""
 
 
 def check_resource_name(resource: str) -> None:
-    """Whether ``resource`` is the name of an extended resource: ``domain/name``, not Kubernetes' own.
+    """Check that ``resource`` is the name of an extended resource: ``domain/name``, not one of Kubernetes' own.
 
     Raises:
         RegistrationRefused: it is not.
@@ -44,7 +44,7 @@ def check_resource_name(resource: str) -> None:
 
 
 class DevicePluginClients:
-    """The clients by resource, and the streams they follow."""
+    """The clients by resource, and the streams that they follow."""
 
     def __init__(self, devices: DeviceManager, timings: KubeletTimings, recorder: Recorder, rng: random.Random) -> None:
         self._devices = devices
@@ -56,10 +56,10 @@ class DevicePluginClients:
         self._streams: set[asyncio.Task[None]] = set()
 
     async def connect(self, resource: str, socket: Path) -> None:
-        """Dial the plugin back, ask its options, then follow its stream in the background.
+        """Dial the plugin back, get its options, then follow its stream in the background.
 
         Raises:
-            RegistrationRefused: nobody answers there, or not as a device plugin does.
+            RegistrationRefused: there is no reply, or it is not that of a device plugin.
         """
         client = DevicePluginClient(resource, socket, self._timings, self._recorder, self._rng)
         self._clients[resource] = client
@@ -78,7 +78,7 @@ class DevicePluginClients:
         task.add_done_callback(self._streams.discard)
 
     async def disconnect(self, resource: str) -> None:
-        """Drop whoever is registered for ``resource`` now."""
+        """Disconnect the client that is registered for ``resource`` now."""
         client = self._clients.pop(resource, None)
         if client is not None:
             self._devices.plugin_disconnected(resource)
@@ -86,7 +86,7 @@ class DevicePluginClients:
             await client.close()
 
     async def close(self) -> None:
-        """The kubelet's process ends: every stream with it, and no device's health changes any more."""
+        """End every stream, with the kubelet's process; no device's health changes any more."""
         for task in self._streams:
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
@@ -112,7 +112,7 @@ class RegistrationService(rpc.RegistrationServicer):
     async def Register(
         self, request: api.RegisterRequest, context: grpc.aio.ServicerContext[api.RegisterRequest, api.Empty]
     ) -> api.Empty:
-        """Refuse with code ``Unknown`` and a sentence, as the kubelet's plain errors arrive."""
+        """Register a plugin. Refuses with code ``Unknown`` and a message, as the kubelet's plain errors arrive."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         outcome, detail = "OK", ""

@@ -1,7 +1,7 @@
-"""The story of ``scrubber demo``: seven scenes on a node whose bytes, processes and kubelet protocol are real.
+"""The scenario of ``scrubber demo``: seven scenes on a node whose bytes, processes and kubelet protocol are real.
 
-Promise: every sentence that begins with a tick was checked when it was printed; one that did not hold ends the demo
-with a non-zero status and says where the logs are.
+Promise: every line with a tick was checked when it was printed; a check that fails ends the demo with a non-zero status
+and reports where the logs are.
 """
 
 from __future__ import annotations
@@ -32,22 +32,28 @@ __all__ = ["main"]
 
 SECRET = "team-a's model weights"
 _LINGER_SECONDS = 20.0
-"""Seconds for which a pod that was deleted by force would live on; it is ended as soon as the next one was seen beside it."""
+"""Seconds for which a pod that was force-deleted would live on.
+
+It is killed as soon as the next pod was seen beside it.
+"""
 
 
 class ExpectationFailed(Exception):
-    """An expectation of the story did not hold."""
+    """An expectation of the scenario did not hold."""
 
 
 def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False) -> int:
-    """Tell the story; 0 if every expectation held, else 1, or 128 and the number of the signal that broke it off.
+    """Run the scenario.
 
-    A terminal that was closed, or a pipe that nobody reads any more, breaks it off as SIGHUP does.
+    Return 0 if every expectation held, else 1, or 128 plus the number of the signal that interrupted it.
+
+    A closed terminal, or a pipe without a reader, interrupts it as SIGHUP does.
 
     Args:
-        keep: leave the logs and the ledger where they are, and say where.
+        keep: leave the logs and the ledger where they are, and report where.
         directory: where to put them; a temporary directory when None.
-        stay: leave the node running afterwards, until SIGINT, SIGTERM or SIGHUP, with both daemons' metrics on loopback.
+        stay: leave the node running afterwards, until SIGINT, SIGTERM or SIGHUP, with both daemons' metrics on
+            loopback.
     """
     return asyncio.run(
         _run_demo(DemoConsole(highlight=False, soft_wrap=True), keep=keep, directory=directory, stay=stay)
@@ -91,23 +97,23 @@ async def _run_demo(console: Console, *, keep: bool, directory: Path | None, sta
         return status
 
 
-# -- staying: the node is left as it is once the scenario is over, and its metrics can be scraped on loopback -----------
+# -- stay: the node is left as it is after the scenario, and its metrics can be scraped on loopback --------------------
 
 
 def _enable_metrics(stage: Playground) -> None:
-    """Have both daemons serve metrics, each on a free port of loopback. To be called before they are started."""
+    """Have both daemons serve metrics, each on a free port of loopback. Must be called before they are started."""
     for daemon in (stage.service, stage.plugin):
         daemon.arguments = (*daemon.arguments, "--metrics-address", "127.0.0.1:0")
 
 
 async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
-    """Say where the metrics are and what can be tried, then wait to be cancelled; that is taken for an end like any other."""
+    """Print where the metrics are and what to try, then wait to be cancelled, which counts as a normal end."""
     sockets, node = shlex.quote(str(stage.socket_dir)), shlex.quote(str(stage.sim_dir))
     console.print("\n[bold]The node stays until Ctrl-C[/]")
     for words, what in (
         ("service's metrics", f"http://{_metrics_address(stage.service)}/metrics"),
         ("plugin's metrics", f"http://{_metrics_address(stage.plugin)}/metrics"),
-        ("ask the service", f"scrubber devices --socket {sockets}"),
+        ("ask the service", f"scrubber devices --socket-dir {sockets}"),
         ("break something", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
     ):
         console.print(f"  {words:<19}{escape(what)}")
@@ -119,10 +125,10 @@ async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
 
 
 def _metrics_address(daemon: Daemon) -> str:
-    """``HOST:PORT`` by the last start's log, for the system chose the port.
+    """Return ``HOST:PORT`` from the log of the last start, because the system chose the port.
 
     Raises:
-        RuntimeError: it serves none.
+        RuntimeError: the daemon serves no metrics.
     """
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if '"metrics.serving"' in line]
     if not lines:
@@ -160,7 +166,7 @@ class DemoScenario:
     # -- scenes ----------------------------------------------------------------------------------------------------
 
     async def _without_the_service(self) -> None:
-        self._print_heading("1. Without the service: a device plugin as they are")
+        self._print_heading("1. Without the scrub service: an ordinary device plugin")
         async with UngatedPlugin(
             self._kubelet.root, read_sim_devices(self._playground.sim_dir), resource_name=RESOURCE
         ):
@@ -188,16 +194,16 @@ class DemoScenario:
             self._expect(found == "", "team-b's pod finds nothing but zeros")
             last = await self._newest_event("certificate.issued")
             certificate = last["certificate"]
-            self._console.print(f"    certificate {certificate['id']}", style="cyan")
+            self._console.print(f"    certificate {certificate['metadata']['name']}", style="cyan")
             for line in certificate["covered"]:
                 self._console.print(f"      proved       {line}", style="cyan")
-            for line in certificate["not_covered"]:
+            for line in certificate["notCovered"]:
                 self._console.print(f"      not covered  {line}", style="dim")
 
     async def _leftover_child(self) -> None:
-        self._print_heading("3. A child outlives its pod and holds the device")
+        self._print_heading("3. A child process outlives its pod and holds the device")
         async with self._only_one_device():
-            argv = tenant_argv("--write", SECRET, "--leave-child", "--hold", "1.5")
+            argv = tenant_argv("--write", SECRET, "--leave-leftover", "--hold", "1.5")
             pod = await self._run_ready_pod(gpu_pod_spec("a", "team-a", argv, leave_children=True))
             await pod.wait(lambda status: status.phase.terminal, 20)
             left = self._playground.pod_processes(pod)
@@ -206,13 +212,13 @@ class DemoScenario:
             found = await self._read_back()
             self._expect(found == "", "the next tenant finds nothing but zeros")
             self._expect(not self._playground.pod_processes(pod), "the child was proved a leftover and ended")
-            ended = await self._newest_event("leftover.ended")
+            ended = await self._newest_event("leftover.process.killed")
             self._expect(
                 str(ended["fields"]["pid"]) == str(left[0]), f"the audit names it: PID {ended['fields']['pid']}"
             )
 
     async def _forced_delete(self) -> None:
-        self._print_heading("4. A forced delete: the pod is gone, its process lives on")
+        self._print_heading("4. Force deletion: the pod is gone, its process still runs")
         async with self._only_one_device():
             first = await self._run_ready_pod(
                 gpu_pod_spec("a", "team-a", tenant_argv("--write", SECRET, "--hold", "forever"))
@@ -238,7 +244,7 @@ class DemoScenario:
             event for event in self._kubelet.events if event.name == "PreStartContainer" and event.pod_uid == pod.uid
         ]
         times = [event.duration * 1000 for event in starts if event.outcome == "OK"][1:]
-        rows = [row["fields"] for row in await self._history() if row["name"] == "handover.granted"]
+        rows = [row["fields"] for row in await self._history() if row["event"] == "handover.granted"]
         again = [row for row in rows if row["pod"] == "a" and row["kind"] == "same-container"]
         by_exception = all((row["exception"], row["path"]) == ("same-container", "fast") for row in again)
         self._expect(len(again) >= 2 and by_exception, "by the policy's exception, on checks alone: the fast path")
@@ -255,7 +261,7 @@ class DemoScenario:
         await self._kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 3, 10)
         self._print_check("the kubelet's allocatable went from 4 to 3")
         sick = next(device for device in (await self._playground.read_client.devices()).devices if device.index == "0")
-        self._console.print(f"    {sick.health}: {sick.cause.sentence}", style="yellow")
+        self._console.print(f"    {sick.health}: {sick.cause.message}", style="yellow")
         pods = [
             await self._run_ready_pod(gpu_pod_spec(f"c{n}", "team-c", tenant_argv("--hold", "forever")))
             for n in range(3)
@@ -270,7 +276,7 @@ class DemoScenario:
         )
 
     async def _kill_service_during_scrub(self) -> None:
-        self._print_heading("7. kill -9 of the service in mid-scrub")
+        self._print_heading("7. kill -9 of the service during a scrub")
         stage = self._playground
         async with self._only_one_device() as device:
             pod = await self._run_ready_pod(
@@ -300,33 +306,33 @@ class DemoScenario:
 
     async def _closing_table(self) -> None:
         rows = await self._history()
-        granted = [row["fields"] for row in rows if row["name"] == "handover.granted"]
-        table = Table(title="What was done", title_justify="left")
+        granted = [row["fields"] for row in rows if row["event"] == "handover.granted"]
+        table = Table(title="Summary", title_justify="left")
         table.add_column("hand-overs")
         for name in ("count", "median", "slowest"):
             table.add_column(name, justify="right")
         for path, meaning in (("fast", "on a certificate or the exception"), ("slow", "waited for a scrub or a pod")):
-            times = [fields["seconds"] * 1000 for fields in granted if fields["path"] == path]
+            times = [fields["duration_seconds"] * 1000 for fields in granted if fields["path"] == path]
             if times:
                 middle, slowest = f"{statistics.median(times):.1f} ms", f"{max(times):.1f} ms"
                 table.add_row(f"{path} path: {meaning}", str(len(times)), middle, slowest)
         self._console.print()
         self._console.print(table)
-        scrubs = [row["fields"] for row in rows if row["name"] == "scrub.finished"]
+        scrubs = [row["fields"] for row in rows if row["event"] == "scrub.finished"]
         passed = [fields for fields in scrubs if fields["outcome"] == "passed"]
         residue = sum(int(fields["residue_bytes"] or 0) for fields in passed)
-        ended = sum(row["name"] == "leftover.ended" for row in rows)
+        ended = sum(row["event"] == "leftover.process.killed" for row in rows)
         refused = sum(each.name == "PreStartContainer" and each.outcome != "OK" for each in self._kubelet.events)
         self._console.print(
             f"{len(passed)} scrubs passed · {residue / 2**20:.0f} MiB of residue found and cleared · "
             f"{ended} leftover(s) ended · {refused} start(s) refused, and tried again"
         )
 
-    # -- acting ----------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _only_one_device(self) -> AsyncIterator[str]:
-        """Take every device but one, so that the pods inside follow each other on that one; its index."""
+        """Occupy every device but one, so that the pods inside follow each other on that one; yield its index."""
         await self._kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 4, 30)
         others = await self._run_ready_pod(gpu_pod_spec("others", "team-z", tenant_argv("--hold", "forever"), gpus=3))
         taken = {json.loads(path.read_text())["id"]: path.parent.name for path in self._playground.device_files()}
@@ -335,7 +341,7 @@ class DemoScenario:
         await self._kubelet.delete(others, grace=0)
 
     async def _write_secret_and_read_back(self) -> str:
-        """Tenant A writes a secret all over the device and is killed; what tenant B finds on it."""
+        """Let tenant A write a secret all over the device and kill it; return what tenant B finds on the device."""
         pod = await self._run_ready_pod(
             gpu_pod_spec("a", "team-a", tenant_argv("--write", SECRET, "--hold", "forever"))
         )
@@ -356,7 +362,7 @@ class DemoScenario:
         return pod
 
     async def _run_ready_pod(self, spec: PodSpec) -> EmulatedPod:
-        """A pod whose tenant has done what it was told to do first, and lives."""
+        """Return a pod whose tenant has finished its first actions, and lives."""
         pod = await self._run_admitted_pod(spec)
         await pod.wait(lambda status: status.containers["main"].state is not ContainerState.WAITING, 40)
         await pod.wait(lambda _: "ready" in pod.read_log("main"), 40)
@@ -370,10 +376,10 @@ class DemoScenario:
         return rows
 
     async def _newest_event(self, name: str) -> dict[str, Any]:
-        """The newest event of that name in the audit."""
-        return next(row for row in await self._history() if row["name"] == name)
+        """Return the newest event of that name in the audit log."""
+        return next(row for row in await self._history() if row["event"] == name)
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------------
 
     def _print_heading(self, title: str) -> None:
         self._console.print(f"\n[bold]{escape(title)}[/]")
@@ -388,7 +394,7 @@ class DemoScenario:
 
 
 def _text_read(pod: EmulatedPod) -> str:
-    """What the tenant said it read; the empty text for nothing but zeros."""
+    """Return the text that the tenant reports as read; the empty text for nothing but zeros."""
     for line in reversed(pod.read_log("main").splitlines()):
         if line.startswith("{"):
             said = json.loads(line)

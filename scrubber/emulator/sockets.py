@@ -1,7 +1,7 @@
 """Serving gRPC on a Unix socket the way the kubelet's process does: the file stays when the process is gone.
 
-Promise: a socket served through here is not unlinked when its server stops, and a path that clients could not use is
-refused with a sentence.
+Promise: a socket served through this module is not unlinked when its server stops, and a path that clients could not
+use is refused with a message.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 import grpc
 
 MAX_PATH_BYTES = 107
-"""Bytes of a Unix socket's path that the kernel takes."""
+"""Maximum length of a Unix socket's path that the kernel accepts, in bytes."""
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 """Without it a new channel may inherit the connection, or the back-off, of a closed one to the same path."""
 
 
 def check_length(path: Path) -> None:
-    """Refuse a socket path that the kernel would.
+    """Reject a socket path that the kernel would reject.
 
     Raises:
         ValueError: it is longer than 107 bytes.
@@ -29,10 +29,10 @@ def check_length(path: Path) -> None:
 
 
 async def serve(server: grpc.aio.Server, path: Path) -> None:
-    """Bind ``server`` to ``path`` and start it; its end closes the socket but leaves the file.
+    """Bind ``server`` to ``path`` and start it; stopping it closes the socket but leaves the file.
 
-    grpcio unlinks the path that it was given to bind when the server stops, whoever owns it by then. It is given an
-    alias that exists only while it binds.
+    When the server stops, grpcio unlinks the path that it was told to bind, even if that now belongs to another server.
+    So it is given an alias that exists only while it binds.
 
     Raises:
         ValueError: the path is too long.
@@ -47,12 +47,12 @@ async def serve(server: grpc.aio.Server, path: Path) -> None:
 
 
 def channel(path: Path) -> grpc.aio.Channel:
-    """A channel of its own to the server behind ``path``."""
+    """Return a separate channel to the server behind ``path``."""
     return grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
 
 
 Incarnation = tuple[int, int]
-"""Inode and change time: inode numbers are used again, so neither is enough alone."""
+"""Inode and change time: inode numbers are reused, so neither is enough alone."""
 
 
 def is_socket(path: Path) -> bool:
@@ -61,7 +61,7 @@ def is_socket(path: Path) -> bool:
 
 
 def incarnation(path: Path) -> Incarnation | None:
-    """Which socket is at ``path``, dead or alive; None where there is none (any more)."""
+    """Return which socket is at ``path``, dead or alive; None where there is none (any more)."""
     try:
         found = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""How long the kubelet takes over things, in one place: the real figures by default, scaled for tests and the demo.
+"""How long the kubelet's operations take, in one place: the real figures by default, scaled for tests and the demo.
 
-Promise: no other module of the emulator holds a duration of the kubelet's. All are seconds. Figures were seen on
-Kubernetes 1.36 with containerd 2.1, or stand in the kubelet's source.
+Promise: no other module of the emulator contains a duration of the kubelet. All are in seconds. Figures were measured
+on Kubernetes 1.36 with containerd 2.1, or come from the kubelet's source.
 """
 
 from __future__ import annotations
@@ -16,54 +16,57 @@ class KubeletTimings:
 
     # Registration
     dial_back: float = 10.0
-    """``Register`` dials the plugin's socket for so long before it gives up."""
+    """How long ``Register`` dials the plugin's socket before it fails."""
     watcher_period: float = 1.0
-    """The plugin watcher compares ``plugins_registry/`` with what is registered this often."""
+    """Interval at which the plugin watcher compares ``plugins_registry/`` with what is registered."""
     watcher_get_info: float = 1.0
     watcher_notify: float = 5.0
     watcher_retry: tuple[float, float] = (0.5, 122.0)
-    """A refused registration is tried again after the first, doubling up to the second."""
+    """Delay before a refused registration is retried: the first figure, doubling up to the second."""
     resource_removal: float = 300.0
-    """A resource whose stream has ended keeps its capacity for so long, then is forgotten."""
+    """How long a resource whose stream has ended keeps its capacity before it is forgotten."""
 
     # Admission and start
     pre_start_deadline: float = 30.0
     pre_start_first_retry: float = 0.4
-    """After the first refusal of a start, and after every one that ran into the deadline."""
+    """Delay after the first refusal of a start, and after every one that exceeded the deadline."""
     pre_start_retry: tuple[float, float] = (12.0, 15.0)
     sandbox_setup: float = 0.3
     image_pull: float = 0.1
-    """Before a container's first start; the image is on the node already."""
+    """Before a container's first start; the image is already on the node."""
     sync_loop_health: float = 300.0
-    """An admission that holds the main loop for longer fails the kubelet's own health check."""
+    """An admission that blocks the main loop for longer fails the kubelet's own health check."""
 
     # Containers and pods
     relist_delay: tuple[float, float] = (0.0, 1.0)
-    """The pod lifecycle event generator lists the runtime's containers once a second."""
+    """The pod lifecycle event generator lists the runtime's containers once per second."""
     crash_back_off: tuple[float, float] = (10.0, 300.0)
-    """Before the second restart, doubling up to the second figure; the first restart is immediate."""
+    """Delay before the second restart, doubling up to the second figure; the first restart is immediate."""
     crash_back_off_reset: float = 600.0
-    """A container that ran for so long starts with a clean slate."""
+    """After a run of this length the back-off starts over."""
     termination_grace: float = 30.0
     deleted_pod_list_delay: float = 0.1
     """From the exit of a deleted pod's last container to its absence from ``List``."""
     completed_pod_list_delay: tuple[float, float] = (1.5, 2.0)
     log_directory_removal: float = 60.0
-    """The logs of pods that are no more are swept this often."""
+    """Interval at which the logs of pods that are gone are removed."""
 
-    # What others are told
+    # Status and requests
     first_node_status: float = 0.2
-    """From the kubelet's start to its first node status. Not measured; what was seen is the order: a plugin that registers on
-    ``kubelet.sock`` as soon as it is there comes before it, the plugin watcher's first scan after it."""
+    """From the kubelet's start to its first node status.
+
+    Not measured; only the order was observed: a plugin that registers on ``kubelet.sock`` as soon as it exists comes
+    before it, the plugin watcher's first scan after it.
+    """
     node_status_period: float = 10.0
-    """``nodeStatusUpdateFrequency``: what the scheduler knows of capacity and allocatable is at most this old."""
+    """``nodeStatusUpdateFrequency``: the maximum age of the scheduler's capacity and allocatable."""
     empty_list_after_restart: float = 1.0
-    """Until the API server's pods arrive: ``List`` is empty, and nothing is admitted."""
+    """Until the API server's pods arrive: ``List`` is empty, and no pod is admitted."""
     pod_resources_per_second: int = 100
     pod_resources_burst: int = 10
 
     def scaled(self, factor: float) -> KubeletTimings:
-        """The same kubelet on a faster clock: every duration times ``factor``, counts as they are.
+        """Return the timings of a faster kubelet: every duration times ``factor``, counts unchanged.
 
         Raises:
             ValueError: ``factor`` is not positive.

@@ -1,8 +1,8 @@
-"""A device plugin as they are without us: the "before" of the demo.
+"""An ordinary device plugin without scrubbing: the "before" of the demo.
 
-Promise: its containers get the same mounts and the same environment as from the real plugin, so that the difference in
-the story is the gate and nothing else. Every device is always healthy, no service is asked, and the kubelet is told
-that nothing is to be done before a start.
+Promise: its containers get the same mounts and the same environment as from the real plugin, so that the gate is the
+only difference in the scenario. Every device is always healthy, no service is queried, and the plugin requests no call
+before a start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["UngatedPlugin", "read_sim_devices"]
 
 
 def read_sim_devices(sim_dir: Path) -> tuple[AdvertisedDevice, ...]:
-    """The devices of the simulated node at ``sim_dir``, each as the file ``devices/<index>/memory``.
+    """Return the devices of the simulated node at ``sim_dir``, each with the file ``devices/<index>/memory``.
 
     Raises:
         FileNotFoundError: there is no simulated node.
@@ -47,7 +47,7 @@ def read_sim_devices(sim_dir: Path) -> tuple[AdvertisedDevice, ...]:
 
 
 class _OpenGate:
-    """Lets everybody through."""
+    """A gate that allows everything."""
 
     async def reserve(self, device_ids: Sequence[str], resource: str, span: Span) -> None:
         return
@@ -64,7 +64,7 @@ class _UngatedServicer(DevicePlugin):
 
 
 class UngatedPlugin:
-    """Runs in the caller's event loop. Use as ``async with``; it is being registered once entered."""
+    """Runs in the caller's event loop. Use as ``async with``; it starts to register when entered."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Acts on decisions. Knows the ports and the domain, and nothing of who stands behind a port."""
+"""Acts on decisions. Uses the ports and the domain, and is independent of the adapters behind the ports."""

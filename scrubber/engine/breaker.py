@@ -1,4 +1,4 @@
-"""The node's circuit breaker: checked before a reset and before a quarantine for a soft signal; its changes are logged."""
+"""The node's circuit breaker: checked before resets and before quarantines for soft signals; its changes are logged."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _INTERVAL = 5.0
 """Seconds between two checks whether the breaker opened or closed."""
 
 
+# See docs/decisions/0029-circuit-breaker.md.
 class CircuitBreaker:
-    """What recoveries of one node may still do.
+    """Limits for recoveries on one node.
 
     Args:
         records: returns the current records of all devices.
@@ -35,12 +36,12 @@ class CircuitBreaker:
         self._cached: tuple[Policy, int, BreakerState] | None = None
 
     def invalidate(self) -> None:
-        """A record is another one now."""
+        """Discard the cached state because a record changed."""
         self._cached = None
 
     @property
     def state(self) -> BreakerState:
-        """The breaker as of this second: it is read for each of many devices."""
+        """The breaker's state, cached for the current second because it is read for each of many devices."""
         policy, now = self._dependencies.policy(), self._dependencies.clock.wall()
         if self._cached is not None and self._cached[0] is policy and self._cached[1] == int(now):
             return self._cached[2]
@@ -49,7 +50,7 @@ class CircuitBreaker:
 
     def _computed(self, policy: Policy, now: float) -> BreakerState:
         records = self._records()
-        # A device whose change was just applied is on record already.
+        # A device whose change was just applied is already counted by its record.
         begun = {record.device for record in records if record.health is Health.RECOVERING}
         out = {record.device for record in records if is_out_for_soft_signal(record, policy.signals)}
         starting, leaving = len(self._starting - begun), len(self._leaving - out)
@@ -66,16 +67,16 @@ class CircuitBreaker:
 
     @property
     def soft_quarantines_stopped(self) -> bool:
-        """Whether no further device is to be taken out for a soft signal."""
+        """Whether no further device may be quarantined for a soft signal."""
         return bool(self.state.soft_signals_stopped_reason)
 
     def resets_stopped_until(self) -> float | None:
-        """Wall-clock seconds before which no recovery may reset a device; None while it may."""
+        """Wall-clock seconds before which no recovery may reset a device; None while resets are allowed."""
         return self.state.resets_stopped_until
 
     @contextmanager
     def reserve_soft_quarantine(self, device: str) -> Iterator[None]:
-        """Count the device among those that are out for a soft signal until that is on its record."""
+        """Count the device among those that are out of service for a soft signal until its record shows it."""
         self._leaving.add(device)
         self.invalidate()
         try:
@@ -86,10 +87,10 @@ class CircuitBreaker:
 
     @contextmanager
     def reserve_reset(self, device: str) -> Iterator[None]:
-        """Hold one of the resets that are left until it is on the record of ``device``.
+        """Reserve one of the remaining resets until the record of ``device`` shows it.
 
         Raises:
-            NotReady: there is none.
+            NotReady: no resets are left.
         """
         state = self.state
         if state.resets_stopped_reason:
@@ -104,16 +105,16 @@ class CircuitBreaker:
 
 
 async def watch_breaker(breaker: CircuitBreaker, *, dependencies: Dependencies, interval: float = _INTERVAL) -> None:
-    """Tell when something is stopped, and when it goes on again. Until cancelled."""
+    """Report when the breaker opens and closes, until cancelled."""
     before = BreakerState()
     while True:
         now = breaker.state.open
         events = [*_change_events("resets", before.resets_stopped_reason, now.resets_stopped_reason, dependencies)]
         events += _change_events(
-            "soft", before.soft_signals_stopped_reason, now.soft_signals_stopped_reason, dependencies
+            "soft-quarantines", before.soft_signals_stopped_reason, now.soft_signals_stopped_reason, dependencies
         )
         if events:
-            with suppress(LedgerFailure):  # the log line is written all the same
+            with suppress(LedgerFailure):  # the log line is written even if the ledger fails
                 await dependencies.ledger.commit(LedgerChange(events=tuple(events)))
             dependencies.journal.record(events)
         before = now
@@ -123,4 +124,4 @@ async def watch_breaker(breaker: CircuitBreaker, *, dependencies: Dependencies, 
 def _change_events(what: str, before: str, now: str, dependencies: Dependencies) -> Iterator[Event]:
     if bool(before) is not bool(now):
         name = "breaker.opened" if now else "breaker.closed"
-        yield Event(name, dependencies.clock.wall(), fields={"what": what, "sentence": now or None})
+        yield Event(name, dependencies.clock.wall(), fields={"breaker": what, "message": now or None})

@@ -1,8 +1,9 @@
-"""Which container started on a grant: the first that is created in the pod after the grant.
+"""Determines which container started on a grant: the first one created in the pod after the grant.
 
-The kubelet starts the containers of a pod one after another, so between the answer to ``PreStartContainer`` and the
-container that it was asked for nothing else of the pod is created, unless that start fails. So the pod's logs, which the
-runtime opens by the container's name, have to name a container that has the device; otherwise nothing is recorded.
+The kubelet starts the containers of a pod one after another. So between the answer to ``PreStartContainer`` and the
+creation of the container it was called for, nothing else of the pod is created, unless that start fails. To detect a
+failed start, the pod's log files, which the runtime opens by the container's name, must name a container that has the
+device; otherwise nothing is recorded.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from scrubber.engine.device.controller import DeviceController
 __all__ = ["PendingStart", "record_started_container", "watch_start"]
 
 _LONGEST = 60.0
-"""Seconds after a grant in which its container is looked for; the image is there before ``PreStartContainer`` is called."""
+"""Seconds after a grant to wait for its container; the image is present before ``PreStartContainer`` is called."""
 _LOG_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds between looks at the pod's logs once its container is there: runtimes differ in which of them comes first."""
+"""Pauses in seconds between reads of the pod's logs once its container exists: in some runtimes the log comes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PendingStart:
     """A container that is about to start in ``pod``.
 
     Attributes:
-        created: gets the name of the first container that is created; it has to be cancelled if nobody follows it.
+        created: receives the name of the first container that is created; must be cancelled if it is not awaited.
         starts_before: how often each container of the pod had been started.
     """
 
@@ -39,8 +40,9 @@ class PendingStart:
     starts_before: Mapping[str, int]
 
 
+# See docs/decisions/0009-restarts-within-a-pod.md.
 def watch_start(pod: Pod, *, dependencies: Dependencies) -> PendingStart | None:
-    """Watch ``pod`` from now on; None where the start of a container could not be told. To be called before the grant."""
+    """Watch ``pod`` from now on; None where a container start cannot be observed. Must be called before the grant."""
     before = dependencies.assignments.container_starts(pod)
     created = None if before is None or pod.uid is None else dependencies.containers.watch_first_container(pod)
     return None if before is None or created is None else PendingStart(pod, created, before)
@@ -49,7 +51,7 @@ def watch_start(pod: Pod, *, dependencies: Dependencies) -> PendingStart | None:
 async def record_started_container(
     start: PendingStart, controllers: Sequence[DeviceController], *, dependencies: Dependencies
 ) -> None:
-    """Wait for the container that starts on the last grant of ``controllers``, and put it on record."""
+    """Wait for the container that starts on the last grant of ``controllers``, and record it."""
     granted = [
         (controller, last) for controller in controllers if (last := controller.state.record.last_grant) is not None
     ]
@@ -70,7 +72,7 @@ async def record_started_container(
             continue
         controller.pods.note_container_created(start.pod, at)
         changed = grant.assignment is not None and container != grant.assignment.container
-        # Without it the next start of the pod looks at holders only.
+        # Without this record the next start of the pod considers holders only.
         with suppress(ScrubberError):
             await controller.occupancy.record_started_container(
                 grant.sequence, start.created.result(), container if changed else None

@@ -1,4 +1,4 @@
-"""What the engine depends on, passed by keyword from the composition root: ports, settings, identity, ids."""
+"""The engine's dependencies, passed by keyword from the composition root: ports, settings, identity, IDs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Dependencies"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """One set for the whole node.
+    """The dependencies of one node's engine.
 
     Attributes:
         policy: a function, because a policy can be replaced while the service runs.
-        spawn: runs a scrub as a task by name; a defect in one ends the service, which its supervisor restarts.
-        new_id: makes ids: ``new_id("scrub")`` → ``"scrub-…"``; injected, so that tests own randomness.
+        spawn: runs a scrub as a named task; a bug in one ends the service, which its supervisor restarts.
+        new_id: makes IDs: ``new_id("scrub")`` → ``"scrub-…"``; injected, so that tests control randomness.
     """
 
     clock: Clock

@@ -1,4 +1,4 @@
-"""The devices of the node: their controllers, and devices that come and go."""
+"""The devices of the node: their controllers, and devices that appear and disappear."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Devices:
     """The devices of one node.
 
     Args:
-        resources: returns the kubelet's resources under which the device of a record is handed out.
-        on_change: called after every change that a reader may want to see.
+        resources: returns the kubelet's resources that advertise the device of a record.
+        on_change: called after every change that may interest a reader.
 
     Attributes:
-        controllers: those of the devices that are handed out, scrubbed and shown, by the id of the device.
-        known_ids: ids of the devices that the kubelet is queried about, including those that are about to be added.
+        controllers: controllers of the devices that are handed out, scrubbed and published, by device ID.
+        known_ids: IDs of the devices that the kubelet is queried about, including those that are about to be added.
         removed_records: the last records of devices that left the node.
-        breaker: what recoveries of the node may still do.
-        eraser_pool: how many erasers work at once on the node.
+        breaker: limits on the recoveries of the node.
+        eraser_pool: limits how many erasers run at once on the node.
         maintenance: held by the one device that is scrubbed for maintenance.
-        inventory_changed: set when devices may have come or gone.
+        inventory_changed: set when devices may have appeared or disappeared.
     """
 
     def __init__(
@@ -73,37 +73,37 @@ class Devices:
         return [controller.state.record for controller in self.controllers.values()]
 
     def views(self) -> tuple[DeviceView, ...]:
-        """Return the view of each device, in the order of their indices."""
+        """Return the view of each device, ordered by index."""
         return tuple(controller.view for controller in self._ordered)
 
     def find(self, query: str) -> DeviceController:
-        """Return the controller of the device that operators call ``query``.
+        """Return the controller of the device that matches ``query``.
 
         Raises:
-            InvalidRequest: no device or more than one is called so.
+            InvalidRequest: no device or more than one matches.
         """
         described = (controller.state.device for controller in self.controllers.values())
         return self.controllers[find_device(described, query).id]
 
     def open_grants(self) -> Iterable[Grant]:
-        """Yield all grants whose pods still matter, and each device's last one."""
+        """Yield all grants whose pods still matter, and the last grant of each device."""
         for record in self.records():
             yield from record.open_grants
             if record.last_grant is not None:
                 yield record.last_grant
 
     def track_pods(self) -> None:
-        """Tell the pod watch which pods matter."""
+        """Track the pods of all open grants."""
         grants = [grant for record in self.records() for grant in record.open_grants]
         self._pods.track(grant.pod for grant in grants if grant.pod is not None)
 
     def make_controller(self, device: Device, record: DeviceRecord) -> DeviceController:
-        """Make the controller of ``device``, whose ``record`` is as the ledger has it. It is not used before :meth:`add`."""
+        """Make the controller of ``device`` with its ``record`` from the ledger. It is not used before :meth:`add`."""
         self.known_ids |= {device.id}
         return DeviceController(device, record, dependencies=self._dependencies, node=self._context)
 
     def add(self, controller: DeviceController) -> None:
-        """Hand the device out, scrub it and show it from now on."""
+        """Hand out, scrub and publish the device from now on."""
         self.known_ids |= {controller.id}
         self.controllers[controller.id] = controller
         self.breaker.invalidate()
@@ -111,10 +111,10 @@ class Devices:
         self._on_change()
 
     async def remove(self, device: str) -> None:
-        """Forget a device that is gone; its record stays in the ledger, and in memory in case it comes back.
+        """Remove a device that is gone; its record stays in the ledger, and in memory in case the device returns.
 
         Raises:
-            DeviceBusy: it is in use, or being scrubbed.
+            DeviceBusy: the device is in use or being scrubbed.
         """
         controller = self.controllers[device]
         self.removed_records[device] = await controller.state.retire()
@@ -125,14 +125,14 @@ class Devices:
         self._on_change()
 
     def update_description(self, device: Device) -> None:
-        """Take over what the inventory says of a device, unless it is in another place now."""
+        """Apply the inventory's description of a device, unless the device is in another location now."""
         controller = self.controllers.get(device.id)
         if controller is not None and device.has_same_location(controller.state.device):
             self._leaving.discard(device.id)
             controller.state.describe(device)
 
     async def remove_missing(self, device: str) -> None:
-        """Remove a device that the inventory no longer lists, or lists in another place, as soon as it is free."""
+        """Remove a device that the inventory no longer lists, or lists in another location, as soon as it is free."""
         controller = self.controllers[device]
         try:
             await self.remove(device)
@@ -144,17 +144,17 @@ class Devices:
             self._leaving.discard(device)
 
     def retry_removals(self) -> None:
-        """Have the inventory compared again if a device that was lost while it was in use is free now."""
+        """Request another inventory comparison if a device that was lost while in use is free now."""
         left = [controller for device, controller in self.controllers.items() if device in self._leaving]
         if any(each.state.record.hygiene is not Hygiene.IN_USE and each.state.job is None for each in left):
             self.inventory_changed.set()
 
     @asynccontextmanager
     async def keep_out_of_use(self, devices: Iterable[str]) -> AsyncIterator[None]:
-        """Keep ``devices`` out of use while this is open; ids that are not handed out here are ignored.
+        """Keep ``devices`` out of use while the context is open; IDs that are not managed here are ignored.
 
         Raises:
-            DeviceBusy: one of them is in use, or being scrubbed.
+            DeviceBusy: one of them is in use or being scrubbed.
         """
         async with AsyncExitStack() as stack:
             for device in sorted(self.controllers.keys() & set(devices)):
@@ -162,7 +162,7 @@ class Devices:
             yield
 
     async def drain(self) -> None:
-        """Stop all scrubs; the devices that they worked on are dirty."""
+        """Stop all scrubs; the devices being scrubbed stay dirty."""
         stopping = [controller.scrubs.abandon() for controller in self.controllers.values()]
         results = await asyncio.gather(*stopping, return_exceptions=True)
         failures = [each for each in results if isinstance(each, LedgerFailure)]
@@ -171,5 +171,5 @@ class Devices:
 
 
 def _index(device: Device) -> tuple[tuple[int, str], ...]:
-    """Return the sort key that puts ``0:10`` after ``0:9``."""
+    """Return a sort key that orders ``0:10`` after ``0:9``."""
     return tuple((int(part) if part.isdigit() else 1 << 30, part) for part in device.index.split(":"))

@@ -1,4 +1,4 @@
-"""The eraser pool: how many erasers work at once on the node, and which scrub goes first."""
+"""Limits how many erasers run at once on the node and decides which scrub goes first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from itertools import count
 __all__ = ["EraserPool"]
 
 
+# See docs/decisions/0005-scrub-order-and-pauses.md.
 class EraserPool:
-    """A bounded number of slots. A free slot goes to a scrub that a start waits for, else to the oldest."""
+    """A bounded number of slots. A free slot goes to a scrub that a container start waits for, else to the oldest."""
 
     def __init__(self, size: int) -> None:
         self._size = self._free = size
@@ -29,12 +30,12 @@ class EraserPool:
 
     @property
     def waiting(self) -> int:
-        """Scrubs that wait for one."""
+        """Number of scrubs that wait for a slot."""
         return sum(not turn.done() for _, turn, _ in list(self._waiting))
 
     @asynccontextmanager
     async def slot(self, is_urgent: Callable[[], bool]) -> AsyncIterator[None]:
-        """Hold a slot; ``is_urgent`` is asked at the moment one becomes free."""
+        """Hold a slot; ``is_urgent`` is evaluated at the moment one becomes free."""
         if self._free > 0 and not self._waiting:
             self._free -= 1
         else:

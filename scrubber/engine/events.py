@@ -1,4 +1,4 @@
-"""Events: what the audit log, the log and the metrics say about a change. Pure."""
+"""Builds events: what the audit log, the log and the metrics record about a change. Pure."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _HEALTH_EVENTS = {
 
 
 _ENDED: dict[str, str] = {
-    FindingCode.UNAUTHORIZED_PROCESS_KILLED: "stranger.ended",
-    FindingCode.LEFTOVER_POD_KILLED: "leftover.pod-ended",
-    FindingCode.UNINSPECTED_PROCESS_KILLED: "uninspected.ended",
+    FindingCode.UNAUTHORIZED_PROCESS_KILLED: "unauthorized.process.killed",
+    FindingCode.LEFTOVER_POD_KILLED: "leftover.pod.killed",
+    FindingCode.UNINSPECTED_PROCESS_KILLED: "uninspected.process.killed",
 }
-"""Findings of a scrub that ended processes: acts that have an audit row of their own."""
+"""Findings of a scrub that killed processes: each has a separate audit row."""
 
 
 def health_changed(
     before: DeviceRecord, after: DeviceRecord, now: float, scrub: str | None = None
 ) -> tuple[Event, ...]:
-    """The event of a change of health, or of its cause; none when neither changed."""
+    """Return the event for a change of health or of its cause; none when neither changed."""
     if (before.health, before.cause) == (after.health, after.cause):
         return ()
     fields: dict[str, str | int | float | bool | None] = {}
     if after.cause is not None:
         fields = {
             "cause": after.cause.code,
-            "sentence": after.cause.message,
-            "way_back": after.cause.recovery_method.value,
+            "message": after.cause.message,
+            "recovery_method": after.cause.recovery_method.value,
         }
     if len(after.recent_quarantines) and after.recent_quarantines[-1:] != before.recent_quarantines[-1:]:
-        fields["tenant_namespace"] = after.recent_quarantines[-1].tenant
+        fields["tenant"] = after.recent_quarantines[-1].tenant
     name = _HEALTH_EVENTS[after.health]
     if before.health is Health.RECOVERING and after.health is Health.QUARANTINED:
         name = "health.recovery-failed"
@@ -57,24 +57,27 @@ def health_changed(
 
 
 def signal(finding: Finding, tenant: str | None, device: str, now: float) -> Event:
-    """Return the event of errors of one code that came since they were last reported."""
+    """Return the event for errors of one code that occurred since they were last reported."""
     seen = finding.evidence
     fields = {"code": finding.code, "class": seen["class"], "new": seen["new"], "total": seen["count"]}
     return Event(
-        "health.signal", now, device, fields={**fields, "tenant_namespace": tenant, "sentence": finding.message}
+        "health.errors-reported",
+        now,
+        device,
+        fields={**fields, "tenant": tenant, "message": finding.message},
     )
 
 
 def scrub_started(scrub: ScrubRecord, tenant: str | None) -> Event:
-    fields = {"path": scrub.path.value, "occasion": scrub.trigger.value, "tenant_namespace": tenant}
+    fields = {"path": scrub.path.value, "trigger": scrub.trigger.value, "tenant": tenant}
     return Event("scrub.started", scrub.started, scrub.device, scrub.id, scrub.actor, fields)
 
 
 def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: str | None = None) -> tuple[Event, ...]:
-    """Return the events of a scrub's end, and of what it did to processes and devices.
+    """Return the events for the end of a scrub and for what it did to processes and devices.
 
     Args:
-        tenant: the only tenant that had the device before; None when there was none, or that is not certain.
+        tenant: the only tenant that had the device before; None when there was none, or when that is not certain.
     """
     now = scrub.ended if scrub.ended is not None else scrub.started
     events: list[Event] = []
@@ -85,21 +88,23 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
                 pids = str(finding.evidence.get("pids", "")).split()
                 leftovers += len(pids)
                 events += [
-                    Event("leftover.ended", now, scrub.device, scrub.id, fields={"pid": int(pid)}) for pid in pids
+                    Event("leftover.process.killed", now, scrub.device, scrub.id, fields={"pid": int(pid)})
+                    for pid in pids
                 ]
             if finding.code == FindingCode.UNINSPECTED_PROCESSES and finding.evidence.get("news"):
-                fields = {**finding.evidence, "sentence": finding.message, "tenant_namespace": None}
+                fields = {**finding.evidence, "message": finding.message, "tenant": None}
                 del fields["news"]
-                events.append(Event("process.uninspected", now, scrub.device, scrub.id, fields=fields))
+                events.append(Event("uninspected.process.found", now, scrub.device, scrub.id, fields=fields))
             if finding.code in _ENDED:
-                # An unauthorized process belongs to no tenant of the device; of a pod that had it, the scrub's tenant is the pod's.
-                unowned = {} if finding.code == FindingCode.LEFTOVER_POD_KILLED else {"tenant_namespace": None}
+                # An unauthorized process belongs to no tenant of the device. A leftover pod's tenant is the tenant of
+                # the scrub.
+                unowned = {} if finding.code == FindingCode.LEFTOVER_POD_KILLED else {"tenant": None}
                 acts = {**finding.evidence, **unowned}
                 events.append(Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=acts))
             if finding.code in (FindingCode.ORPHANED_ERASER_KILLED, FindingCode.ERASER_UNKILLABLE):
                 ended = finding.code == FindingCode.ORPHANED_ERASER_KILLED
-                fields = {"pid": finding.evidence.get("pid"), "ended": ended}
-                events.append(Event("eraser.orphan", now, scrub.device, scrub.id, fields=fields))
+                fields = {"pid": finding.evidence.get("pid"), "killed": ended}
+                events.append(Event("eraser.orphan.found", now, scrub.device, scrub.id, fields=fields))
         if step.step is Step.RESET:
             outcome = "ok" if step.verdict is Verdict.PASSED else step.findings[0].code
             events.append(Event("reset.finished", now, scrub.device, scrub.id, fields={"outcome": outcome}))
@@ -114,14 +119,14 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
             scrub.actor,
             {
                 "path": scrub.path.value,
-                "occasion": scrub.trigger.value,
+                "trigger": scrub.trigger.value,
                 "outcome": outcome.value,
-                "seconds": round(now - scrub.started, 6),
+                "duration_seconds": round(now - scrub.started, 6),
                 "residue_bytes": scrub.measurement(Step.MEMORY, "residue_bytes"),
                 "cleared_bytes": scrub.measurement(Step.MEMORY, "cleared_bytes"),
-                "leftovers": leftovers,
-                "tenant_namespace": tenant,
-                "sentence": why or None,
+                "leftovers_killed": leftovers,
+                "tenant": tenant,
+                "message": why or None,
             },
         )
     )
@@ -132,17 +137,17 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
 
 
 _WRITERS = frozenset({Step.RESET, Step.DIAGNOSTICS})
-"""Steps before the audit of the memory that may leave bytes on it themselves."""
+"""Steps before the memory audit that may themselves write to the memory."""
 
 
 def unexplained_residue_message(scrub: ScrubRecord, previous_certificate: Certificate | None) -> str:
     """Return why residue is unexplained: the device was certified clean when the scrub began.
 
     Args:
-        previous_certificate: the unused certificate that the device had then; None when it had none.
+        previous_certificate: the device's unused certificate at that time; None when it had none.
 
     Returns:
-        The sentence that says so; empty when nothing was found, or what was has an explanation.
+        The message; empty when no residue was found, or when it is explained.
     """
     residue = scrub.measurement(Step.MEMORY, "residue_bytes")
     ran = {step.step for step in scrub.steps if step.verdict is not Verdict.NOT_COVERED}
@@ -155,7 +160,7 @@ def unexplained_residue_message(scrub: ScrubRecord, previous_certificate: Certif
 
 
 def residue_unexplained(scrub: ScrubRecord, previous_certificate: Certificate | None) -> tuple[Event, ...]:
-    """The event of what :func:`unexplained_residue_message` says."""
+    """Return the event with the message of :func:`unexplained_residue_message`."""
     message = unexplained_residue_message(scrub, previous_certificate)
     if previous_certificate is None or not message:
         return ()
@@ -164,13 +169,13 @@ def residue_unexplained(scrub: ScrubRecord, previous_certificate: Certificate | 
     fields = {
         "residue_bytes": scrub.measurement(Step.MEMORY, "residue_bytes"),
         "certificate": previous_certificate.id,
-        "sentence": message,
+        "message": message,
     }
     return (Event("residue.unexplained", now, scrub.device, scrub.id, fields=fields),)
 
 
 def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Event:
-    """A grant, and the ``proof`` that it used: of a fast path, which the ledger has as a scrub."""
+    """Return the event for a grant; ``proof`` is the fast path's certificate that the grant used."""
     assignment = grant.assignment
     return Event(
         "handover.granted",
@@ -183,11 +188,11 @@ def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Even
             "path": path,
             "grant": grant.sequence,
             "certificate": proof.id,
-            "rests_on": proof.rests_on,
+            "base_certificate": proof.rests_on,
             "exception": grant.basis.exception,
-            "tenant_namespace": None if assignment is None else assignment.pod.namespace,
+            "tenant": None if assignment is None else assignment.pod.namespace,
             "pod": None if assignment is None else assignment.pod.name,
             "container": None if assignment is None else assignment.container,
-            "seconds": round(seconds, 6),
+            "duration_seconds": round(seconds, 6),
         },
     )

@@ -1,4 +1,4 @@
-"""One hand-over from request to answer: prepare every device, then grant all of them in one transaction, or none."""
+"""Runs one hand-over from request to answer: prepares every device, then grants all or none in one transaction."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ __all__ = ["GrantRequest"]
 
 _PAUSE = 0.02
 _CHECK_AGE = 2.0
-"""Seconds for which a fast path's checks count: a device that waited longer for its siblings is checked again."""
+"""Seconds for which the fast path's checks are valid: a device that waited longer for the others is checked again."""
 
 
+# See docs/decisions/0003-one-transaction-per-decision.md.
 class GrantRequest:
     """One request for a set of devices.
 
     Args:
-        earlier_grants: all grants that the node knows of, for the baseline of a pod that has other devices too.
+        earlier_grants: all grants that the node knows, for the baseline of a pod that has other devices too.
 
     Attributes:
-        result: what the ledger has of it; None as long as it has nothing.
-        record_versions: of each device's record that it made.
+        result: the granted devices as committed to the ledger; None until the commit.
+        record_versions: the version of each device's record that the grant created.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class GrantRequest:
         self.record_versions: tuple[int, ...] = ()
 
     async def run(self) -> tuple[GrantedDevice, ...]:
-        """All or none.
+        """Grant all devices or none.
 
         Raises:
             Quarantined, Held, NotReady, LedgerFailure.
@@ -74,21 +75,21 @@ class GrantRequest:
                 with self._dependencies.tracer.span("grant"):
                     granted = await self._grant(prepared)
             except DeviceFault:
-                granted = None  # the next round meets it again, and takes the device out of service
+                granted = None  # the next round meets the fault again and quarantines the device
             if granted is not None:
                 return granted
             if self._held is not None:
                 controller, seen = self._held
                 self._held = None
-                await controller.occupancy.void_certificate(seen)  # whoever it was may be gone by the next look
+                await controller.occupancy.void_certificate(seen)  # the holder may be gone by the next check
             if self._dependencies.clock.monotonic() >= self._call.deadline:
                 raise refusals.device_changed()
             await self._dependencies.clock.sleep(_PAUSE)
 
     async def _gather_prepared(self, waits: Sequence[Awaitable[PreparedDevice]]) -> list[PreparedDevice]:
-        """All results, or the first refusal: it ends the waiting of the others, not the scrubs they wait for."""
+        """Return all results, or raise the first refusal, which ends the other waits but not their scrubs."""
         if len(waits) == 1:
-            return [await waits[0]]  # nobody to wait for beside it: a task for it would be two more turns of the loop
+            return [await waits[0]]  # a single wait needs no task, which would cost two more turns of the event loop
         tasks = [asyncio.ensure_future(wait) for wait in waits]
         try:
             return await asyncio.gather(*tasks)
@@ -98,7 +99,7 @@ class GrantRequest:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _grant(self, prepared: Sequence[PreparedDevice]) -> tuple[GrantedDevice, ...] | None:
-        """Grant everything in one transaction, or answer None because something has moved since it was prepared."""
+        """Grant everything in one transaction; return None if the state of a device changed since it was prepared."""
         baselines = [await self._baseline(each) for each in prepared]
         async with AsyncExitStack() as locks:
             for controller in self._controllers:
@@ -109,7 +110,7 @@ class GrantRequest:
                     return None
                 if controller.state.retired or controller.state.allocations != each.allocations:
                     return None
-                # Of a device that is joined, that somebody holds it says nothing.
+                # A device that is shared is expected to be held.
                 if (
                     each.decision.basis not in (*UNCONDITIONAL_BASES, Basis.SHARED)
                     and await controller.occupancy.is_held()
@@ -122,7 +123,7 @@ class GrantRequest:
                 controller.state.policy != each.policy
                 for controller, each in zip(self._controllers, prepared, strict=True)
             ):
-                return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
+                return None  # the policy changed since, or a break-glass override ended
             change, granted = LedgerChange(), []
             left_out: list[Event] = []
             for controller, each, baseline in zip(self._controllers, prepared, baselines, strict=True):
@@ -132,7 +133,7 @@ class GrantRequest:
                 left_out += controller.state.disturbances.omitted_rows()
 
             async def store_and_apply() -> None:
-                # What was left out of the audit trail is in the log already, and is counted.
+                # Events omitted from the audit log are in the log already, and are counted.
                 await self._dependencies.ledger.commit(LedgerChange(events=tuple(left_out)) | change)
                 for controller, record, each in zip(self._controllers, change.records, prepared, strict=True):
                     controller.apply_grant(record, each.allocations)
@@ -142,7 +143,7 @@ class GrantRequest:
                 for check in change.scrubs:
                     self._dependencies.journal.record_scrub(check)
 
-            # Watched from before the answer: the kubelet starts the container as soon as it has that.
+            # Start watching before the answer, because the kubelet starts the container as soon as it receives it.
             pods = {each.assignment.pod for each in prepared if each.assignment is not None}
             starts = [watch_start(pod, dependencies=self._dependencies) for pod in pods]
             try:
@@ -152,7 +153,7 @@ class GrantRequest:
         return self.result
 
     def _follow(self, awaited: Sequence[PendingStart]) -> None:
-        """Note the containers that start on what was granted; nothing starts where nothing was granted."""
+        """Record the containers that start on the granted devices; without a grant nothing starts."""
         for start in awaited:
             if self.result is None:
                 start.created.cancel()
@@ -176,12 +177,12 @@ class GrantRequest:
     def _device_change(
         self, controller: DeviceController, prepared: PreparedDevice, baseline: tuple[Process, ...]
     ) -> tuple[LedgerChange, GrantedDevice]:
-        """The change that grants one device, and its part of the answer."""
+        """Return the change that grants one device, and the device's part of the answer."""
         record = controller.state.record
         dependencies, now = self._dependencies, self._dependencies.clock.wall()
         sequence = record.grant_sequence + 1
         basis = prepared.decision.basis
-        assert basis is not None  # whatever is prepared may go
+        assert basis is not None  # a prepared device may be granted
         used = record.certificate if basis is Basis.CERTIFICATE else None
         fast = certify(
             prepared.check,

@@ -1,4 +1,4 @@
-"""The node: grants sets of devices all-or-none, and answers for all of them with one versioned view."""
+"""The node: grants sets of devices all-or-none, and publishes all devices in one versioned view."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ class Node:
     """Implements :class:`scrubber.engine.views.Service`.
 
     Args:
-        service_view: returns what runs here; called each time because the policy and the ledger's health can change.
+        service_view: returns the view of the service; called each time because the policy and the ledger's health can
+            change.
         epoch: changes with every start of the service.
 
     Attributes:
-        pods: what is known of the pods that have, or had, a device.
+        pods: tracks the pods that have, or had, a device.
         devices: the devices of the node.
-        actions: what operators may order.
-        pod_check_requested: set when the pods are to be looked at now rather than in the next round.
-        waiting_starts: starts that wait for an answer now.
-        kubelet_restarts: those that were noticed.
+        actions: the operator actions.
+        pod_check_requested: set to check the pods now rather than in the next round.
+        waiting_starts: number of starts that wait for an answer now.
+        kubelet_restarts: number of detected kubelet restarts.
     """
 
     def __init__(self, *, dependencies: Dependencies, service_view: Callable[[], ServiceView], epoch: str) -> None:
@@ -69,26 +70,26 @@ class Node:
 
     @property
     def own_resources(self) -> frozenset[str]:
-        """Resources under which our own plugins hand devices out; empty while no plugin has said anything."""
+        """Resources under which our plugins advertise devices; empty before the first announcement or request."""
         return self._ids.own_resources(grant for record in self.devices.records() for grant in record.open_grants)
 
     def resolve_id(self, resource: str, kubelet_id: str) -> MappedDevice | None:
-        """Return the device that ``resource`` calls ``kubelet_id``, and whether that is a share of it; None for other devices."""
+        """Return the managed device behind ``kubelet_id`` of ``resource``, and whether it is a share; else None."""
         return self._ids.resolve_one(resource, kubelet_id, self.devices.known_ids)
 
     def on_policy_change(self) -> None:
-        """Another policy is in force: what was proved under the old one is proved again."""
+        """Check all devices again after a policy change: certificates of the old policy must be renewed."""
         for controller in self.devices.controllers.values():
             controller.state.wake.set()
         self._publish()
 
     def mark_ready(self) -> None:
-        """Every device was looked at once."""
+        """Publish that every device was inspected once."""
         self._ready = True
         self._publish()
 
     def update_notices(self, reading: KubeletReading) -> None:
-        """Forget pods that are no longer there, and publish notices that have become due."""
+        """Forget pods that no longer exist, and publish notices that have become due."""
         self._refusals.prune(reading)
         self._publish()
 
@@ -103,7 +104,7 @@ class Node:
             notices=(*self._refusals.notices(info.policy.stuck_pods), *out_of_service_notices(views)),
         )
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def view(self) -> NodeView:
         return self._publisher.view
@@ -130,7 +131,7 @@ class Node:
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         return await self._dependencies.ledger.history(query)
 
-    # -- handing devices over --------------------------------------------------------------------------------------
+    # -- hand-overs ------------------------------------------------------------------------------------------------
 
     async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
         self._ids.announce(resource, mapping, self.devices.known_ids)
@@ -185,8 +186,8 @@ class Node:
                 self._publish()
                 fields: dict[str, str | int | float | bool | None] = {
                     "code": refusal.code,
-                    "sentence": str(refusal),
-                    "seconds": round(clock.monotonic() - began, 6),
+                    "message": str(refusal),
+                    "duration_seconds": round(clock.monotonic() - began, 6),
                 }
                 dependencies.journal.record([Event("handover.refused", clock.wall(), only, fields=fields)])
                 raise
@@ -216,7 +217,7 @@ class Node:
             self.devices.track_pods()
 
     def _starting_pods(self, call: ResolvedCall) -> set[Pod]:
-        """Return the pod that starts, if the kubelet's list is certain about it."""
+        """Return the starting pod as a set; empty unless the kubelet's list is certain about it."""
         reading = self.pods.reading
         assignments = [
             reading.assignment_of(each.controller.id, each.shares, resource=call.resource) for each in call.devices
@@ -225,8 +226,9 @@ class Node:
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
 
     async def _still_holds(self, call: ResolvedCall, undelivered: _Undelivered) -> bool:
-        """Return whether an answer that an earlier call was cancelled before is that of ``call``, too: the same pod and
-        container start again.
+        """Return whether the answer of an earlier, cancelled call is valid for ``call``.
+
+        It is when the same pod and container start again.
 
         The caller could not answer the kubelet, so nothing was started on this grant.
         """
@@ -238,7 +240,7 @@ class Node:
             await each.controller.occupancy.void_after_gap()
         for each, granted, version in zip(call.devices, answer, undelivered.versions, strict=True):
             controller, last = each.controller, each.controller.state.record.last_grant
-            # The answer did not know of what has happened to the device since, of unauthorized use for example.
+            # The earlier answer does not reflect what happened to the device since, for example unauthorized use.
             current = controller.state.record.version == version and not controller.occupancy.coverage.has_gap
             current = current and last is not None and last.sequence == granted.grant
             current = current and controller.state.record.hygiene is Hygiene.IN_USE
@@ -259,10 +261,10 @@ class Node:
         return True
 
     def _requested(self, resource: str, ids: Sequence[str]) -> tuple[RequestedDevice, ...]:
-        """Return what ``ids`` of ``resource`` mean, one for each device, in the order of the devices' ids.
+        """Return the meaning of ``ids`` of ``resource``, one entry per device, ordered by device ID.
 
         Raises:
-            InvalidRequest: unknown, duplicate or no ids, or the whole of a device and a share of it.
+            InvalidRequest: unknown, duplicate or no IDs, or a whole device together with a share of it.
         """
         controllers = self.devices.controllers
         found = self._ids.resolve(resource, ids, controllers.keys())
@@ -276,9 +278,10 @@ class Node:
         )
 
 
+# See docs/decisions/0003-one-transaction-per-decision.md.
 @dataclass(frozen=True, slots=True)
 class _Undelivered:
-    """An answer that was not delivered, and the version of each device's record that it made."""
+    """An undelivered answer, and the version of each device's record that its grant created."""
 
     answer: tuple[GrantedDevice, ...]
     versions: tuple[int, ...]
@@ -288,12 +291,12 @@ async def _used_since(controller: DeviceController, grant: Grant) -> bool:
     """Return whether something may have been started on ``grant``, the last one."""
     if grant.basis is not Basis.SHARED:
         return await controller.occupancy.is_held()
-    # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
+    # Others hold the device by grants: what matters is whether the pod itself has started.
     standings = await controller.occupancy.pod_liveness(grant.pod, shares=True)
     own = [where.state for each, where in standings if each.pod == grant.pod]
     return any(state is not PodState.OVER for state in own)
 
 
 def _kubelet_status(reading: KubeletReading) -> str:
-    """Return ``ok``, or why its lists are not trusted, or not wholly."""
+    """Return ``ok``, or why the kubelet's lists are not, or not fully, trusted."""
     return reading.untrusted_reason if reading.trust is not Trust.TRUSTED else " ".join(reading.caveats) or "ok"

@@ -1,7 +1,7 @@
-"""What owners of pods should be told: a start that is refused again and again, a device that went out of service in use.
+"""Notices for the owners of pods: a start that is refused repeatedly, a device that went out of service while in use.
 
-The kubelet asks for the same device for ever, so nothing but a person, or the pod's controller, ends such a wait. What is
-said here names devices, states and scrubs, and no other tenant.
+The kubelet requests the same device indefinitely, so only its owner or the pod's controller can end such a wait. The
+messages name devices, states and scrubs, and no other tenant.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from scrubber.ports.runtime import Clock
 __all__ = ["RefusedStarts", "out_of_service_notices"]
 
 _FORGET_AFTER = 900.0
-"""Seconds without a refusal after which a pod waits no longer: the kubelet's longest pause between two tries is 300."""
+"""Seconds without a refusal after which a pod no longer waits: the kubelet's longest pause between tries is 300."""
 _MAX_WAITS = 1024
-"""Pods that are remembered."""
+"""Maximum number of pods that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A pod's: since when (wall-clock and monotonic seconds), when it was refused last, and what it was told then."""
+    """A pod's wait: start (wall-clock and monotonic seconds), the last refusal (monotonic) and its message."""
 
     since: float
     began: float
@@ -35,14 +35,14 @@ class _Wait:
 
 
 class RefusedStarts:
-    """Pods whose starts were refused and not granted since. Lost with the service: they are refused anew."""
+    """Pods whose starts were refused and not granted since. Not durable: after a restart they are refused again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waits: dict[tuple[Pod, frozenset[str]], _Wait] = {}
 
     def record_refusal(self, pods: Iterable[Pod], devices: Collection[str], refusal: ScrubberError) -> None:
-        """A start of one of ``pods`` (all that it can have been) on ``devices`` was refused."""
+        """Record that a start on ``devices`` was refused; ``pods`` are all pods that it can have been for."""
         now = self._clock.monotonic()
         for pod in pods:
             key = (pod, frozenset(devices))
@@ -53,9 +53,9 @@ class RefusedStarts:
             self._waits[key] = _Wait(since, began, now, refusal.public_message)
 
     def record_grant(self, pods: Collection[Pod], devices: Collection[str]) -> bool:
-        """A start on ``devices`` was granted: of one of ``pods``, or, where nobody can say, of any that waits for them.
+        """Record that a start on ``devices`` was granted; return whether this ended a pod's wait.
 
-        Answers whether somebody waits no more.
+        It was for one of ``pods``, or, if the pod is unknown (empty), for any pod that waits for these devices.
         """
         met = [(pod, wanted) for pod, wanted in self._waits if wanted & set(devices) and (not pods or pod in pods)]
         for each in met:
@@ -63,7 +63,7 @@ class RefusedStarts:
         return bool(met)
 
     def prune(self, reading: KubeletReading) -> None:
-        """Forget pods that are gone, or ask no more."""
+        """Forget pods that no longer exist or no longer request a start."""
         now = self._clock.monotonic()
         named = {each.pod for each in (*reading.assignments, *reading.checkpoint_only)}
         trusted = reading.trust is Trust.TRUSTED
@@ -74,28 +74,28 @@ class RefusedStarts:
         }
 
     def notices(self, rule: StuckPodsRule) -> tuple[PodNotice, ...]:
-        """Pods that have waited for long enough to be told of, the longest first."""
+        """Pods that have waited long enough for a notice, the longest wait first."""
         now = self._clock.monotonic()
         found = []
         for (pod, wanted), wait in self._waits.items():
-            # The last refusal counts, not this moment: who was not refused since may be starting.
+            # The last refusal counts, not the current time: a pod that was not refused since may be starting.
             waited = wait.last - wait.began
             if waited >= rule.notify_after and now - wait.last < _FORGET_AFTER:
                 evict = rule.evict_after is not None and waited >= rule.evict_after
                 devices = tuple(sorted(wanted))
-                found.append(PodNotice(pod, devices, "GpuNotHandedOver", wait.message, wait.since, evict))
+                found.append(PodNotice(pod, devices, "GpuHandOverRefused", wait.message, wait.since, evict))
         return tuple(sorted(found, key=lambda each: (each.since, each.pod.namespace, each.pod.name)))
 
 
 def out_of_service_notices(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]:
-    """Pods that use a device which is out of service: it stays with them."""
+    """Notices for pods that use a device which is out of service: it stays assigned to them."""
     found: dict[Pod, PodNotice] = {}
     for view in views:
         record, cause = view.record, view.record.cause
         if record.advertised or record.hygiene is not Hygiene.IN_USE or cause is None:
             continue
         if view.policy.enforcement is Enforcement.OBSERVE and not record.quarantined_by_operator:
-            continue  # nothing is refused
+            continue  # observe mode refuses nothing
         message = (
             f"Device {record.device}, which this pod has, is {record.health.value} ({cause.code}). It stays with the pod; a "
             "restart on it is refused until it is back in service."

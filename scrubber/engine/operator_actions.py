@@ -1,6 +1,6 @@
 """Operator actions: scrub, reset, quarantine, release from quarantine, accept a baseline, break-glass override.
 
-An action is checked here as far as it concerns more than the device's own record; its controller decides, and commits.
+This module checks what concerns more than the device's own record; the device's controller decides and commits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scrubber.engine.views import DeviceView, ScrubUpdate
 __all__ = ["OperatorActions"]
 
 _MAX_NAMED = 5
-"""Processes that a refusal names."""
+"""Maximum number of processes that a refusal names."""
 
 
 class OperatorActions:
@@ -65,7 +65,7 @@ class OperatorActions:
         used = self._in_use(plan)
         if used:
             raise DeviceBusy(" ".join(used))
-        # What else blocks it may be a leftover, which the scrub ends before it resets.
+        # The plan's other blockers may come from a leftover process, which the scrub kills before it resets.
         job = await controller.scrubs.start(ScrubTrigger.ON_DEMAND, actor=actor, reset_reason=reason)
         async for news in job.updates(joined=False):
             yield news
@@ -81,7 +81,7 @@ class OperatorActions:
         return replace(plan, blockers=(*self._in_use(plan), *plan.blockers, *held))
 
     def _in_use(self, plan: ResetPlan) -> list[str]:
-        """Return what the devices that the plan would reset are in use for: a sentence for each that is not free."""
+        """Return a message for each device of the plan that is in use or being scrubbed."""
         concerned = [
             self._devices.controllers[each]
             for each in (plan.device, *plan.also_reset)
@@ -94,7 +94,7 @@ class OperatorActions:
         ]
 
     async def _require_free(self, controller: DeviceController) -> None:
-        """Raise :class:`DeviceBusy` with who has the device, if it is granted."""
+        """Raise :class:`DeviceBusy` with the names of the device's users, if it is granted."""
         await self._release_unnamed(controller)
         if controller.state.record.hygiene is not Hygiene.IN_USE:
             return
@@ -104,7 +104,7 @@ class OperatorActions:
         )
 
     async def _holder_text(self, controller: DeviceController) -> str:
-        """Return which processes have the device open, for a sentence; empty where that cannot be determined."""
+        """Return the part of a message that names the holders; empty where they cannot be determined."""
         try:
             found = await self._dependencies.holders.list_users(controller.state.device)
         except ScrubberError:
@@ -114,7 +114,7 @@ class OperatorActions:
         return f", held by PID {', '.join(named[:_MAX_NAMED])}{more}" if named else ""
 
     async def _release_unnamed(self, controller: DeviceController) -> None:
-        """Release a device that went to a pod which no witness names, once it was free for a while, so that it can be scrubbed."""
+        """Release a device of a pod that no source names once it was free for a while, so it can be scrubbed."""
         record = controller.state.record
         if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
             await controller.occupancy.is_held()
@@ -143,14 +143,14 @@ class OperatorActions:
         self, device: str, reason: str, actor: str, expected_facts: Mapping[str, str] | None = None
     ) -> DeviceView:
         _require_reason(reason, "Accepting a baseline")
-        # What was written a moment ago is accepted, and not what was there when the device was last looked at.
+        # Describe all devices again: the baseline to accept is the current one, not that of the last inspection.
         for each in await self._dependencies.inventory.devices():
             known = self._devices.controllers.get(each.id)
             if known is not None and each.has_same_location(known.state.device):
                 known.state.describe(each)
         controller = self._devices.find(device)
         described = controller.state.device
-        # As it was shown: a fact that is no text cannot be sent as it is.
+        # Compare with the form that was displayed: a fact that is not valid text cannot be sent unchanged.
         now = {name: value.encode("utf-8", "replace").decode() for name, value in baseline_facts(described)}
         if expected_facts and expected_facts != now:
             others = ", ".join(
@@ -167,7 +167,7 @@ class OperatorActions:
 
 
 def _busy_with(controller: DeviceController) -> str:
-    """Return what a device that is not free is used for, and by whom."""
+    """Return what a device that is not free is used for, and by which pods."""
     if controller.state.record.hygiene is not Hygiene.IN_USE:
         return (
             f"being scrubbed ({controller.state.job.id})"

@@ -1,4 +1,4 @@
-"""What is known of the pods that have, or had, a device: are they listed, absent, over, or gone with leftovers?"""
+"""Tracks the pods that have, or had, a device: whether they are listed, absent, over, or gone with leftovers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["PodTracker"]
 
 
 class PodTracker:
-    """Readings of the kubelet and of the pods' processes, remembered as far as proofs need it.
+    """Readings of the kubelet and of the pods' processes, remembered as far as proofs need them.
 
-    Absence is counted per pod over trusted readings; the first process of each container is remembered for as long as
-    its pod is tracked. All of it is lost with the process, which only makes proofs take longer.
+    Absence is counted per pod over trusted readings. The first process of each container is remembered for as long as
+    its pod is tracked. All of it is lost when the service ends, which only makes proofs take longer.
     """
 
     def __init__(self, *, assignments: Assignments, containers: Containers, clock: Clock) -> None:
@@ -45,18 +45,18 @@ class PodTracker:
         self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="nothing was read yet")
 
     def track(self, pods: Iterable[Pod]) -> None:
-        """Exactly these pods matter from now on; what is known of others is forgotten."""
+        """Track exactly these pods from now on; forget all others."""
         wanted = set(pods)
         self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in wanted}
         self._first_processes = {pod: self._first_processes.get(pod, {}) for pod in wanted}
         self._last_run = {pod: at for pod, at in self._last_run.items() if pod in wanted}
 
     def track_more(self, pods: Iterable[Pod]) -> None:
-        """These pods matter too."""
+        """Track these pods in addition to the current ones."""
         self.track({*self._absences, *pods})
 
     async def refresh(self) -> KubeletReading:
-        """A reading that was begun after this call; absences are counted with it."""
+        """Return a reading that began after this call, and update the absence counts with it."""
         reading = await self._assignments.read()
         if reading.started_at >= self.reading.started_at and reading is not self.reading:
             self.reading = reading
@@ -65,13 +65,14 @@ class PodTracker:
         return reading
 
     async def baseline(self, assignment: Assignment | None, earlier_grants: Iterable[Grant]) -> tuple[Process, ...]:
-        """The processes of the pod that stood there before its first grant.
+        """Return the processes that the pod had before its first grant.
 
         Args:
-            earlier_grants: grants of any device under this boot; the first of them to the same pod already has the answer.
+            earlier_grants: grants of any device under this boot; the first of them to the same pod already contains the
+                baseline.
 
         Raises:
-            Unreadable: the pod's processes cannot be told.
+            Unreadable: the pod's processes cannot be determined.
         """
         if assignment is None or assignment.pod.uid is None:
             return ()
@@ -81,14 +82,15 @@ class PodTracker:
         return await self._containers.processes(assignment.pod)
 
     def is_absent(self, pod: Pod) -> bool:
-        """Whether the pod is proved to be the kubelet's no longer."""
+        """Whether it is proved that the pod is no longer in the kubelet's lists."""
         return pod in self._absences and self._absences[pod].proved
 
     async def sample_processes(self, grant: Grant) -> None:
-        """Look at the processes of a grant's pod, to know the first one of each container later, and that it ran.
+        """Sample the processes of a grant's pod, to know later the first process of each container, and that it ran.
 
-        A runtime's own helpers come and go before a container's first process does: one that is dead by the next look
-        was not it, as long as the pod is the kubelet's. From then on nothing new is believed.
+        A runtime's own helpers come and go before a container's first process starts. A process that is gone at the
+        next sample was therefore not the first process, as long as the kubelet lists the pod. Once the pod is absent
+        from the kubelet's lists, nothing new is recorded.
         """
         pod = grant.pod
         if pod is None or pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
@@ -98,7 +100,7 @@ class PodTracker:
         except Unreadable:
             return
         sandbox = {each.identity for each in grant.baseline} & {each.identity for each in processes}
-        # A pod that was named before it had a sandbox gets one without anything having run.
+        # A pod that was named before it had a sandbox gets one although no container has run.
         if exclude_baseline(processes, grant.baseline if sandbox else presumed_sandbox(processes, held=False)):
             self._last_run[pod] = self._clock.wall()
         known, seen = self._first_processes.get(pod, {}), {}
@@ -110,13 +112,13 @@ class PodTracker:
         self._first_processes[pod] = known | seen
 
     def note_use(self, device: str, uid: str, since: float) -> None:
-        """A process of pod ``uid`` was seen to use ``device``, by a look that began at ``since`` (wall-clock seconds)."""
+        """Note that a process of pod ``uid`` used ``device`` in a check that began at ``since`` (wall-clock time)."""
         for pod in self._absences:
             if pod.uid == uid:
                 self._last_run[pod] = max(since, self._last_run.get(pod, -math.inf))
 
     def with_starting_container(self, assignment: Assignment, device: str) -> Assignment:
-        """``assignment`` with the name of the container that starts on ``device``, which can be an init container."""
+        """Return ``assignment`` with the container that starts on ``device``, which can be an init container."""
         init = self.reading.init_containers_of(assignment.pod, device)
         starts = self._assignments.container_starts(assignment.pod) if init else None
         if starts is None:
@@ -124,16 +126,17 @@ class PodTracker:
         return replace(assignment, container=starting_container(assignment.container, init, starts))
 
     def note_container_created(self, pod: Pod, at: float) -> None:
-        """A container of ``pod`` that was granted a device was created ``at`` (wall-clock seconds): it runs, however short
-        its life is.
+        """Note that a container of ``pod``, which was granted a device, was created at ``at`` (wall-clock seconds).
+
+        This proves that the container ran, however short its life is.
         """
         self._last_run[pod] = max(at, self._last_run.get(pod, -math.inf))
 
     def has_run(self, grant: Grant) -> bool:
-        """Whether the pod of ``grant`` was seen to run since.
+        """Whether the pod of ``grant`` was seen to run since the grant.
 
-        Where it was not, the container that was started on the grant may have been another pod's: the kubelet names devices
-        only, and can give one away between its question and our reading of its list.
+        If it was not, the container that started on the grant may belong to another pod: the kubelet names only
+        devices, and can reassign one between its request and our reading of its list.
         """
         return grant.pod is not None and self._last_run.get(grant.pod, -math.inf) >= grant.at
 
@@ -146,7 +149,7 @@ class PodTracker:
         return own_pod_liveness(processes, sandbox=presumed_sandbox(processes, held=False), cgroups=cgroups)
 
     def _is_contradicted(self, grant: Grant) -> bool:
-        """Whether the kubelet certainly does not give the container of ``grant`` its devices, as the ledger says it did."""
+        """Whether the kubelet certainly assigns no device of ``grant`` to its container, unlike the ledger."""
         given, reading = grant.assignment, self.reading
         return given is None or (
             reading.trust is Trust.TRUSTED
@@ -159,7 +162,7 @@ class PodTracker:
         )
 
     def _known_first_processes(self, pod: Pod) -> dict[str, Process]:
-        """Those that lived through two looks."""
+        """Return the first processes that were alive in at least two samples."""
         return {
             container: first for container, (first, looks) in self._first_processes.get(pod, {}).items() if looks >= 2
         }
@@ -175,22 +178,23 @@ class PodTracker:
         starting_pod: Pod | None = None,
         shares: bool = False,
     ) -> PodLiveness:
-        """Where the pod of ``grant`` stands by what is known now (:meth:`refresh` first).
+        """Return the liveness of the pod of ``grant`` from what is known now (call :meth:`refresh` first).
+
+        A pod whose processes cannot be determined counts as alive: that proves nothing, and is not a fault of the
+        device.
 
         Args:
-            free_for: for how many seconds nobody was seen to hold the device; speaks for a pod of unknown UID only.
-            starting_pod: the pod whose container is about to start. Of its own earlier use only the container that had the
-                device last counts (:func:`~scrubber.domain.pods.own_pod_liveness`).
-            shares: the asking pod has other shares of the device, so that any of its containers may be using it.
-
-        A pod whose processes cannot be told is living: that proves nothing, and is not the device's fault.
+            free_for: seconds for which no process was seen to hold the device; used only for a pod of unknown UID.
+            starting_pod: the pod whose container is about to start. Of its earlier use only the container that had
+                the device last counts (:func:`~scrubber.domain.pods.own_pod_liveness`).
+            shares: the starting pod has other shares of the device, so any of its containers may be using it.
         """
         pod = grant.pod
         if grant.boot != boot:
             return PodLiveness(PodState.OVER)
         if pod is None or pod.uid is None:
             gone = pod is None or (pod in self._absences and self._absences[pod].proved)
-            # Nobody held the device before the grant either: only what was seen since says anything.
+            # The device was free before the grant too: only the time since the grant is evidence.
             free_since_grant = min(free_for, _age(grant, wall))
             return PodLiveness(
                 PodState.OVER if gone and free_since_grant >= limits.unknown_pod_idle_period else PodState.ALIVE
@@ -212,8 +216,8 @@ class PodTracker:
             return PodLiveness(PodState.ALIVE if processes else PodState.OVER, processes)
         absence = self._absences.get(pod, PodAbsence())
         return pod_liveness(
-            # What stood there before the first grant may have been handed the device since (a sidecar, over a socket).
-            # It is left out only as long as nothing says that the pod is gone: its sandbox ends with it.
+            # Processes of the baseline may have been passed the device since (a sidecar, over a socket). They are
+            # excluded only while nothing indicates that the pod is gone: its sandbox ends with it.
             tuple(sorted(everything)) if absence.times else processes,
             absence,
             listed=self.reading.may_start_container(pod),
@@ -229,17 +233,18 @@ class PodTracker:
 
 
 def _sandbox_now(everything: Collection[Process], grant: Grant, *, held: bool) -> tuple[Process, ...]:
-    """What of the pod that starts a container is its sandbox, which such a pod has."""
+    """Return the processes that are the sandbox of a pod that starts a container; such a pod has a sandbox."""
     living = {process.identity for process in everything}
     if any(process.identity in living for process in grant.baseline):
         return grant.baseline
     if grant.baseline:
-        return presumed_sandbox(everything, held=held)  # the runtime made another one since
-    # It was adopted when its processes could not be told, or granted before it had a sandbox, or it keeps none.
+        return presumed_sandbox(everything, held=held)  # the runtime has created another sandbox since
+    # The grant was adopted while the pod's processes could not be determined, or made before it had a sandbox, or the
+    # pod keeps none.
     return presumed_sandbox(everything, held=held and grant.basis is not Basis.ADOPTED)
 
 
 def _age(grant: Grant, wall: float) -> float:
-    """Seconds since ``grant``; a grant from the future means that the clock was set back, and is old."""
+    """Return the seconds since ``grant``; a grant in the future means that the clock was set back: treat it as old."""
     age = wall - grant.at
     return age if age >= 0 else math.inf

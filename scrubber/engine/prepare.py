@@ -1,4 +1,4 @@
-"""Preparing one device for a start: gather the facts, act on what :func:`scrubber.domain.handover.decide` answers, wait."""
+"""Prepares one device for a start: gathers facts, acts on :func:`scrubber.domain.handover.decide`, and waits."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _POLL_FIRST, _POLL_LAST = 0.02, 0.25
 
 @dataclass(frozen=True, slots=True)
 class RequestedDevice:
-    """A device that is asked for.
+    """A requested device.
 
     Attributes:
-        ids: by which of the kubelet's ids.
-        shares: the ids to look for in the kubelet's lists; empty where whoever has the device has all of it.
+        ids: the kubelet's IDs that requested it.
+        shares: the IDs to search in the kubelet's lists; empty where a pod always has all of the device.
     """
 
     controller: DeviceController
@@ -52,12 +52,12 @@ class RequestedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedCall:
-    """One call for a hand-over, once it is known which devices its ids mean.
+    """A hand-over call whose IDs have been resolved to devices.
 
     Attributes:
-        devices: in the order of their ids: the order in which locks are taken.
-        resource: the kubelet's name of what is asked for; empty where the caller did not say.
-        own_resources: the resources under which our own plugins hand devices out, this one included.
+        devices: ordered by ID, which is the order in which locks are taken.
+        resource: the kubelet's name of the requested resource; empty where the caller did not give it.
+        own_resources: returns the resources under which our plugins advertise devices, including this one.
         deadline: monotonic seconds.
     """
 
@@ -69,7 +69,7 @@ class ResolvedCall:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """What one device's grant would rest on, as of a version of its record."""
+    """What the grant of one device would rest on, as of a version of its record."""
 
     version: int
     assignment: Assignment | None
@@ -86,13 +86,13 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Whose start it is, by one reading of the kubelet.
+    """The pod and container that start, according to one reading of the kubelet.
 
     Attributes:
-        certain: the assignment, where the kubelet's witnesses agree.
-        following: that, or what one witness says.
-        own: the pod, where it is certain enough to tell its own earlier use from that of others.
-        second_owner: whom another plugin or driver has given the device to.
+        certain: the assignment, where the kubelet's sources agree.
+        following: that assignment, or the one that a single source reports.
+        own: the pod, where it is certain enough to distinguish its own earlier use from that of others.
+        second_owner: the assignment of the device by another plugin or driver.
     """
 
     certain: Assignment | None
@@ -101,8 +101,9 @@ class _Start:
     second_owner: Assignment | None
 
 
+# See docs/decisions/0004-a-start-must-match-the-assignment.md.
 class DevicePreparation:
-    """One device of one call, for as long as the call lasts."""
+    """Prepares one device of one call, for as long as the call lasts."""
 
     def __init__(self, requested: RequestedDevice, call: ResolvedCall, *, dependencies: Dependencies) -> None:
         self._requested = requested
@@ -112,10 +113,10 @@ class DevicePreparation:
         self._allocations = requested.controller.state.allocations
 
     async def wait_until_prepared(self) -> PreparedDevice:
-        """The device, prepared, as soon as it is.
+        """Return the device as soon as it is prepared.
 
         Raises:
-            Quarantined, NotReady, LedgerFailure: it is not, and the time is up; or it will not be.
+            Quarantined, NotReady, LedgerFailure: it was not prepared before the deadline, or cannot be.
         """
         pause, controller, clock = _POLL_FIRST, self._requested.controller, self._dependencies.clock
         with self._dependencies.tracer.span("device", device=controller.id, tenant=None) as span:
@@ -124,7 +125,7 @@ class DevicePreparation:
                 await controller.occupancy.void_after_gap()
                 try:
                     outcome = await self._decide_once(reading, span)
-                except DeviceFault as fault:  # a device that cannot be looked at is out of service
+                except DeviceFault as fault:  # a device that cannot be inspected is quarantined
                     await controller.health.report([fault_finding(Step.HOLDERS, fault)])
                     outcome = refusals.device_unreadable(controller.id, fault)
                 if isinstance(outcome, PreparedDevice):
@@ -140,7 +141,10 @@ class DevicePreparation:
                     pause = min(_POLL_LAST, pause * 2)
 
     async def _decide_once(self, reading: KubeletReading, span: Span) -> PreparedDevice | ScrubberError | None:
-        """One round: prepared, the refusal to give if time is up now, or None when something moved: look again at once."""
+        """Run one round.
+
+        Returns the prepared device, the refusal to raise at the deadline, or None to run again at once.
+        """
         requested, dependencies = self._requested, self._dependencies
         controller, record, share = requested.controller, requested.controller.state.record, requested.shares
         start = self._resolve_start(reading)
@@ -171,7 +175,7 @@ class DevicePreparation:
                     facts = replace(facts, granted_pods=tuple(granted_pod(*each) for each in others))
                 case MissingFact.EARLIER_PODS:
                     asking = None if start.following is None else start.following.pod
-                    # The other containers of the asking pod may live.
+                    # Other containers of the starting pod may be alive.
                     mine = None if asking is None or asking.uid is None else asking
                     earlier = await controller.occupancy.pod_liveness(asking, excluded_pod=mine)
                     facts = replace(facts, earlier_pods=frozenset([where.state for _, where in earlier]))
@@ -213,8 +217,9 @@ class DevicePreparation:
         device, share = self._requested.controller.id, self._requested.shares
         certain = reading.assignment_of(device, share, resource=self._call.resource)
         following = certain or reading.checkpoint_assignment(device, share)
-        # No list names an ordinary init container. The checkpoint does, and beside a list that is trusted and that it bears
-        # out it names active pods only: enough to know the starting pod's own earlier use from that of others.
+        # PodResources never lists an ordinary init container; the checkpoint does. Beside a trusted list that it
+        # confirms, the checkpoint names active pods only: enough to distinguish the starting pod's own earlier use from
+        # that of others.
         sure = reading.trust is Trust.TRUSTED and reading.init_containers_known
         starting = certain or (following if sure else None)
         return _Start(
@@ -225,10 +230,11 @@ class DevicePreparation:
         )
 
     def _assignment_problem(self, reading: KubeletReading, start: _Start) -> ErrorCode | None:
-        """What is wrong with the assignment, by the kubelet's word."""
+        """What is wrong with the assignment according to the kubelet; None when nothing is."""
         requested, following = self._requested, start.following
         self._requested_assignments = self._requested_assignments or (following,)
-        # Other pods are given other shares all the while; the whole of a device only when it is this pod's no longer.
+        # Shares are allocated to other pods all the time; a whole device only when it is no longer assigned to this
+        # pod.
         allocated = not requested.shares and requested.controller.state.allocations != self._allocations
         if allocated or self._requested_assignments != (following,):
             return ErrorCode.REASSIGNED
@@ -242,7 +248,7 @@ class DevicePreparation:
     async def _not_granted(
         self, decision: HandoverDecision, facts: HandoverFacts, start: _Start
     ) -> ScrubberError | None:
-        """Do what ``decision`` says; the refusal to give if time is up now, or None to decide again at once."""
+        """Act on ``decision``; return the refusal to raise at the deadline, or None to decide again at once."""
         controller, device = self._requested.controller, self._requested.controller.id
         findings = () if facts.checks is None else facts.checks.findings
         match decision.verdict, decision.code:
@@ -254,7 +260,7 @@ class DevicePreparation:
             case HandoverVerdict.SCRUB, _:
                 return await self._scrub(controller, facts.record, start.own)
             case HandoverVerdict.WAIT, ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN:
-                assert start.second_owner is not None  # that is what the code says
+                assert start.second_owner is not None  # the code implies it
                 return refusals.assigned_by_another_plugin(device, start.second_owner, self._call.own_resources())
             case HandoverVerdict.WAIT, ErrorCode.SHARING_NOT_ALLOWED:
                 await self._note_unauthorized(controller, findings)
@@ -274,7 +280,7 @@ class DevicePreparation:
                 raise refusals.quarantined(device, decision.reason, public_message=controller.view.refusal_message)
 
     def _is_closed(self, grant: Grant, liveness: PodLiveness) -> bool:
-        """Whether the pod of ``grant`` is over and proved to be the kubelet's no longer: there is nothing left to wait for."""
+        """Whether the pod of ``grant`` is over and proved absent from the kubelet's lists: nothing to wait for."""
         return (
             liveness.state is PodState.OVER
             and grant.pod is not None
@@ -284,7 +290,7 @@ class DevicePreparation:
     async def _allow_recovery(
         self, controller: DeviceController, record: DeviceRecord, starting_pod: Pod | None
     ) -> None:
-        """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""
+        """Let the device recover while the pod waits for it, if no other pod of an earlier grant is alive."""
         if starting_pod is None or starting_pod.uid is None or controller.state.job is not None:
             return
         try:
@@ -292,19 +298,19 @@ class DevicePreparation:
                 where.state is PodState.ALIVE for _, where in await controller.occupancy.pod_liveness(starting_pod)
             )
         except DeviceFault:
-            return  # it is out of service for that very reason
+            return  # the device is out of service for that very reason
         if not living:
             controller.state.note_waiting(starting_pod)
             await controller.occupancy.release(record)
 
     async def _note_unauthorized(self, controller: DeviceController, findings: Sequence[Finding]) -> None:
-        """Record that somebody uses a shared device without a grant, if the checks met one."""
+        """Record unauthorized use of a shared device, if the checks found any."""
         unknown_holder = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
         if unknown_holder is not None and not controller.state.record.contaminated:
-            fields = {"use": UseKind.UNAUTHORIZED.value, "sentence": unknown_holder.message}
+            fields = {"use": UseKind.UNAUTHORIZED.value, "message": unknown_holder.message}
             now = self._dependencies.clock.wall()
             await controller.occupancy.void_for_unauthorized_use(
-                Event("use.ungranted", now, controller.id, fields=fields)
+                Event("unauthorized.use.detected", now, controller.id, fields=fields)
             )
 
     async def _join(self, controller: DeviceController, starting_pod: Pod | None) -> ScrubberError | None:
@@ -325,7 +331,7 @@ class DevicePreparation:
     async def _scrub(
         self, controller: DeviceController, record: DeviceRecord, starting_pod: Pod | None
     ) -> ScrubberError | None:
-        """Start the slow path, unless it would get nowhere, and wait for it."""
+        """Start the slow path, unless it would be blocked, and wait for it."""
         obstacle = await controller.scrubs.blocker(starting_pod)
         if obstacle is not None:
             return obstacle

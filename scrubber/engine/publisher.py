@@ -1,4 +1,4 @@
-"""Publishes the state of the node: full views with a version, and a way to wait for the next. No queue to overflow."""
+"""Publishes the state of the node: complete views with a version, and a wait for the next one. No queue to overflow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Publisher:
         self._changed = asyncio.Event()
 
     async def wait_for_change(self, since: int) -> NodeView:
-        """The newest view once its version is above ``since``."""
+        """Return the newest view once its version is above ``since``."""
         while self._view.version <= since:
             await self._changed.wait()
         return self._view

@@ -1,4 +1,4 @@
-"""What is refused, to a start and to a scrub: for the operator what is in the way, for the pod's status what it may know."""
+"""Refusals of starts and scrubs: the detailed reason for the operator, and what the pod's status may contain."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def service_starting() -> NotReady:
 
 
 def out_of_service_message(record: DeviceRecord, recovery_blocker: str) -> str:
-    """What a pod's status may say about the device; empty while it is in service. Names no tenant.
+    """Return the message about the device for a pod's status; empty while it is in service. Names no tenant.
 
     Args:
-        recovery_blocker: why its way back stands still, beyond its cause; empty otherwise.
+        recovery_blocker: why the recovery cannot continue, beyond its cause; empty otherwise.
     """
     if record.advertised:
         return ""
@@ -59,7 +59,7 @@ def out_of_service_message(record: DeviceRecord, recovery_blocker: str) -> str:
 
 
 def quarantined(device: str, reason: str, *, public_message: str) -> Quarantined:
-    """The refusal of a device that is out of service; ``public_message`` as :func:`out_of_service_message` says it."""
+    """Refuse a device that is out of service; ``public_message`` as :func:`out_of_service_message` returns it."""
     return Quarantined(f"Device {device}: {reason}.", public_message=public_message)
 
 
@@ -95,7 +95,7 @@ def unassigned(device: str) -> NotReady:
 
 
 def assigned_by_another_plugin(device: str, other: Assignment, own_resources: Collection[str]) -> NotReady:
-    """The refusal while another plugin or driver has given the device to ``other``, too: then it has two owners."""
+    """Refuse while another plugin or driver has assigned the device to ``other`` too: it would have two owners."""
     return NotReady(
         f"Device {device} is {other.pod.namespace}/{other.pod.name}'s, too, as {other.resource}, which is none of our "
         f"resources ({', '.join(sorted(own_resources))}): stop that plugin or driver, or exclude the device from it.",
@@ -113,7 +113,7 @@ def device_unreadable(device: str, fault: DeviceFault) -> NotReady:
 
 
 def being_scrubbed(device: str, state: str, scrub: str | None) -> NotReady:
-    """The refusal while ``scrub`` is under way; None: it is about to start."""
+    """Refuse while ``scrub`` is in progress; None: it is about to start."""
     message = f"Device {device} is {state} (scrub {scrub or 'about to start'})."
     return NotReady(
         message, public_message=f"{message} The start is tried again and joins it.", code=ErrorCode.SCRUBBING
@@ -129,7 +129,7 @@ def device_held(device: str, state: str) -> NotReady:
 
 
 def cannot_be_shared(device: str, reason: str) -> NotReady:
-    """The refusal of a start on a device that others have."""
+    """Refuse a start on a device that other pods have."""
     return NotReady(
         f"Device {device} cannot be shared now: {reason}.",
         public_message=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
@@ -138,7 +138,7 @@ def cannot_be_shared(device: str, reason: str) -> NotReady:
 
 
 def earlier_pod_running(device: str, grant: Grant, liveness: PodLiveness, starting_pod: Pod | None) -> NotReady:
-    """The refusal while the pod of an earlier grant may still act; that can be the pod that asks."""
+    """Refuse while processes of an earlier grant's pod may still run; that can be the starting pod."""
     if grant.pod is not None and grant.pod == starting_pod:
         return NotReady(
             f"Device {device} waits for the end of container "
@@ -157,7 +157,7 @@ def earlier_pod_running(device: str, grant: Grant, liveness: PodLiveness, starti
 
 
 def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> NotReady:
-    """The refusal while another container of the starting pod holds the device.
+    """Refuse while another container of the starting pod holds the device.
 
     Args:
         container: name of that container's cgroup; empty where it is not known.
@@ -182,7 +182,7 @@ def cannot_be_scrubbed(device: str, state: str) -> NotReady:
 
 
 def scrub_blocked(device: str, scrub: str, reason: str) -> NotReady:
-    """The refusal while the backoff after ``scrub`` lasts."""
+    """Refuse during the backoff after ``scrub``."""
     return NotReady(
         f"Device {device}: scrub {scrub} was held up: {reason}",
         public_message=f"Device {device} is dirty: scrub {scrub} found it still in use. The start is tried again.",
@@ -191,12 +191,12 @@ def scrub_blocked(device: str, scrub: str, reason: str) -> NotReady:
 
 
 def reset_during_scrub(device: str, scrub: str) -> DeviceBusy:
-    """The refusal of a reset that an operator orders while ``scrub`` is under way."""
+    """Refuse an operator's reset while ``scrub`` is in progress."""
     return DeviceBusy(f"Device {device} is being scrubbed ({scrub}); wait until that has ended.")
 
 
 def attempts_exhausted(record: DeviceRecord) -> NotReady:
-    """The refusal of a recovery: the device has used up its attempts, and is condemned or rests."""
+    """Refuse a recovery: the device has no attempts left, and is condemned or waits."""
     return NotReady(
         f"Device {record.device}: {record.cause.message if record.cause else record.state}",
         code=ErrorCode.ATTEMPTS_EXHAUSTED,
@@ -204,5 +204,5 @@ def attempts_exhausted(record: DeviceRecord) -> NotReady:
 
 
 def reset_stopped(device: str, reason: str) -> NotReady:
-    """The refusal of a recovery's reset while the circuit breaker is open."""
+    """Refuse a recovery's reset while the circuit breaker is open."""
     return NotReady(f"Device {device} waits with its reset. {reason}", code=ErrorCode.BREAKER_OPEN)

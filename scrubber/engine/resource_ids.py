@@ -1,4 +1,4 @@
-"""What the kubelet's resources and ids mean: which devices they stand for, by the plugins' announcements and by requests."""
+"""Maps the kubelet's resources and IDs to devices, based on the plugins' announcements and on requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ResourceIds"]
 
 
 class ResourceIds:
-    """The kubelet's ids on one node."""
+    """The kubelet's device IDs on one node."""
 
     def __init__(self) -> None:
         self._mappings = ResourceMappings()
@@ -21,21 +21,21 @@ class ResourceIds:
         self._by_device: dict[str, frozenset[str]] | None = None
 
     def announce(self, resource: str, mapping: Mapping[str, str], own_devices: Collection[str]) -> None:
-        """Replace what the ids of ``resource`` mean; ``own_devices`` are the ids of our devices."""
+        """Replace the mapping of the IDs of ``resource``; ``own_devices`` are the IDs of the managed devices."""
         self._mappings = self._mappings.with_mapping(resource, mapping, own_devices)
         self._by_device = None
 
     def resolve_one(self, resource: str, kubelet_id: str, own_devices: Collection[str]) -> MappedDevice | None:
-        """Return the device that ``resource`` calls ``kubelet_id``, and whether that is a share of it; None for other devices."""
+        """Return the managed device behind ``kubelet_id`` of ``resource``, and whether it is a share; else None."""
         return self._mappings.resolve(resource, kubelet_id, own_devices)
 
     def resolve(
         self, resource: str, ids: Sequence[str], own_devices: Collection[str]
     ) -> dict[str, dict[str, MappedDevice]]:
-        """Return what ``ids`` of ``resource`` mean, by device, in the order of the devices' ids.
+        """Return the meaning of each of ``ids`` of ``resource``, by device, in the order of the devices' IDs.
 
         Raises:
-            InvalidRequest: unknown, duplicate or no ids, or the whole of a device and a share of it.
+            InvalidRequest: unknown, duplicate or no IDs, or a whole device together with a share of it.
         """
         if not ids:
             raise InvalidRequest("The request names no device.")
@@ -62,8 +62,10 @@ class ResourceIds:
                 self._by_device = None
 
     def own_resources(self, grants: Iterable[Grant]) -> frozenset[str]:
-        """Return the resources under which our own plugins hand devices out: those that they announced or named, and those
-        of the open ``grants``. Empty while no plugin has said anything.
+        """Return the resources under which our plugins advertise devices.
+
+        These are the resources that the plugins announced or named, and those of the open ``grants``. Empty while no
+        plugin has announced or requested anything.
         """
         given = {
             grant.assignment.resource
@@ -73,7 +75,7 @@ class ResourceIds:
         return frozenset((self._mappings.resources.keys() | self._named.keys() | given) - {""})
 
     def resources_of(self, record: DeviceRecord) -> frozenset[str]:
-        """Return the resources under which the device of ``record`` is handed out, by a plugin, a request or the record."""
+        """Return the resources that advertise the device of ``record``, by a plugin, a request or the record."""
         if self._by_device is None:
             self._by_device = self._resources_by_device()
         found, last = self._by_device.get(record.device, frozenset()), record.last_grant
@@ -82,7 +84,7 @@ class ResourceIds:
         return found - {""}
 
     def _resources_by_device(self) -> dict[str, frozenset[str]]:
-        """What a plugin announced covers all that the resource has; what was requested counts where there is none."""
+        """An announcement covers everything that its resource has; requests count only for resources without one."""
         found: dict[str, set[str]] = {}
         for resource, meanings in self._mappings.resources.items():
             for meaning in meanings.values():

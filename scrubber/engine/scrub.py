@@ -1,4 +1,4 @@
-"""One scrub: runs its plan, step by step, within its deadline, and lets any number of callers join. It changes no state."""
+"""Runs one scrub: its plan, step by step, within its deadline; any number of callers may join. Changes no state."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ __all__ = ["ScrubJob", "ScrubResult", "run_scrub"]
 
 StepFunction = Callable[[ScrubContext], Awaitable[StepResult]]
 
+# See docs/decisions/0021-slow-path-order-and-coverage.md.
 _SLOW: Mapping[Step, StepFunction] = {
     Step.HOLDERS: clear_holders,
     Step.RESET: reset_device,
@@ -57,7 +58,7 @@ _TIMED_BY_THEMSELVES = frozenset({Step.MEMORY, Step.DIAGNOSTICS})
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """How the plan ended and what each step that ran saw."""
+    """The outcome of the plan and the result of each step that ran."""
 
     outcome: Outcome
     steps: tuple[StepResult, ...]
@@ -68,7 +69,7 @@ class ScrubResult:
 
     @property
     def reset_attempted(self) -> bool:
-        """Whether the device was reset, or that was begun."""
+        """Whether the device was reset, or a reset was started."""
         resets = (step for step in self.steps if step.step is Step.RESET)
         return any(
             step.verdict is Verdict.PASSED or any(finding.code == FindingCode.RESET_FAILED for finding in step.findings)
@@ -83,8 +84,8 @@ class ScrubResult:
 async def run_scrub(context: ScrubContext, on_step: Callable[[Step], None]) -> ScrubResult:
     """Run ``context.plan``; the first step that fails ends it. ``on_step`` is called with each step as it starts.
 
-    Clearing the memory has a deadline of its own, which goes by the device's size, and diagnostics have their level's;
-    the wait for an eraser slot, which both need, has none.
+    Clearing the memory has a separate deadline that depends on the device's size, and diagnostics have that of their
+    level. The wait for an eraser slot, which both need, has no deadline.
     """
     functions = _FAST if context.plan.path is PathKind.FAST else _SLOW
     clock = context.dependencies.clock
@@ -122,11 +123,14 @@ async def run_scrub(context: ScrubContext, on_step: Callable[[Step], None]) -> S
 
 
 class ScrubJob:
-    """A scrub under way. Its news are states, not a queue: a slow caller sees the newest and the end, and blocks no other.
+    """A scrub in progress.
+
+    Updates are states, not a queue: a slow caller sees the newest and the last, and blocks no other.
 
     Attributes:
-        operator_ordered: an operator ordered a reset with it.
-        previous_certificate: the unused certificate of a device that was clean when it began: it was not granted since.
+        operator_ordered: whether an operator requested a reset with it.
+        previous_certificate: the unused certificate of a device that was clean at the start, so not granted since; else
+            None.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ class ScrubJob:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a caller waits for it."""
+        """Whether a caller waits for the scrub."""
         return self.waiters > 0
 
     @property
@@ -162,7 +166,7 @@ class ScrubJob:
         self._publish_update(ScrubUpdate(self.id, self.record.device, step=self._update.step, progress=progress))
 
     def finish(self, record: ScrubRecord, certificate: Certificate | None) -> None:
-        """The scrub is over and what it means is in the ledger (or could not be put there)."""
+        """End the scrub; its result has been committed to the ledger (or could not be committed)."""
         self.record = record
         self.certificate = certificate
         self._ended.set()
@@ -183,7 +187,7 @@ class ScrubJob:
         await self._ended.wait()
 
     async def wait(self) -> ScrubRecord:
-        """Join: the finished record. Cancelling this leaves the scrub alone."""
+        """Join the scrub and return the finished record. Cancelling the wait does not affect the scrub."""
         self.waiters += 1
         try:
             await self._ended.wait()
@@ -192,7 +196,7 @@ class ScrubJob:
         return self.record
 
     async def updates(self, *, joined: bool) -> AsyncIterator[ScrubUpdate]:
-        """Updates until the end, the last one with ``finished`` set."""
+        """Yield updates until the end, the last one with ``finished`` set."""
         self.waiters += 1
         try:
             while True:

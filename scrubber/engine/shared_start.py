@@ -1,7 +1,7 @@
-"""Starting on a share of a device that other pods have shares of.
+"""Starts a container on a share of a device while other pods have shares of the same device.
 
-Others hold the device by grants of their own, so that somebody holds it says nothing. Instead everybody who is seen to use
-it must be one of them, and the certificate says that no more was asked.
+The other pods hold the device by grants, so it is expected to be held. Instead, every process that is seen to use it
+must belong to a pod with a grant, and the certificate states that nothing more was checked.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ __all__ = ["after_shared_grant", "check_shared_use", "granted_pod", "other_grant
 
 
 _RECHECK_DELAY = 0.1
-"""Seconds after which who seems to have no grant is looked at once more: a process that has just ended shows no pod."""
+"""Seconds until a user that seems to have no grant is checked again: a process that has just ended shows no pod."""
 
 
 async def other_grants(
     controller: DeviceController, starting_pod: Pod | None, share: frozenset[str], reading: KubeletReading
 ) -> list[tuple[Grant, PodLiveness]]:
-    """Whom a container would be beside on ``share`` of the device: the open grants, and where their pods stand.
+    """Return the open grants beside which a container would run on ``share``, with the liveness of their pods.
 
-    A pod is beside itself only where it has another share, too: else it starts again on the one it had.
+    A pod counts as running beside itself only when it has another share too; otherwise it restarts on the share that it
+    had.
     """
     several = starting_pod is not None and bool(reading.shares_of(starting_pod, controller.id) - share)
     standings = await controller.occupancy.pod_liveness(starting_pod, shares=several)
@@ -61,7 +62,7 @@ def granted_pod(grant: Grant, liveness: PodLiveness) -> GrantedPod:
 
 
 async def check_shared_use(controller: DeviceController, pods: int, dependencies: Dependencies) -> ScrubRecord:
-    """The fast path's checks of a device that ``pods`` pods are on by grants. It changes and records nothing."""
+    """Run the fast path's checks of a device that ``pods`` pods have grants for. Changes and records nothing."""
     policy = controller.state.policy
     check = dependencies.new_id("check")
     record = ScrubRecord(check, controller.id, PathKind.FAST, ScrubTrigger.CONTAINER_START, dependencies.clock.wall())
@@ -86,7 +87,7 @@ async def check_shared_use(controller: DeviceController, pods: int, dependencies
 
 
 async def _check_users(context: ScrubContext, pods: int) -> StepResult:
-    """Whether everybody who is seen to use the device has it by a grant. Claims nothing: a walk is not made."""
+    """Check whether every visible user of the device has a grant. Proves no absence of holders: no walk is made."""
     dependencies, start = context.dependencies, context.dependencies.clock.monotonic()
     found: list[Finding] = []
     try:
@@ -109,7 +110,7 @@ async def _check_users(context: ScrubContext, pods: int) -> StepResult:
 
 
 async def _unauthorized_users(context: ScrubContext) -> dict[object, Holder]:
-    """Who uses the device now and was not granted it: one of each pod, by its UID, and each process of no pod."""
+    """Return current users of the device without a grant: one per pod, by its UID, and each process outside pods."""
     dependencies = context.dependencies
     found: dict[object, Holder] = {}
     for user in await dependencies.holders.list_users(context.device):
@@ -125,10 +126,11 @@ async def _unauthorized_users(context: ScrubContext) -> dict[object, Holder]:
 
 
 def after_shared_grant(record: DeviceRecord, closed_grants: Collection[int]) -> DeviceRecord:
-    """``record`` of a device that was just granted to one more pod.
+    """Return ``record`` of a device that was just granted to one more pod.
 
-    Its bytes are not the last grant's alone, so no exception holds before it was scrubbed. Grants of pods that are
-    ``closed_grants`` end here: a device that is shared without a pause would otherwise keep every one there ever was.
+    Its memory no longer belongs to the last grant alone, so no exception applies until it is scrubbed. Grants whose
+    sequence is in ``closed_grants`` end here: a device that is shared without a pause would otherwise accumulate every
+    grant it ever had.
     """
     left = tuple(grant for grant in record.open_grants if grant.sequence not in closed_grants)
     return replace(record, exclusive_use=False, open_grants=left)
@@ -136,5 +138,5 @@ def after_shared_grant(record: DeviceRecord, closed_grants: Collection[int]) -> 
 
 @asynccontextmanager
 async def _no_other_devices(_: Iterable[str]) -> AsyncIterator[None]:
-    """The checks of the fast path need no other device to keep still."""
+    """The fast path's checks do not require other devices to stay out of use."""
     yield

@@ -1,4 +1,4 @@
-"""Unauthorized use of one device: by which pods, since when, whether it was reported, and when it is ended."""
+"""Tracks unauthorized use of one device: by which pods, since when, whether it was reported, and when it is killed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from scrubber.ports.runtime import Clock
 __all__ = ["UnauthorizedUseTracker"]
 
 _FORGET_AFTER = 120.0
-"""Seconds without being seen after which a pod has let go: longer than the pause between two scrubs that it held up."""
+"""Seconds unseen after which a pod no longer counts as a user: longer than the pause between two blocked scrubs."""
 _REPORT_INTERVAL = 60.0
-"""Seconds for which the same owner's use is reported once, whatever number of processes it takes."""
+"""Seconds in which use by the same owner is reported once, regardless of the number of processes."""
 
 
 class UnauthorizedUseTracker:
-    """What was seen of unauthorized use of one device. Not durable: after a restart nothing is ended the sooner for it.
+    """Observed unauthorized use of one device. Not durable: after a restart the grace period starts again.
 
-    A pod is remembered and not its processes: they could hand the device on from one to the next for ever.
+    Tracks pods and not their processes: the processes could pass the device from one to the next indefinitely.
     """
 
     def __init__(self, device: str, *, containers: Containers, clock: Clock) -> None:
         self._device = device
         self._containers = containers
         self._clock = clock
-        # By pod: since when it was seen to use the device, and when last. By owner: when that was reported.
+        # By pod: when it was first and last seen to use the device. By owner: when that was last reported.
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._reported_at: dict[str, float] = {}
 
     def _note_use(self, uid: str) -> float:
-        """Note that pod ``uid`` uses the device now; return since when it has been seen to."""
+        """Note that pod ``uid`` uses the device now; return since when it has been using it."""
         now = self._clock.monotonic()
         for gone in [each for each, at in self._last.items() if now - at > _FORGET_AFTER]:
             del self._last[gone], self._first[gone]
@@ -45,7 +45,7 @@ class UnauthorizedUseTracker:
         return self._first.setdefault(uid, now)
 
     def should_report(self, owner: str) -> bool:
-        """Return whether the use by ``owner`` (a pod's UID, or a word for the node) is to be reported now.
+        """Return whether to report the use by ``owner`` (a pod's UID, or ``node``) now.
 
         Each call that returns True counts as the report.
         """
@@ -58,16 +58,17 @@ class UnauthorizedUseTracker:
 
     @property
     def pods(self) -> frozenset[str]:
-        """UIDs of the pods that were seen to use the device without a grant not long ago."""
+        """UIDs of the pods that were recently seen to use the device without a grant."""
         return frozenset(self._first)
 
     async def handle(
         self, holder: Holder, uid: str | None, grants: Iterable[Grant], *, reading: KubeletReading, policy: Policy
     ) -> bool:
-        """Handle ``holder``, of pod ``uid``, which was found to use the device a moment ago; return whether it was ended.
+        """Handle ``holder``, of pod ``uid``, which was just found to use the device; return whether it was killed.
 
-        A process is ended where the policy says so, once its pod's use has lasted for the dying grace. A pod is given its
-        devices before anything of it runs: so a list that was read since then knows of all that it has.
+        A process is killed where the policy demands it, once its pod's use has lasted for the leftover grace period. A
+        pod is assigned its devices before any of its processes run, so a list read after the use began contains all of
+        its devices.
         """
         open_grants = tuple(grants)
         if uid is None or classify_use(uid, self._device, open_grants, reading) is not UseKind.UNAUTHORIZED:
@@ -84,4 +85,4 @@ class UnauthorizedUseTracker:
         try:
             return not await self._containers.terminate(Pod("", "", uid), (process,), policy.limits.driver_call * 5)
         except Unreadable:
-            return False  # nothing can be proved against it now
+            return False  # nothing can be proved against the process now

@@ -1,4 +1,4 @@
-"""What the engine shows and answers: values that the servers turn into messages."""
+"""The engine's API: values that the servers turn into messages, and the protocols that they call."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device as it is now.
+    """The current state of one device.
 
     Attributes:
-        scrub: id of the scrub under way.
-        advertised: whether the kubelet is told that it is healthy.
-        policy: this device's.
-        recovery_blocker: why its way back stands still, beyond its cause; empty otherwise.
-        unauthorized_users: who uses it without a grant, by the last look: a sentence each.
-        uninspected_processes: processes that several walks of its last scrub did not get through: a sentence each.
+        scrub: ID of the scrub in progress.
+        advertised: whether the device is advertised to the kubelet as healthy.
+        policy: the policy of this device.
+        recovery_blocker: why its recovery cannot continue, beyond its cause; empty otherwise.
+        unauthorized_users: a message for each process that used it without a grant at the last check.
+        uninspected_processes: a message for each process that several walks of its last scrub could not finish
+            inspecting.
     """
 
     device: Device
@@ -58,19 +59,19 @@ class DeviceView:
 
     @property
     def refusal_message(self) -> str:
-        """What a pod's status may say about the device; empty while it is in service. Names no tenant."""
+        """Message about the device for a pod's status; empty while the device is in service. Names no tenant."""
         return refusals.out_of_service_message(self.record, self.recovery_blocker)
 
 
 @dataclass(frozen=True, slots=True)
 class PodNotice:
-    """What a pod's owner should be told.
+    """A notice for a pod's owner.
 
     Attributes:
-        reason: in one CamelCase word: ``GpuNotHandedOver``, ``GpuOutOfService``.
+        reason: one CamelCase word: ``GpuHandOverRefused``, ``GpuOutOfService``.
         message: names devices, states and scrubs, and no other tenant.
         since: wall-clock seconds.
-        evict: the policy wants the pod evicted.
+        evict: whether the policy demands that the pod be evicted.
     """
 
     pod: Pod
@@ -86,11 +87,11 @@ class NodeView:
     """All devices at one version.
 
     Attributes:
-        ready: False until every device was looked at once after a start.
+        ready: False until every device was inspected once after a start.
         epoch: changes with every start of the service.
-        ledger_status: ``"ok"``, or the sentence why nothing is handed over.
-        refuses_envvar: the policy refuses devices that are announced to a runtime by an environment variable.
-        notices: what owners of pods should be told.
+        ledger_status: ``"ok"``, or the message why no device is handed over.
+        refuses_envvar: whether the policy refuses devices that are passed to a runtime in an environment variable.
+        notices: notices for the owners of pods.
     """
 
     version: int
@@ -102,7 +103,7 @@ class NodeView:
     notices: tuple[PodNotice, ...] = ()
 
     def require_ready(self) -> None:
-        """Go on only with a view that has every device.
+        """Raise unless the view contains every device.
 
         Raises:
             NotReady: the service is starting.
@@ -113,10 +114,12 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class HandOverCall:
-    """A request to hand devices over. ``wait_seconds`` None means the policy's limit.
+    """A request to hand over devices.
 
-    ``unreported_allocations`` names ids that were allocated while the service could not be told. All ids are those of the
-    kubelet's ``resource``; without one they are our devices'.
+    Attributes:
+        devices: IDs of the kubelet's ``resource``; without a resource, IDs of the managed devices.
+        wait_seconds: None means the policy's limit.
+        unreported_allocations: IDs, in the same form, that were allocated while the service could not be notified.
     """
 
     devices: tuple[str, ...]
@@ -127,7 +130,7 @@ class HandOverCall:
 
 @dataclass(frozen=True, slots=True)
 class GrantedDevice:
-    """One device of a hand-over that was granted."""
+    """One device of a granted hand-over."""
 
     device: str
     grant: int
@@ -139,10 +142,11 @@ class GrantedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ScrubUpdate:
-    """An update on a scrub: how far a step is, or (``finished`` set) how it ended.
+    """An update on a scrub: the progress of a step, or (``finished`` set) the result.
 
     Attributes:
-        unexplained_residue: that residue was found where a certificate said that there is none; empty otherwise.
+        unexplained_residue: message that residue was found where a certificate states that there is none; empty
+            otherwise.
     """
 
     scrub: str
@@ -157,17 +161,18 @@ class ScrubUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """What runs here.
+    """The running service.
 
     Attributes:
-        ledger_status: ``"ok"`` or the sentence why nothing is handed over.
-        key_id, public_key: of the key that signs certificates; the latter as PEM.
-        audit_head: the last row of the audit trail.
-        paths: absolute paths, by what is there: ``state``, ``policy``, ``kubelet_status``, ``pod-resources``, ``pod-logs``,
+        ledger_status: ``"ok"``, or the message why no device is handed over.
+        key_id, public_key: the key that signs certificates; ``public_key`` is PEM.
+        audit_head: the last row of the audit log.
+        paths: absolute paths by name: ``state``, ``policy``, ``kubelet``, ``pod-resources``, ``pod-logs``,
             ``cgroups``.
-        policy_error: why the policy's file as it stands is not in force; empty otherwise.
-        kubelet_status: ``"ok"``, or the sentence why its lists are not believed; empty before anybody looked.
-        admin_group, read_group: whose members may act, and look; empty: nobody's.
+        policy_error: why the current policy file is not in force; empty otherwise.
+        kubelet_status: ``"ok"``, or the message why the kubelet's lists are not trusted; empty before the first
+            reading.
+        admin_group, read_group: groups whose members may run actions and read; empty: no group.
     """
 
     version: str
@@ -188,42 +193,42 @@ class ServiceView:
 
 
 class CertificateStatus(StrEnum):
-    """What became of a certificate."""
+    """The status of a certificate."""
 
     UNUSED = "unused"
-    """The next start of its device may rest on it, as far as it is still good then."""
-    CONSUMED = "used"
-    VOIDED = "void"
-    """It was never used, and never will be."""
+    """The next start on its device may rest on it, if it is still valid then."""
+    CONSUMED = "consumed"
+    VOIDED = "voided"
+    """It was never used and can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateView:
-    """A certificate that was issued here."""
+    """A certificate that this service issued, with its status."""
 
     certificate: Certificate
     status: CertificateStatus
 
 
 class Actions(Protocol):
-    """What operators may order of the devices."""
+    """Operator actions on devices."""
 
     def scrub(self, device: str, path: PathKind, actor: str) -> AsyncIterator[ScrubUpdate]:
-        """Scrub on demand, or join the scrub under way; ends after the update that has ``finished`` set.
+        """Scrub on demand, or join the scrub in progress; ends after the update that has ``finished`` set.
 
         Raises:
             InvalidRequest: no such device.
-            DeviceBusy: it is in use.
+            DeviceBusy: the device is in use.
         """
 
     async def reset_plan(self, device: str) -> ResetPlan:
-        """What a reset of ``device`` would do and what blocks it, uses of it and of what is reset with it included.
+        """What a reset of ``device`` would do and what blocks it, including uses of every device that is reset with it.
 
         Changes nothing.
 
         Raises:
             InvalidRequest: no such device.
-            DeviceFault, Unavailable: the device, or whoever is asked about it, did not answer.
+            DeviceFault, Unavailable: the device or its driver did not answer.
         """
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
@@ -231,91 +236,92 @@ class Actions(Protocol):
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
 
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
-        """Have the device handed out for ``seconds`` whatever is known of it; 0 ends that.
+        """Bypass all checks for the device for ``seconds``; 0 ends the override.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            Refused: a time that the policy does not allow, nothing to end, or a device that a person took out.
+            Refused: a time that the policy does not allow, no override to end, or a device that an operator
+                quarantined.
         """
 
     def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubUpdate]:
-        """Reset a device that nobody has, and scrub it; news as of :meth:`scrub`.
+        """Reset a free device and scrub it; yields updates as :meth:`scrub` does.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            DeviceBusy: it, or a device that is reset with it, is in use or being scrubbed.
-            Refused: it can never be reset here, or the policy says never.
-            DeviceFault, Unavailable: it cannot be said whether it could be.
+            DeviceBusy: the device, or one that is reset with it, is in use or being scrubbed.
+            Refused: the device can never be reset here, or the policy forbids resets.
+            DeviceFault, Unavailable: it cannot be determined whether the device can be reset.
         """
 
     async def accept_baseline(
         self, device: str, reason: str, actor: str, expected_facts: Mapping[str, str] | None = None
     ) -> DeviceView:
-        """From now on, what the device is at present is what it should be.
+        """Accept the current facts of the device as its baseline.
 
         Args:
-            expected_facts: its facts as the person saw them; None or empty when he was shown none.
+            expected_facts: the facts that were displayed to the operator; None or empty when none were displayed.
 
         Raises:
             InvalidRequest: no such device, or no reason.
-            Refused: it is something else than what was shown.
-            DeviceFault, Unavailable: it cannot be said what it is.
+            Refused: the facts differ from those displayed.
+            DeviceFault, Unavailable: the facts cannot be determined.
         """
 
 
 class Service(Protocol):
-    """The engine as the servers see it; :class:`scrubber.engine.node.Node` is the one that there is.
+    """The engine's interface for the servers; :class:`scrubber.engine.node.Node` is the only implementation.
 
     Every method may raise the errors of :mod:`scrubber.domain.errors`.
     """
 
     @property
     def actions(self) -> Actions:
-        """What operators may order."""
+        """Actions that operators may run."""
 
     def view(self) -> NodeView:
-        """The present state, without waiting."""
+        """The current state, without waiting."""
 
     async def wait_for_change(self, since: int) -> NodeView:
-        """The newest state as soon as its version is above ``since``. Consumers that are slow skip versions."""
+        """Return the newest state once its version is above ``since``. Slow consumers skip versions."""
 
     def service_view(self) -> ServiceView: ...
 
     async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
-        """What the ids of ``resource`` mean (id → device), in the place of what was announced for it before.
+        """Set what the IDs of ``resource`` mean (ID → device), replacing its previous announcement.
 
         Raises:
-            InvalidRequest: an impossible name or id, or more of them than are kept.
+            InvalidRequest: an invalid name or ID, or more of them than are stored.
         """
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
-        """Note an Allocate, which starts what is dirty and free; answers ids of the scrubs that are under way already.
+        """Note an Allocate and start scrubs of dirty free devices; return the IDs of scrubs already in progress.
 
-        Answers at once and touches no hardware.
+        Returns immediately and touches no hardware.
 
         Args:
-            resource: the kubelet's name of the resource whose own ids ``devices`` are; empty: they are our devices'.
+            resource: the kubelet's resource that ``devices`` are IDs of; empty: they are IDs of the managed devices.
 
         Raises:
-            InvalidRequest: unknown, duplicate or no ids.
+            InvalidRequest: unknown, duplicate or no IDs.
             Quarantined: one of the devices is out of service. Nothing else is ever refused here.
         """
 
     async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
-        """All devices of ``call`` or none; the gate. Cancelling it stops the waiting, not the scrubs.
+        """Hand over all devices of ``call`` or none. Cancelling it stops the wait, not the scrubs.
 
         Raises:
             InvalidRequest, Quarantined, NotReady, Held, LedgerFailure.
         """
 
     async def certificate(self, id: str) -> CertificateView:
-        """The certificate of that id; raises :class:`InvalidRequest` when the ledger has none."""
+        """The certificate with that ID; raises :class:`InvalidRequest` when the ledger has none."""
 
     def audit(self, after: int) -> AsyncIterator[TrailPage]:
-        """The audit trail as it stands, oldest first, without the rows up to ``after``; at least one page.
+        """The current audit log, oldest first, without the rows up to ``after``; at least one page.
 
         Raises:
-            NotReady: rows were given up while they were read.
+            NotReady: rows were deleted while they were read.
         """
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]: ...

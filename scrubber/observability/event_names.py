@@ -1,7 +1,8 @@
-"""The events that the audit trail may have, by name: what history can be asked for.
+"""The names of the events in the audit log, which history can be filtered by.
 
-Promise: these are all that the service writes, and a name that is none of them is answered with those that were meant.
-``tests/observability/test_event_names.py`` compares them with the sources. Events that only the log has are not here.
+Invariant: the service writes no other events to the audit log, and an unknown name is refused with a list of similar
+ones. ``tests/observability/test_event_names.py`` compares the names with the sources. Events that appear only in the
+log are not included.
 """
 
 from __future__ import annotations
@@ -14,61 +15,61 @@ __all__ = ["AUDIT_EVENTS", "EVENT_PREFIXES", "UNAUDITED_EVENTS", "validate_event
 
 AUDIT_EVENTS = (
     "baseline.accepted",
-    "baseline.taken",
+    "baseline.recorded",
+    "break-glass.ended",
+    "break-glass.started",
     "breaker.closed",
     "breaker.opened",
     "certificate.issued",
     "certificate.voided",
     "device.adopted",
     "device.appeared",
+    "device.marked-dirty",
     "device.released",
-    "device.touched",
-    "eraser.orphan",
-    "glass.broken",
-    "glass.mended",
-    "grant.named",
+    "eraser.orphan.found",
+    "grant.identified",
     "handover.granted",
     "health.condemned",
+    "health.errors-reported",
     "health.healthy",
     "health.probation",
     "health.quarantined",
     "health.recovering",
     "health.recovery-failed",
-    "health.signal",
     "health.suspect",
     "key.created",
-    "leftover.ended",
-    "leftover.pod-ended",
+    "leftover.pod.killed",
+    "leftover.process.killed",
     "operator.quarantined",
     "operator.released",
     "operator.reset",
     "policy.accepted",
     "policy.rejected",
-    "process.uninspected",
     "reset.finished",
     "residue.unexplained",
     "scrub.finished",
     "scrub.started",
     "service.started",
-    "stranger.ended",
-    "tenant.blamed",
-    "uninspected.ended",
-    "use.ungranted",
+    "tenant.flagged",
+    "unauthorized.process.killed",
+    "unauthorized.use.detected",
+    "uninspected.process.found",
+    "uninspected.process.killed",
 )
 """In alphabetical order."""
 
 EVENT_PREFIXES = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in AUDIT_EVENTS))
-"""Each asks for all events that begin with it: ``health.``."""
+"""Each selects all events with this prefix: ``health.``."""
 
-UNAUDITED_EVENTS = ("audit.broken", "audit.unread", "handover.refused")
-"""What the service tells its log and metrics, and not the trail."""
+UNAUDITED_EVENTS = ("audit.broken", "audit.unverified", "handover.refused")
+"""Events that appear in the service's log and metrics, but not in the audit log."""
 
 _MAX_QUOTED_CHARS = 60
-"""Characters of a wrong name that are told back."""
+"""Limit of an unknown name in the error message, in characters."""
 
 
 def validate_event_names(names: Iterable[str]) -> tuple[str, ...]:
-    """``names``, each once: whole names of events, and beginnings that end in a dot.
+    """Return ``names`` without duplicates: complete names of events, and prefixes that end in a dot.
 
     Raises:
         InvalidRequest: one of them is neither.

@@ -1,8 +1,8 @@
-"""Which device, scrub and tenant a log line is about: bound once, where the engine says what it does.
+"""Binds the device, scrub and tenant that log lines are about, at the places where the engine opens a span.
 
-Promises: what is bound inside a scope is on every line of that scope and of what was begun in it, those of libraries
-too. Leaving a scope leaves what was there before it, in whatever order scopes of one task are left. Nothing in here
-raises or waits.
+Invariants: the values bound in a scope are on every line of that scope and of the tasks started in it, including lines
+of libraries. Leaving a scope restores the previous values, in whatever order the scopes of a task are left. Nothing
+here raises or blocks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _Values: TypeAlias = dict[str, AttributeValue]
 
 
 class LogContextTracer:
-    """A :class:`scrubber.ports.runtime.Tracer`: binds what log lines are told apart by, and passes everything on.
+    """A :class:`scrubber.ports.runtime.Tracer` that binds log context and forwards all spans.
 
     Args:
-        inner: what else follows the scopes.
+        inner: the tracer that receives the spans.
     """
 
     def __init__(self, inner: Tracer = NOOP_TRACER) -> None:
@@ -40,7 +40,7 @@ class LogContextTracer:
 
 
 class _LogContextSpan(AbstractContextManager[Span]):
-    """One scope. ``open_`` has what the scopes around it bind, the outermost first, after what was there before any."""
+    """One scope. ``open_`` holds the values from before any scope, then those of the open scopes, outermost first."""
 
     def __init__(
         self, open_: ContextVar[tuple[_Values, ...]], inner: AbstractContextManager[Span], attributes: _Values
@@ -71,7 +71,7 @@ class _LogContextSpan(AbstractContextManager[Span]):
     ) -> None:
         self._span = None
         scopes = self._open.get()
-        # Left in another task than it was entered in, there is nothing of it here.
+        # If the scope is left in another task than it was entered in, that task has no values of it.
         left = tuple(each for each in scopes if each is not self._own)
         if len(left) < len(scopes):
             self._open.set(left[1:] if len(left) == 1 else left)
@@ -90,7 +90,7 @@ class _LogContextSpan(AbstractContextManager[Span]):
 
 
 def _bind_scopes(scopes: tuple[_Values, ...]) -> None:
-    """Have lines say what ``scopes`` bind, the innermost last; None is nobody's."""
+    """Bind the values of ``scopes``, the innermost last; None unbinds a key."""
     bound: _Values = {}
     for each in scopes:
         bound.update(each)
@@ -99,7 +99,7 @@ def _bind_scopes(scopes: tuple[_Values, ...]) -> None:
 
 
 def call_without_context(names: Collection[str], callback: Callable[[], None]) -> None:
-    """Call ``callback`` as if none of ``names`` were bound; what is bound here stays."""
+    """Call ``callback`` as if none of ``names`` were bound; the bindings of the caller stay."""
     if names:
         copy_context().run(_call_unbound, names, callback)
     else:

@@ -1,7 +1,8 @@
-"""Where log lines go: to whoever reads them, as long as somebody does.
+"""Writes log lines to a stream without blocking on its reader.
 
-Promise: writing never raises, and waits for a reader who has fallen behind once, for :data:`WRITE_TIMEOUT`, until he has caught
-up. What cannot be written is lost and counted; what follows begins on a line of its own.
+Invariants: writing never raises. It waits at most :data:`WRITE_TIMEOUT` for a reader that has fallen behind, and only
+once until that reader has caught up. Lines that cannot be written are lost and counted; the next line starts on a new
+line.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ WRITE_TIMEOUT = 0.05
 
 
 class LostLineCounter:
-    """Lines that could not be written, until somebody counts them and from then on."""
+    """Counts lines that could not be written, and forwards the count to a callback once there is one."""
 
     def __init__(self) -> None:
         self._uncounted = 0
         self._callback: Callable[[], None] | None = None
 
     def count_line(self) -> None:
-        """A line was lost."""
+        """Count one lost line."""
         if self._callback is None:
             self._uncounted += 1
         else:
             self._callback()
 
     def set_callback(self, callback: Callable[[], None]) -> None:
-        """``callback`` is called for each line that was lost, those before this call too. It must not raise."""
+        """Call ``callback`` for each lost line, including the earlier ones. It must not raise."""
         lost, self._uncounted, self._callback = self._uncounted, 0, callback
         for _ in range(lost):
             callback()
 
 
 class LineWriter:
-    """What structlog writes rendered lines with. Lines of several threads do not mix.
+    """Output of structlog for rendered lines. Lines of several threads do not mix.
 
     Args:
         stream: None where there is none.
-        write_timeout: seconds that a reader who has fallen behind is waited for.
+        write_timeout: seconds to wait for a reader that has fallen behind.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class LineWriter:
         with self._lock:
             try:
                 written = self._try_write(line)
-            except (OSError, ValueError):  # closed, full, or nobody reads any more
+            except (OSError, ValueError):  # closed, full, or without a reader
                 written = False
         if not written:
             self._lost_lines.count_line()
@@ -73,7 +74,7 @@ class LineWriter:
     debug = info = warning = error = critical = write
 
     def _try_write(self, line: str) -> bool:
-        if self._stream is None or self._stream.closed:  # its number may be another file's by now
+        if self._stream is None or self._stream.closed:  # its file descriptor may belong to another file by now
             return False
         if self._descriptor is None:
             self._stream.write(line + "\n")
@@ -84,7 +85,7 @@ class LineWriter:
         while left:
             if not self._is_writable():
                 return False
-            # As much as is taken without waiting by whatever can be written to at all.
+            # A writable pipe accepts this many bytes without blocking.
             sent = os.write(self._descriptor, left[: select.PIPE_BUF])
             left, self._has_partial_line = left[sent:], True
         self._has_partial_line = False
@@ -98,5 +99,5 @@ class LineWriter:
 def _descriptor(stream: TextIO | None) -> int | None:
     try:
         return None if stream is None else stream.fileno()
-    except (OSError, ValueError):  # it is closed, or lies in memory
+    except (OSError, ValueError):  # it is closed, or in memory
         return None

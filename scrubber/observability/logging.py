@@ -1,8 +1,9 @@
-"""How a log line looks, in both daemons: JSON for machines, columns for people, one line an event either way.
+"""Format of log lines of both daemons: JSON for machines, columns for terminals, one line per event in both.
 
-Promises: nothing that is logged drives a terminal, makes one line look like two, or is no JSON, whoever wrote it. A
-traceback shows no variables: they may hold what a tenant must not see. A stream that is gone costs the line and nothing
-else. What libraries say through the standard library's ``logging`` comes out in the same form on the same stream.
+Invariants: no logged value can control a terminal, split a line in two, or produce invalid JSON, whatever its source. A
+traceback shows no variables, because they may contain data that a tenant must not see. A broken stream loses the line
+and has no other effect. Messages of libraries through the standard library's ``logging`` appear in the same format on
+the same stream.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ __all__ = ["LIBRARY_EVENT", "LogFormatName", "configure_logging", "format_timest
 
 LogFormatName: TypeAlias = Literal["json", "console", "auto"]
 
-LIBRARY_EVENT: Final = "library.said"
-"""The event of a line that a library has written: its own words are the line's ``sentence``."""
+LIBRARY_EVENT: Final = "library.logged"
+"""The event of a line from a library: its message is in the field ``sentence``."""
 
 _LEADING_KEYS: Final = ("timestamp", "level", "event", "component")
 _TRACEBACK: Final = "traceback"
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 _MAX_VALUE_CHARS: Final = 4096
-"""Characters of one value; journald and container runtimes cut lines that are very long, and half a line is no JSON."""
+"""Limit of one value in characters; journald and container runtimes truncate very long lines, which makes JSON invalid.
+"""
 _MAX_TRACEBACK_CHARS: Final = 16384
-"""Characters of a traceback, from its end, which says what went wrong."""
+"""Limit of a traceback in characters; its end is kept, because that contains the error."""
 
 
 def configure_logging(
@@ -48,10 +50,10 @@ def configure_logging(
     environ: Mapping[str, str] = os.environ,
     lost_lines: LostLineCounter | None = None,
 ) -> FilteringBoundLogger:
-    """Set up logging for this process, libraries included; answers the logger to hand around.
+    """Set up logging for this process, including libraries; return the logger to pass around.
 
-    Called once, by a composition root. Arguments and errors are those of :func:`make_logger`. Libraries are heard from
-    warnings on, or all of them where ``level`` is ``debug``: what they note of their doings is not for who runs a node.
+    Called once, by a composition root. Arguments and errors are those of :func:`make_logger`. Libraries are logged from
+    warnings on, or completely where ``level`` is ``debug``: their details are not meant for operators.
     """
     logger = make_logger(format, level, stream, component=component, now=now, environ=environ, lost_lines=lost_lines)
     root = logging.getLogger()
@@ -71,17 +73,17 @@ def make_logger(
     environ: Mapping[str, str] = os.environ,
     lost_lines: LostLineCounter | None = None,
 ) -> FilteringBoundLogger:
-    """A logger that writes to ``stream`` and touches nothing else of the process.
+    """Return a logger that writes to ``stream`` and changes nothing else in the process.
 
-    What it is called with never raises, as long as values can be shown at all.
+    Calls of its methods never raise, provided that the values can be converted to strings.
 
     Args:
         format: ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        stream: None where there is none, as in a process that was started with standard error closed.
-        component: which daemon writes; on every line.
-        now: wall-clock seconds, for lines that do not bring the time of their event as ``timestamp``.
-        lost_lines: told of lines that could not be written.
+        stream: None where there is none, as in a process started with standard error closed.
+        component: name of the daemon; on every line.
+        now: wall-clock seconds, for lines without the time of their event as ``timestamp``.
+        lost_lines: counts lines that could not be written.
 
     Raises:
         ValueError: no such format or level.
@@ -117,7 +119,7 @@ def make_logger(
 
 
 def format_timestamp(at: float) -> str:
-    """Wall-clock seconds as ISO 8601 in UTC with milliseconds; a number that no calendar knows stays a number."""
+    """Return wall-clock seconds as ISO 8601 in UTC with milliseconds; a number out of range stays a number."""
     try:
         return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
@@ -138,11 +140,11 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-# -- what libraries say -------------------------------------------------------------------------------------------------
+# -- log records of libraries ------------------------------------------------------------------------------------------
 
 
 class _LibraryLogHandler(logging.Handler):
-    """Writes what libraries log, as our own lines."""
+    """Writes the log records of libraries as lines of our format."""
 
     def __init__(self, logger: FilteringBoundLogger, lost_lines: LostLineCounter) -> None:
         super().__init__()
@@ -153,16 +155,16 @@ class _LibraryLogHandler(logging.Handler):
         level = max((each for each in map(_level_number, _LEVELS) if each <= record.levelno), default=logging.DEBUG)
         about = {"exc_info": record.exc_info} if record.exc_info else {}
         try:
-            self._logger.log(level, LIBRARY_EVENT, logger=record.name, sentence=record.getMessage(), **about)
+            self._logger.log(level, LIBRARY_EVENT, logger=record.name, message=record.getMessage(), **about)
         except Exception:  # noqa: BLE001 - a library's message that cannot be put together is lost, and harms nobody
             self._lost_lines.count_line()
 
 
-# -- how they look -----------------------------------------------------------------------------------------------------
+# -- format of lines ---------------------------------------------------------------------------------------------------
 
 
 def _format_exception(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
-    """An exception becomes text, under a name that no event's field has."""
+    """Replace an exception by its text, under a key that no event's field has."""
     if line.get("exc_info"):
         formatted = structlog.processors.format_exc_info(_logger, _method, {"exc_info": line["exc_info"]})
         text = str(formatted.get("exception", ""))
@@ -180,12 +182,12 @@ def _make_values_json_safe(_logger: WrappedLogger, _method: str, line: EventDict
 
 
 def _json_safe(value: object, depth: int = 4) -> object:
-    """``value``, as far as JSON has words for it and there is room, else in words."""
+    """Return ``value`` as JSON data within the size limits; other types become text."""
     if isinstance(value, str):
         return value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}… ({len(value)} characters)"
     if value is None or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, int):  # one of thousands of digits cannot even be printed
+    if isinstance(value, int):  # one with thousands of digits cannot even be printed
         return value if value.bit_length() <= _MAX_VALUE_CHARS else f"a number of {value.bit_length()} bits"
     if isinstance(value, list | tuple) and depth:
         return [_json_safe(each, depth - 1) for each in value]
@@ -195,7 +197,7 @@ def _json_safe(value: object, depth: int = 4) -> object:
 
 
 def _order_keys(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
-    """Time, level and event lead every line; the rest keeps its order, and a traceback ends it."""
+    """Put time, level and event first and a traceback last; the other keys keep their order."""
     leading = {key: line[key] for key in _LEADING_KEYS if key in line}
     ending = {_TRACEBACK: line[_TRACEBACK]} if _TRACEBACK in line else {}
     between = {key: value for key, value in line.items() if key not in leading and key not in ending}
@@ -203,12 +205,12 @@ def _order_keys(_logger: WrappedLogger, _method: str, line: EventDict) -> EventD
 
 
 def _render_json(_logger: WrappedLogger, _method: str, line: EventDict) -> str:
-    """In ASCII: neither a terminal nor a parser meets anything else."""
+    """Return the line as ASCII JSON, which is safe for every terminal and parser."""
     return json.dumps(line, allow_nan=False)
 
 
 class _ConsoleRenderer:
-    """For people. Names of processes are written by tenants: no control character of theirs reaches a terminal."""
+    """Renders lines for terminals. Tenants choose process names, so control characters are escaped."""
 
     def __init__(self, *, colors: bool) -> None:
         self._render = structlog.dev.ConsoleRenderer(
@@ -217,14 +219,14 @@ class _ConsoleRenderer:
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> str:
         traceback = line.pop(_TRACEBACK, None)
-        # The renderer takes this key for a traceback and prints it as it is; it is a field of ours.
+        # The renderer treats this key as a traceback and prints it unescaped; here it is an ordinary field.
         shown = {_printable(key): _printable(value) for key, value in line.items() if key != "exception"}
         if line.get("exception") is not None:
             shown["by_exception"] = _printable(line["exception"])
         text = str(self._render(logger, method, cast(EventDict, shown)))
         if traceback is None:
             return text
-        # Indented: a message that has line breaks must not look like lines of the log.
+        # Indented: a message with line breaks must not look like several lines of the log.
         return "\n".join([text, *(f"    {_printable(each)}" for each in str(traceback).splitlines())])
 
 

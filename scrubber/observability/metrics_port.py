@@ -1,6 +1,7 @@
-"""The port of a daemon's metrics, taken before anything else is started that a taken one would have to end.
+"""Binds the port of a daemon's metrics, before starting anything that a port in use would have to stop again.
 
-Apart from :mod:`scrubber.observability.metrics_server`, which serves it: that takes as long to load as all else that the plugin needs.
+Separate from :mod:`scrubber.observability.metrics_server`, which serves the port: that module takes as long to load as
+everything else that the plugin needs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ __all__ = [
 ]
 
 MAX_CONNECTIONS = 32
-"""Connections that are answered at the same time; one more is closed unanswered."""
+"""Limit of connections that are served at the same time; further ones are closed without a response."""
 
 
 class MetricsPortUnavailable(InvalidConfiguration):
-    """The address of the metrics cannot be listened on."""
+    """The address of the metrics cannot be bound."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"Metrics cannot be served on {address}: {why}. Choose another --metrics-address, or off.")
@@ -32,21 +33,21 @@ class MetricsPortUnavailable(InvalidConfiguration):
 
 @dataclass(frozen=True, slots=True)
 class MetricsListener:
-    """A port on which clients wait until it is served."""
+    """A bound port, on which clients wait until it is served."""
 
     socket: socket.socket
     address: str
 
     def close(self) -> None:
-        """Give the port up; nothing to do when it was closed before."""
+        """Release the port; no effect when it is closed already."""
         self.socket.close()
 
 
 def bind_metrics_port(host: str, port: int) -> MetricsListener:
-    """Take the port.
+    """Bind the port.
 
     Raises:
-        MetricsPortUnavailable: the address cannot be listened on.
+        MetricsPortUnavailable: the address cannot be bound.
     """
     bracketed = f"[{host}]" if ":" in host else host
     try:
@@ -67,10 +68,10 @@ def bind_metrics_port(host: str, port: int) -> MetricsListener:
 def bind_metrics_port_or_warn(
     host: str, port: int, *, required: bool, warn: Callable[[str], object]
 ) -> MetricsListener | None:
-    """Take the port; where it is not ``required``, a taken one costs a warning and the metrics, and nothing else.
+    """Bind the port; if it is not ``required``, a failure only disables the metrics, with a warning.
 
     Raises:
-        MetricsPortUnavailable: the address cannot be listened on although it is required.
+        MetricsPortUnavailable: the address cannot be bound although it is required.
     """
     try:
         return bind_metrics_port(host, port)

@@ -1,10 +1,10 @@
-"""Traces of what both daemons do, sent to whoever the operator names; off, and not even loaded, unless asked for.
+"""OpenTelemetry traces of both daemons, sent to the configured collector; off, and not even loaded, by default.
 
-Promise: a trace changes nothing. No call waits for it, nothing that goes wrong with it is raised, what cannot be sent is
-dropped and told of, at most once a minute and at the stop, which waits for it :data:`FLUSH_SECONDS` seconds and a moment. What a
-caller says about the trace that it belongs to is believed where it is exactly what W3C Trace Context says, and passed over
-elsewhere.
-Of text, only what the engine gives as attributes is sent: no sentence of an error, no pod's name, no command.
+Invariants: tracing has no effect on what is traced. No call waits for it, and its errors are never raised. Spans that
+cannot be sent are dropped and reported, at most once a minute and at the stop, which waits :data:`FLUSH_SECONDS`
+seconds and a moment for it. The caller's trace context is used if it is valid W3C Trace Context, and ignored otherwise.
+
+The only text in spans is what the engine sets as attributes: no error messages, no pod names, no commands.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["FLUSH_SECONDS", "OpenTelemetryTracer", "TraceLog", "open_otlp_tracer
 
 _HEADER = "traceparent"
 FLUSH_SECONDS = 1.0
-"""Seconds that a stop leaves for what has not been sent yet."""
+"""Seconds that a stop waits for unsent spans."""
 _ABORT_SECONDS = 0.5
-"""Seconds for the sending to notice that it was called off."""
+"""Seconds for an aborted export to return."""
 _REPORT_INTERVAL = 60.0
-"""Seconds between two lines about traces that are lost, at least."""
+"""Minimum time between two log lines about lost spans, in seconds."""
 _MAX_ATTRIBUTE_CHARS = 256
-"""Characters of an attribute's text."""
+"""Limit of an attribute's text, in characters."""
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.{0,200})?", re.ASCII)
 _FOLLOWS = "follows"
@@ -60,27 +60,28 @@ _BAD_VARIABLE_MESSAGE = (
 _UNSENT_MESSAGE = "They were not sent before the stop, or did not fit into the queue."
 
 _current_context: ContextVar[Context | None] = ContextVar("trace", default=None)
-"""What is being done in this task, as OpenTelemetry's context. Their own would be found by looking for plugins."""
+"""The current span of this task, as a context. OpenTelemetry's own variable would trigger its plugin lookup."""
 
 
 class TraceLog(Protocol):
-    """Where it is said that traces are lost; called from another thread, too."""
+    """Log for lost traces; called from other threads, too."""
 
     def info(self, event: str, **facts: Any) -> Any: ...
     def warning(self, event: str, **facts: Any) -> Any: ...
 
 
+# See docs/decisions/0039-logs-and-traces.md.
 class OpenTelemetryTracer:
-    """A :class:`scrubber.ports.Tracer` that tells OpenTelemetry.
+    """A :class:`scrubber.ports.Tracer` that creates OpenTelemetry spans.
 
-    An attribute ``follows`` with the text of :meth:`traceparent` becomes a link to that span. Log lines inside carry
-    ``trace_id``, where the log takes what is bound with structlog.
+    An attribute ``follows`` with the text of :meth:`traceparent` becomes a link to that span. Log lines inside have the
+    field ``trace_id``, if the log merges context bound with structlog.
 
     Args:
-        processor: gets every span that ended.
-        resource: who tells: OpenTelemetry's names of it → their values.
-        abort_export: called by :meth:`close` when the processor does not come to its end; makes it.
-        report_unsent: called last of all with how many spans were to be sent.
+        processor: receives every span that ended.
+        resource: attributes of the OpenTelemetry resource.
+        abort_export: called by :meth:`close` when the processor does not finish; makes it finish.
+        report_unsent: called last, with the total number of spans that should have been sent.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class OpenTelemetryTracer:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
-        # What the operator says of it in the standard variables wins; nothing else is found out by itself.
+        # The standard variables of the operator take precedence; nothing else is detected automatically.
         told = {**resource, **OTELResourceDetector().detect().attributes}
         self._provider = TracerProvider(
             resource=Resource({name: _utf8_value(value) for name, value in told.items()}),
@@ -117,7 +118,7 @@ class OpenTelemetryTracer:
         return _Span(self, name, attributes)
 
     def traceparent(self) -> str:
-        """What is being done in this task, as a ``traceparent``; empty where nothing is."""
+        """Return the current span of this task as a ``traceparent``; empty where there is none."""
         return (
             ""
             if (around := _current_context.get()) is None
@@ -125,18 +126,18 @@ class OpenTelemetryTracer:
         )
 
     def outgoing_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The same as metadata of a call."""
+        """Return the same as metadata of a call."""
         return ((_HEADER, here),) if (here := self.traceparent()) else ()
 
     def join_trace(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """What this task does from now on belongs to the trace that its caller's ``metadata`` names, if it names one."""
+        """Make the following work of this task part of the trace in the caller's ``metadata``, if it names one."""
         said = [value for name, value in metadata or () if name == _HEADER]
         context = self._parse_traceparent(said[0]) if len(said) == 1 else None
         if context is not None:
             _current_context.set(self.context_of(self._api.NonRecordingSpan(context)))
 
     def close(self) -> None:
-        """Send what is left, for at most :data:`FLUSH_SECONDS` seconds; what ends afterwards is told to nobody."""
+        """Send the remaining spans, for at most :data:`FLUSH_SECONDS` seconds; later spans are not reported."""
         ended = self._sampled_spans
         ending = Thread(target=self._provider.shutdown, name="last traces", daemon=True)
         ending.start()
@@ -149,7 +150,7 @@ class OpenTelemetryTracer:
     # -- for its spans ----------------------------------------------------------------------------------------------
 
     def start_span(self, name: str, parent_context: Context | None) -> tuple[OtelSpan, bool]:
-        """A span inside ``parent_context``, and whether it is the first one of its trace in this process."""
+        """Return a span inside ``parent_context``, and whether it is the first one of its trace in this process."""
         kinds = self._api.SpanKind
         parent = None if parent_context is None else self._api.get_current_span(parent_context).get_span_context()
         kind = kinds.SERVER if parent is not None and parent.is_remote else kinds.INTERNAL
@@ -177,7 +178,7 @@ class OpenTelemetryTracer:
         span.end()
 
     def _parse_traceparent(self, header: str | bytes) -> SpanContext | None:
-        """A ``traceparent`` from outside; None unless it is one."""
+        """Parse a ``traceparent`` from outside; return None if it is invalid."""
         found = _TRACEPARENT.fullmatch(header) if isinstance(header, str) else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None
@@ -188,7 +189,7 @@ class OpenTelemetryTracer:
 
 
 class _Span:
-    """One thing that is done. Whatever OpenTelemetry does about it, what is done goes on."""
+    """One traced operation. Errors of OpenTelemetry never affect the operation."""
 
     __slots__ = ("_attributes", "_bound", "_name", "_span", "_token", "_traces")
 
@@ -216,7 +217,7 @@ class _Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Left in another task than the one that entered, what is around it there stays as it is (ValueError).
+        # When left in another task than it was entered in, that task's context stays as it is (ValueError).
         with suppress(Exception):
             if self._bound:
                 structlog.contextvars.reset_contextvars(**self._bound)
@@ -232,7 +233,7 @@ _CANCELLATIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, Syst
 
 
 def _failure(attributes: Mapping[str, AttributeValue], error: BaseException | None) -> str:
-    """What went wrong, in a word; empty where nothing did: a call that was given up is no failure."""
+    """Return the error code of the operation; empty for success and for a cancelled call, which is no failure."""
     if isinstance(error, _CANCELLATIONS):
         return ""
     if error is not None:
@@ -241,7 +242,7 @@ def _failure(attributes: Mapping[str, AttributeValue], error: BaseException | No
 
 
 def _utf8_value(value: Any) -> Any:
-    """Text as a message can carry it: one that is no UTF-8 would cost all that is sent with it."""
+    """Return text as valid UTF-8: invalid text would lose the whole batch that is sent with it."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -255,15 +256,15 @@ def _format_traceparent(context: SpanContext) -> str:
 def open_otlp_tracer(
     service: str, version: str, node: str, log: TraceLog, environment: Mapping[str, str] = os.environ
 ) -> OpenTelemetryTracer:
-    """Traces that go by OTLP over gRPC to where ``OTEL_EXPORTER_OTLP_ENDPOINT`` says. Nobody needs to be there yet.
+    """Return a tracer that sends spans by OTLP over gRPC to ``OTEL_EXPORTER_OTLP_ENDPOINT``, reachable or not.
 
     Args:
-        service: which of the daemons this is.
-        node: its node's name in the cluster; empty where nobody said.
-        environment: where the standard variables are read; the library reads those of the process.
+        service: name of the daemon.
+        node: its node's name in the cluster; empty where it is unknown.
+        environment: the standard variables for checks here; the library reads those of the process.
 
     Raises:
-        InvalidConfiguration: OpenTelemetry is not installed, no address is given, or a variable cannot work.
+        InvalidConfiguration: OpenTelemetry is not installed, no address is given, or a variable is invalid.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -271,7 +272,7 @@ def open_otlp_tracer(
         from opentelemetry.sdk.version import __version__
     except ImportError as missing:
         raise InvalidConfiguration(_SDK_MISSING_MESSAGE.format(missing)) from missing
-    except Exception as error:  # it reads some of its variables as it is loaded
+    except Exception as error:  # it reads some of its variables when it is loaded
         raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(error)) from error
     where, encrypted = _endpoint(environment)
     said = OpenTelemetryLogHandler()
@@ -286,7 +287,7 @@ def open_otlp_tracer(
     }
     try:
         exporter = ReportingSpanExporter(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, said)
-        processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # by its methods, which is all that it goes by
+        processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # duck-typed: only its methods are called
         traces = OpenTelemetryTracer(
             processor, resource, abort_export=exporter.shutdown, report_unsent=exporter.report_unsent
         )
@@ -294,7 +295,7 @@ def open_otlp_tracer(
         raise InvalidConfiguration(
             _BAD_VARIABLE_MESSAGE.format(_without_secrets(said.last_message or str(error)))
         ) from error
-    if said.last_message:  # the library would go on with a default
+    if said.last_message:  # the library would continue with a default
         traces.close()
         raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(_without_secrets(said.last_message)))
     sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
@@ -303,22 +304,22 @@ def open_otlp_tracer(
 
 
 def _without_secrets(message: str) -> str:
-    """What the library said; of headers, which it quotes, in words of ours."""
+    """Return the library's message; it quotes headers, which may contain secrets, so those messages are replaced."""
     if "header" in message.lower():
         return "OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE with values as in a URL."
     return message
 
 
 def _variable(environment: Mapping[str, str], name: str) -> str:
-    """One of the standard variables: that for traces wins over that for everything."""
+    """Return one of the standard variables: the one for traces overrides the general one."""
     return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
 
 
 def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
-    """Where traces go, and whether encrypted.
+    """Return the collector's address, and whether the connection is encrypted.
 
     Raises:
-        InvalidConfiguration: nobody said, it is no such address, or a file of TLS is not there.
+        InvalidConfiguration: no address, an invalid one, or a missing TLS file.
     """
     protocol = _variable(environment, "PROTOCOL")
     if protocol not in ("", "grpc"):
@@ -347,7 +348,7 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
             "encryption."
         )
     for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
-        # The library would go on without it, and trust whom the system trusts.
+        # Without the file, the library would continue and trust the system's certificate authorities.
         if (file := _variable(environment, name)) and not os.access(file, os.R_OK):
             raise InvalidConfiguration(f"OTEL_EXPORTER_OTLP_{name}: {file} is not there, or cannot be read.")
     if bool(_variable(environment, "CLIENT_KEY")) != bool(_variable(environment, "CLIENT_CERTIFICATE")):
@@ -367,25 +368,25 @@ def _is_positive_number(text: str) -> bool:
 
 
 class OpenTelemetryLogHandler(logging.Handler):
-    """The last thing that OpenTelemetry said. It says a line for each attempt; nothing of that reaches the log."""
+    """Keeps the last message of OpenTelemetry's loggers. They log every attempt, so nothing is forwarded to the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last_message = ""
 
     def install(self) -> None:
-        """Its loggers belong to the process, and so does this; a second time is the first one's end."""
+        """Install this as the only handler of OpenTelemetry's process-wide loggers, replacing an earlier one."""
         library = logging.getLogger("opentelemetry")
         library.propagate = False
         library.handlers[:] = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.name.startswith("opentelemetry.sdk._shared_internal"):  # that the queue is full, and not why
+        if not record.name.startswith("opentelemetry.sdk._shared_internal"):  # reports a full queue, but not the reason
             self.last_message = record.getMessage()
 
 
 class ReportingSpanExporter:
-    """Hands batches on, and says it when they are lost, seldom. Runs in the thread that sends."""
+    """Forwards batches of spans and reports lost ones, rate-limited. Runs in the thread of the exporter."""
 
     def __init__(
         self,
@@ -409,7 +410,7 @@ class ReportingSpanExporter:
 
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001 - a batch is lost, and the next one may be better
+        except Exception as error:  # noqa: BLE001 - this batch is lost, and the next one may succeed
             self._library_log.last_message, result = f"{type(error).__name__}: {error}", SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
             self._sent += len(spans)
@@ -418,17 +419,17 @@ class ReportingSpanExporter:
             self._lost += len(spans)
             now = self._clock()
             if not self._is_shut_down and (self._last_report is None or now - self._last_report >= _REPORT_INTERVAL):
-                self._log.warning("traces.lost", spans=self._lost, sentence=self._library_log.last_message)
+                self._log.warning("traces.lost", lost_spans=self._lost, message=self._library_log.last_message)
                 self._last_report, self._reported_lost, self._lost = now, self._reported_lost + self._lost, 0
         return result
 
     def report_unsent(self, spans: int) -> None:
-        """Say how many of the ``spans`` that there were in all were not sent, but for those that it was said of."""
+        """Log how many of ``spans``, the total, were not sent and not reported as lost before."""
         if (lost := spans - self._sent - self._reported_lost) > 0:
-            self._log.warning("traces.lost", spans=lost, sentence=self._library_log.last_message or _UNSENT_MESSAGE)
+            self._log.warning("traces.lost", lost_spans=lost, message=self._library_log.last_message or _UNSENT_MESSAGE)
 
     def shutdown(self) -> None:
-        """Give up what is under way; may be called from another thread, and again."""
+        """Abort the export in progress; may be called from another thread, and repeatedly."""
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()

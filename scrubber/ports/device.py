@@ -1,6 +1,6 @@
-"""What the engine asks of devices: which there are, what they say, who holds them, and clearing, resetting and diagnosing them.
+"""Ports for devices: inventory, telemetry, holders, settings, memory erasure, diagnostics and resets.
 
-A backend implements all of these ports for one kind of device; :class:`DeviceBackend` holds them together.
+A backend implements all of these ports for one kind of device; :class:`DeviceBackend` groups them.
 """
 
 from __future__ import annotations
@@ -34,83 +34,86 @@ __all__ = [
 
 class Inventory(Protocol):
     async def devices(self) -> tuple[Device, ...]:
-        """All devices that can be handed out, ordered by index. The parent of instances is not one of them.
+        """All devices that can be assigned, ordered by index. The parent device of instances is not included.
 
         Raises:
-            Unavailable: the driver is not there or did not answer.
+            Unavailable: the driver is missing or did not answer.
         """
 
     async def identity(self) -> NodeIdentity:
-        """Node name, boot id and driver version, as certificates carry them.
+        """Node name, boot ID and driver version, as certificates contain them.
 
         Raises:
-            Unavailable: the driver is not there or did not answer.
+            Unavailable: the driver is missing or did not answer.
         """
 
 
 class Telemetry(Protocol):
     async def snapshot(self, device: Device) -> Snapshot:
-        """One batch of answers about ``device``, within the adapter's question deadline.
+        """Query ``device`` once for all its values, within the adapter's query deadline.
 
         Raises:
-            DriverTimeout: no answer in time; the child that was asked is killed and replaced, and no other device waits.
+            DriverTimeout: no answer in time; the queried child process is killed and replaced, and no other device
+                waits.
             DeviceLost: the device fell off the bus.
-            Unreadable: the answer makes no sense.
-            Unavailable: nobody can be asked now (no child can be started); says nothing about the device.
-            ResetInProgress: nobody is asked until the reset that is under way is over.
+            Unreadable: the answer is invalid.
+            Unavailable: no query is possible now (no child process can be started); implies nothing about the device.
+            ResetInProgress: the driver is not queried until the current reset has finished.
         """
 
     def signals(self) -> AsyncIterator[Signal]:
-        """Events from now on, for one consumer, until closed. Edges: they can be missed, so compare snapshots too."""
+        """Events from now on, for one consumer, until closed. They are edges and may be missed: compare snapshots."""
 
 
 class Holders(Protocol):
-    """Whoever cannot answer raises as :meth:`scrubber.ports.Telemetry.snapshot` does."""
+    """The processes that use a device. A failed query raises as :meth:`scrubber.ports.Telemetry.snapshot` does."""
 
     async def is_held(self, device: Device) -> bool:
-        """Whether anybody but named infrastructure holds ``device``, as far as that can be told without a walk over
-        ``/proc``: the fast path's question.
+        """Whether any process other than named infrastructure holds ``device``; the query of the fast path.
 
-        Our own processes count too: do not ask while an eraser is at work.
+        Covers what can be determined without walking ``/proc``. The service's own child processes count too: do not
+        call this while an eraser runs.
         """
 
     async def list_holders(
         self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
     ) -> HolderReport:
-        """All processes that hold ``device``; may walk ``/proc``. Our own children are not among them.
+        """All processes that hold ``device``, except the service's own children; may walk ``/proc``.
 
-        Infrastructure that the policy names is in the report, as such. When :meth:`is_held` says yes and nobody is found
-        or left unfinished, the report holds one ``GHOST``. What was left unfinished goes on with the next call
-        for the same scrub.
+        Infrastructure that the policy names is in the report, marked as such. When :meth:`is_held` returns true and the
+        walk finds no holder and leaves nothing unfinished, the report contains one holder of kind ``UNTRACEABLE``. The
+        next call for the same scrub continues with what was left unfinished.
 
         Args:
-            pod_uids: UIDs of pods that have, or had, the device: their processes are looked at before those of other pods,
-                which share what time is left, each pod within a budget.
-            scrub: the id of the scrub that asks; None: nothing that an earlier call has looked at counts.
+            pod_uids: UIDs of pods that are or were assigned the device. Their processes are inspected before those of
+                other pods, which share the remaining time, each pod within a budget.
+            scrub: ID of the scrub that this call belongs to; None: results of earlier calls are not reused.
 
         Raises:
-            Unavailable: the walk gave no answer, which is no fault of the device: it may be asked again.
+            Unavailable: the walk produced no result, which is not a fault of the device; the call may be repeated.
         """
 
     async def list_users(self, device: Device) -> tuple[Holder, ...]:
-        """Who is seen to use ``device`` at this moment: cheap enough to be asked every second while it is granted.
+        """Processes that visibly use ``device`` now; cheap enough to call every second while the device is granted.
 
-        Infrastructure that the policy names is among them, as such; our own children are not. Whoever uses it without
-        being seen on this way (:meth:`not_covered`), or has no process, is missing. Precondition: no eraser is at work.
+        Infrastructure that the policy names is included, marked as such; the service's own children are not. A user
+        that this method cannot detect (:meth:`not_covered`) or that has no process is missing. Precondition: no eraser
+        is running.
 
         Raises:
             Unavailable: as :meth:`list_holders`.
         """
 
     def not_covered(self, device: Device) -> tuple[str, ...]:
-        """Who may hold ``device`` unseen by :meth:`is_held` and :meth:`list_users`: sentences for a certificate's "not covered",
-        where no walk was made. Asks nobody.
+        """Holders that :meth:`is_held` and :meth:`list_users` cannot detect; sends no query.
+
+        The texts go into a certificate's "not covered" where no walk was made.
         """
 
 
 class Settings(Protocol):
     async def restore(self, device: Device, expected: Mapping[str, str]) -> Mapping[str, str]:
-        """Write ``expected`` and read it back; answers the values read. Names that do not apply are left out.
+        """Write ``expected`` and read it back; return the values read, without names that the device does not have.
 
         Raises:
             DriverTimeout, DeviceLost, Unreadable: as :meth:`Telemetry.snapshot`.
@@ -119,10 +122,13 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
-    """What to do: count residue first, write an address-derived pattern in between, and always clear and verify.
+    """Which optional passes to run. Clearing and verifying always run.
 
-    ``on_chip`` asks for shared memory and registers as well, where a device has them. ``deadline`` is in seconds, from
-    the order to the child on; the child is killed when it is over.
+    Attributes:
+        audit: count residue first.
+        pattern: write an address-derived pattern before clearing.
+        deadline: seconds, counted from the request to the child process, after which the child is killed.
+        on_chip: also clear shared memory and registers, where the device has them.
     """
 
     scrub: str
@@ -134,7 +140,7 @@ class EraseRequest:
 
 @dataclass(frozen=True, slots=True)
 class EraseProgress:
-    """How far a pass is: ``audit``, ``pattern``, ``clear``, ``verify`` or ``on-chip``."""
+    """Progress of a pass: ``audit``, ``pattern``, ``clear``, ``verify`` or ``on-chip``."""
 
     phase: str
     done_bytes: int
@@ -143,12 +149,12 @@ class EraseProgress:
 
 @dataclass(frozen=True, slots=True)
 class OnChipReport:
-    """What the pass over a device's processors measured.
+    """Measurements of the pass over a device's processors.
 
     Attributes:
         units, units_cleared: processors (SMs) that the device has, and those that proved that they ran.
-        shared_bytes, register_bytes: cleared on each of them.
-        residue_bytes: non-zero bytes found before, on all of them together.
+        shared_bytes, register_bytes: bytes cleared on each processor.
+        residue_bytes: non-zero bytes found before clearing, on all processors together.
         failed_bytes: bytes that did not read back as zeros.
     """
 
@@ -162,22 +168,23 @@ class OnChipReport:
 
 @dataclass(frozen=True, slots=True)
 class EraseReport:
-    """What the eraser measured. Residue is counted, never kept.
+    """Measurements of the eraser. Residue is counted, never stored.
 
     Attributes:
         total_bytes: the device's memory.
-        cleared_bytes, verified_bytes: written, and read back as zeros. Short of ``total_bytes`` is a failure or is
-            named in ``not_covered``.
+        cleared_bytes, verified_bytes: bytes written, and bytes read back as zeros. Less than ``total_bytes`` is a
+            failure unless ``not_covered`` names the rest.
         residue_bytes: non-zero bytes found by the audit; None when it did not run.
         failed_bytes: bytes that did not read back as they were written.
-        fence_broken: the fence did not hold: somebody tried to open the device, or took the fence down.
-        size_restored: the device's size was changed by a tenant and was put right.
+        fence_broken: the fence did not hold: another process tried to open the device or removed the fence.
+        size_restored: a tenant had changed the device's size, and it was restored.
         seconds_by_phase: duration of each pass.
         not_covered_bytes: bytes that no pass could reach; named in ``not_covered``.
-        reserved_bytes: the part of those that the driver keeps for itself, and no program can ever reach.
-        residue_map: where the residue was: bytes of it in each of equal parts of the memory, in order (64 at most).
-        unreleased_bytes: memory still in use above the idle level when the eraser was gone and had been waited for.
-        on_chip: None when it was not asked for, or the device has none.
+        reserved_bytes: the part of ``not_covered_bytes`` that the driver reserves for itself and no program can ever
+            reach.
+        residue_map: bytes of residue in each of at most 64 equal parts of the memory, in order.
+        unreleased_bytes: memory in use above the idle level after the eraser exited and the wait for its release ended.
+        on_chip: None when it was not requested, or the device has no on-chip memory to clear.
     """
 
     total_bytes: int
@@ -200,39 +207,40 @@ class Eraser(Protocol):
     async def erase(
         self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
     ) -> EraseReport:
-        """Clear ``device`` in a child of its own. Precondition: nobody holds it and every earlier pod is over.
+        """Clear ``device`` in a dedicated child process.
 
-        When cancelled, the child is killed and waited for; one that cannot be killed is abandoned, and
-        :meth:`find_orphan` sees it.
+        Precondition: no process holds the device, and every pod that was assigned it has ended. When cancelled, the
+        child is killed and reaped; a child that cannot be killed is abandoned, and :meth:`find_orphan` finds it.
 
         Raises:
-            DeviceBusy: the child could not fence the device, somebody has it.
-            DriverTimeout: the deadline is over; the child was killed or, if it does not die, abandoned.
-            Unreadable: the child died or reported something that makes no sense.
-            Unavailable: no child can be had, or it was ended with what it came from; it is not the device's fault.
+            DeviceBusy: the child could not fence the device because another process holds it.
+            DriverTimeout: the deadline expired; the child was killed or, if it does not exit, abandoned.
+            Unreadable: the child died or returned an invalid report.
+            Unavailable: no child can be started, or it was terminated together with its parent process; not a fault of
+                the device.
         """
 
     async def find_orphan(self, device: Device) -> int | None:
-        """PID of an eraser that still works on ``device`` (of an earlier service, or abandoned); None when free.
+        """PID of an eraser that still works on ``device`` (of an earlier service, or abandoned); None when none does.
 
-        A lock that somebody holds without saying who is PID 0.
+        0 when a process holds the lock without identifying itself.
         """
 
     async def terminate_orphan(self, device: Device, deadline: float) -> bool:
-        """Wait for, then end, the eraser that :meth:`find_orphan` names; True once the device's lock is free."""
+        """Wait for, then kill, the eraser that :meth:`find_orphan` returns; return whether its lock is free."""
 
 
 class Diagnostics(Protocol):
     async def diagnose(self, device: Device, level: DiagnosticLevel, deadline: float) -> tuple[DiagnosticCheck, ...]:
-        """Run what fits into ``level.seconds``, in a child of its own that is killed ``deadline`` seconds after its order.
+        """Run what fits into ``level.seconds`` in a child process, killed ``deadline`` seconds after its request.
 
-        Precondition: nobody holds the device. It overwrites memory: what ran before must have been cleared, and what
-        it leaves behind is cleared by itself.
+        Precondition: no process holds the device. Diagnostics overwrite memory: clear the memory of the previous tenant
+        first; the diagnostics clear what they leave behind.
 
         Raises:
-            DeviceBusy: somebody has the device.
-            DriverTimeout: the deadline is over; the child was killed or, if it does not die, abandoned.
-            Unreadable: the child died or reported something that makes no sense.
+            DeviceBusy: another process holds the device.
+            DriverTimeout: the deadline expired; the child was killed or, if it does not exit, abandoned.
+            Unreadable: the child died or returned an invalid report.
             Unavailable: no child can be started; the device was not touched.
         """
 
@@ -246,41 +254,42 @@ class Resetter(Protocol):
         """
 
     async def reset(self, device: Device, deadline: float) -> None:
-        """Reset ``device`` within ``deadline`` seconds. Precondition: nobody holds it.
+        """Reset ``device`` within ``deadline`` seconds. Precondition: no process holds it.
 
-        Every precondition of its plan is checked first; settings that it has to change for it are restored, whatever
-        happens.
+        Every precondition of its plan is checked first. Settings that must change for the reset are restored in every
+        case.
 
         Raises:
-            DeviceBusy: somebody has the device after all, or a blocker of its plan stands; nothing was done to it, and it is
-                not at fault.
-            Unreadable: the reset failed; the message says how.
-            DriverTimeout: it did not end in time.
+            DeviceBusy: a process holds the device after all, or its plan has a blocker; nothing was done to the device,
+                and it is not at fault.
+            Unreadable: the reset failed; the message contains the reason.
+            DriverTimeout: the reset did not finish in time.
         """
 
 
 class ChildCounts(Protocol):
-    """How many child processes a backend has started, for the metrics."""
+    """Numbers of child processes that a backend has started, for the metrics."""
 
     @property
     def starts(self) -> Mapping[str, int]:
-        """By kind of child, how many were started."""
+        """Number of child processes started, by kind of child."""
 
     @property
     def abandoned_total(self) -> int:
-        """How many outlived SIGKILL and were given up."""
+        """Number of child processes that survived SIGKILL and were abandoned."""
 
 
 InfrastructureLookup = Callable[[int], Awaitable[str | None]]
-"""Returns the name by which a process belongs to the node's infrastructure; None for every other process."""
+"""Returns the infrastructure name of a process that belongs to the node's infrastructure; None for any other process.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBackend:
-    """The device ports of one node's devices of one kind.
+    """The device ports for all devices of one kind on a node.
 
     Attributes:
-        not_advertised: returns the devices that are on the node and not handed out, each with the reason.
+        not_advertised: returns the devices that are on the node but are not advertised, each with the reason.
     """
 
     inventory: Inventory

@@ -1,4 +1,4 @@
-"""What the engine asks of the node: who the kubelet gives devices to, and the processes of pods."""
+"""Ports for the node: the kubelet's device assignments and the processes of pods."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ __all__ = ["Assignments", "Containers"]
 
 class Assignments(Protocol):
     async def read(self) -> KubeletReading:
-        """A fresh reading of PodResources, corroborated by the checkpoint and the pod log directories.
+        """Read PodResources now, corroborated by the checkpoint and the pod log directories.
 
-        Never raises for a kubelet that is away or talks nonsense: the reading is then ``UNREADABLE`` and says why.
+        Never raises when the kubelet is unavailable or returns invalid data: the reading is then ``UNREADABLE`` and
+        contains the reason.
         """
 
     def container_starts(self, pod: Pod) -> Mapping[str, int] | None:
-        """How often each container of ``pod`` was started, init containers included, by the logs that a runtime opens
-        at each start. None where that cannot be told; empty where no container of the pod was ever started.
+        """How often each container of ``pod`` was started, init containers included.
+
+        Counted by the log files that a runtime opens at each start.
+
+        None when this cannot be determined; empty when no container of the pod was ever started.
         """
 
 
@@ -31,45 +35,48 @@ class Containers(Protocol):
         Precondition: ``pod.uid`` is known.
 
         Raises:
-            Unreadable: the processes cannot be told (never an empty answer instead), or there are so many that they
-                are not listed one by one.
+            Unreadable: the processes cannot be determined (never reported as an empty result), or there are too many to
+                list individually.
         """
 
     async def pod_uid_of(self, pid: int) -> str | None:
-        """UID of the pod that ``pid`` belongs to; None when it belongs to no pod or is gone.
+        """UID of the pod that ``pid`` belongs to; None when it belongs to no pod or has exited.
 
         Raises:
             Unavailable: the node is short of descriptors or memory.
-            Unreadable: it is there, and which pod it is in cannot be told.
+            Unreadable: the process exists, but its pod cannot be determined.
         """
 
     def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
-        """Return a future of the name of the first container that a runtime creates in ``pod`` from now on.
+        """Return a future of the name of the first container that a runtime creates in ``pod`` after this call.
 
-        The name is that of :attr:`~scrubber.domain.assignment.Process.container`. The future waits for as long as none is
-        created; cancel it to stop. None where the creation of a container cannot be seen. Precondition: ``pod.uid`` is
-        known.
+        The name has the form of :attr:`~scrubber.domain.assignment.Process.container`. The future stays pending until a
+        container is created; cancel it to stop watching. Returns None where the creation of a container cannot be
+        observed. Precondition: ``pod.uid`` is known.
         """
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
-        """End ``leftovers``, and whatever they fork meanwhile; answers those alive ``deadline`` seconds after the signal.
+        """Kill ``leftovers`` and what they fork; return those still alive ``deadline`` seconds after the signal.
 
-        A process is signalled only while it is still the one that was named (start time) and still in ``pod``.
+        A process is signalled only while it is still the one that was named (same start time) and still in ``pod``.
         """
 
     async def kill_cgroups(self, pod: Pod, deadline: float) -> bool:
-        """End everything in the pod's own cgroups without having listed it; whether the kernel says that nobody is left.
+        """Kill everything in the pod's own cgroups without listing it; return whether the kernel reports them empty.
 
-        Precondition: ``pod`` is proved gone and beyond its grace. Nobody is asked here which of its processes are
-        leftovers: all of them are.
+        Precondition: ``pod`` is proved gone and past its grace period. This method does not check which of its
+        processes are leftovers: all of them are.
 
         Args:
-            deadline: seconds that they have to die, once they were signalled; and at most as many to signal them.
+            deadline: seconds that the processes have to exit once signalled; signalling them may take the same time
+                again.
 
         Raises:
-            Unreadable: which cgroups are the pod's, or who is in them, cannot be told for certain; or the service itself
-                is in it. A way of telling containers apart that has not the kernel's word answers False and ends nobody.
+            Unreadable: which cgroups are the pod's, or which processes are in them, cannot be determined for certain;
+                or the service itself is in one of them.
+
+        An implementation that identifies containers without the kernel's confirmation returns False and kills nothing.
         """
 
     def not_covered(self) -> tuple[str, ...]:
-        """What this way of telling containers apart cannot see; empty with cgroups."""
+        """What this way of identifying containers cannot detect; empty with cgroups."""

@@ -1,4 +1,4 @@
-"""Where the engine keeps what must survive it: the ledger with its audit log, the journal of events, and signatures."""
+"""Ports for persistent records: the ledger with its audit log, the journal of events, and signatures."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened and is worth remembering.
+    """An event to be recorded.
 
     Attributes:
         name: stable, dotted: ``handover.granted``, ``handover.refused``, ``scrub.finished``, ``health.quarantined`` …
-        device: None for the node.
+        device: None for an event of the node.
         actor: ``service``, ``plugin``, or ``uid:1000``.
-        fields: JSON-able scalars only; seconds and bytes by suffix.
+        fields: JSON-able scalars only; names carry the unit (seconds, bytes) as a suffix.
     """
 
     name: str
@@ -50,24 +50,25 @@ class Event:
 
 class Journal(Protocol):
     def record(self, events: Sequence[Event]) -> None:
-        """Write log lines and move metrics for events that are already durable (or need not be). Never raises."""
+        """Write log lines and update metrics for events that are already durable (or need not be). Never raises."""
 
     def record_scrub(self, scrub: ScrubRecord) -> None:
-        """Move metrics for what the steps of a scrub did, once it is durable; its event is told apart. Never raises.
+        """Update the metrics of a scrub's steps once the scrub is durable. Never raises.
 
-        The check of a hand-over that was granted is told here too, and has no event of its own.
+        Its event goes to :meth:`record`. The check of a granted hand-over is recorded here too, and has no separate
+        event.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AuditHead:
-    """A place in the chain: the sequence of a row and its hash; 0 and empty before the first row."""
+    """A position in the chain: the sequence and hash of a row; 0 and empty before the first row."""
 
     sequence: int = 0
     hash: str = ""
 
     def __str__(self) -> str:
-        """As people keep it, and ``scrubber audit verify --head`` takes it."""
+        """The form that operators save and that ``scrubber audit verify --head`` accepts."""
         return f"{self.sequence}:{self.hash}"
 
 
@@ -76,7 +77,7 @@ CHAIN_START = AuditHead()
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One row of the trail. ``at`` is in wall-clock seconds; ``fields`` is canonical JSON, as text."""
+    """One row of the audit log. ``at`` is in wall-clock seconds; ``fields`` is canonical JSON, as text."""
 
     sequence: int
     at: float
@@ -95,13 +96,13 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class TrailPage:
-    """A part of the trail; every page of one reading has the same two ends.
+    """A part of the audit log; all pages of one read have the same ``preceding_head`` and ``head``.
 
     Attributes:
-        preceding_head: what the first row of the first page follows: the last row that was given up to keep the trail bounded,
-            or the last one that the reader did not want.
-        head: the last row as recorded when the reading began.
-        rows: oldest first; together with those of the other pages, everything between the two ends.
+        preceding_head: the row before the first row of the first page: the last row that was deleted to keep the log
+            bounded, or the last one that the reader did not request.
+        head: the last row that existed when the read began.
+        rows: oldest first; all pages together contain every row after ``preceding_head`` up to ``head``.
     """
 
     preceding_head: AuditHead
@@ -110,19 +111,19 @@ class TrailPage:
 
 
 HAND_OVER_EVENTS: Mapping[str, str] = MappingProxyType({"granted": "handover.granted", "refused": "handover.refused"})
-"""Outcomes that are an event of their own, by the word that a query uses for them."""
+"""Outcomes that have a separate event each, by the word that a query uses for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerChange:
-    """Everything that one decision changes; stored whole or not at all.
+    """Everything that one decision changes; stored completely or not at all.
 
     Attributes:
         records: the new record of each device that changes; each must be exactly one version ahead of the stored one.
-        grants: (device, grant) pairs that are new.
-        certificates: issued, or used up (``next_grant`` now set): stored under their id.
-        scrubs: started or finished: stored under their id.
-        events: become audit rows, in order.
+        grants: new (device, grant) pairs.
+        certificates: issued or used (``next_grant`` is now set) certificates, stored under their ID.
+        scrubs: started or finished scrubs, stored under their ID.
+        events: events that become audit rows, in order.
     """
 
     records: tuple[DeviceRecord, ...] = ()
@@ -132,7 +133,7 @@ class LedgerChange:
     events: tuple[Event, ...] = ()
 
     def __or__(self, other: LedgerChange) -> LedgerChange:
-        """Both, in one transaction."""
+        """Combine both changes into one transaction."""
         return LedgerChange(
             self.records + other.records,
             self.grants + other.grants,
@@ -144,7 +145,7 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """What a start finds: the record of each device, scrubs that never ended, and the head of the audit chain."""
+    """State at a start: the record of each device, scrubs that never finished, and the head of the audit chain."""
 
     records: Mapping[str, DeviceRecord] = field(default_factory=dict)
     unfinished_scrubs: tuple[ScrubRecord, ...] = ()
@@ -154,14 +155,14 @@ class LedgerState:
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """Which part of the past; newest first, at most ``limit`` entries. None asks for no such thing.
+    """A filter on the audit log; newest first, at most ``limit`` entries. None disables a condition.
 
     Attributes:
-        since: wall-clock seconds; nothing older.
-        tenant: the namespace that an event names as its tenant's (``tenant_namespace``).
-        outcome: what an event has as its ``outcome``, or one of :data:`HAND_OVER_EVENTS`.
-        events: names, of which an event has any; one that ends in a dot is the beginning of names. Empty: no such wish.
-        before: a sequence; nothing of it, and nothing newer.
+        since: wall-clock seconds; older events are excluded.
+        tenant: the event's tenant namespace (``tenant``).
+        outcome: the event's ``outcome``, or one of :data:`HAND_OVER_EVENTS`.
+        events: accepted event names; one that ends in a dot is a prefix. Empty: any name.
+        before: a sequence; only rows before it are returned.
     """
 
     device: str | None = None
@@ -173,7 +174,7 @@ class HistoryQuery:
     before: int | None = None
 
     def matches_event(self, event: str) -> bool:
-        """Whether ``event`` is called as ``events`` asks for."""
+        """Whether ``events`` accepts the event name ``event``."""
         return not self.events or any(
             event.startswith(each) if each.endswith(".") else event == each for each in self.events
         )
@@ -195,55 +196,56 @@ class Ledger(Protocol):
         """The state as of the last commit.
 
         Raises:
-            LedgerFailure: corrupt, truncated, newer than this program, or its audit chain is broken.
+            LedgerFailure: the ledger is corrupt, truncated or newer than this program, or its audit chain is broken.
         """
 
     async def commit(self, change: LedgerChange) -> None:
-        """Store ``change`` durably (it survives a power cut once this returns), or raise and store nothing of it.
+        """Store ``change`` durably (it survives a power failure once this returns), or raise and store nothing of it.
 
         A cancelled commit may or may not have happened: callers shield it.
 
         Raises:
-            LedgerFailure: full, read-only, corrupt, or a record is not one version ahead of what is stored.
+            LedgerFailure: the ledger is full, read-only or corrupt, or a record is not one version ahead of the stored
+                one.
         """
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        """Audit rows, newest first; fewer than ``query.limit`` are all that there are.
+        """Audit rows, newest first; fewer than ``query.limit`` means that there are no more.
 
         Raises:
             InvalidRequest: ``query.before`` is beyond the row that comes next.
-            LedgerFailure: they cannot be read.
+            LedgerFailure: the rows cannot be read.
         """
 
     async def close(self) -> None:
-        """Let go of the files; nothing may be committed afterwards."""
+        """Close the files; no commit is possible afterwards."""
 
 
 class AuditTrail(Protocol):
     def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
-        """The trail as it stands when the first page is asked for, without the rows up to sequence ``after``.
+        """The audit log as of the request for the first page, without the rows up to sequence ``after``.
 
-        At least one page, also when there is no row. Pages are bounded, and between two of them the ledger does what
-        else it is asked: a long reading holds up no hand-over.
+        Yields at least one page, even if there is no row. Pages are bounded, and the ledger serves other requests
+        between two pages: a long read delays no hand-over.
 
         Raises:
-            InvalidRequest: the trail ends before row ``after``.
-            LedgerFailure: it cannot be read.
-            NotReady: rows were given up, to keep the trail bounded, before they were read; ask again.
+            InvalidRequest: the log ends before row ``after``.
+            LedgerFailure: the log cannot be read.
+            NotReady: rows were deleted, to keep the log bounded, before they were read; repeat the request.
         """
 
 
 class Certificates(Protocol):
     async def certificate(self, id: str) -> Certificate | None:
-        """The certificate that is called ``id``, as it was last stored; None when the ledger has none, or forgot it.
+        """The certificate with the ID ``id``, as last stored; None when the ledger never had or no longer has it.
 
         Raises:
-            LedgerFailure: it cannot be read.
+            LedgerFailure: the certificate cannot be read.
         """
 
 
 class Signer(Protocol):
-    """A private key that never leaves its holder, and what verifiers need of it. Ed25519."""
+    """An Ed25519 private key that never leaves its holder, with what verifiers need of it."""
 
     @property
     def key_id(self) -> str:
@@ -254,7 +256,7 @@ class Signer(Protocol):
         """PEM of the SubjectPublicKeyInfo; ends with a line feed."""
 
     def sign(self, payload: bytes) -> bytes:
-        """64 bytes over the DSSE encoding of ``payload`` (:func:`scrubber.domain.statement.pae`).
+        """Return the 64-byte signature of the DSSE encoding of ``payload`` (:func:`scrubber.domain.statement.pae`).
 
-        The same payload always makes the same signature. Takes well below a millisecond; nothing is written or waited for.
+        The same payload always produces the same signature. Takes well below a millisecond; no I/O and no waiting.
         """

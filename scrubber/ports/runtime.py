@@ -1,4 +1,4 @@
-"""What the engine runs on: time, traces and the policy in force."""
+"""Ports for the engine's runtime: clock, tracer and the policy in force."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-if TYPE_CHECKING:  # the plugin needs the tracer only, and is to be registered soon after its start
+if TYPE_CHECKING:  # the plugin needs only the tracer and must register soon after it starts
     from scrubber.domain.policy import Policy
 
 __all__ = ["NOOP_TRACER", "AttributeValue", "Clock", "PolicyProvider", "Span", "Tracer"]
@@ -26,10 +26,11 @@ class Clock(Protocol):
         """Cancel the body after ``seconds`` and raise :class:`TimeoutError` from the ``async with``."""
 
     def stall_tolerant_timeout(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
-        """As :meth:`timeout`; a standstill of this process for more than a tenth of ``seconds`` is given again, up to as much
-        in all.
+        """Like :meth:`timeout`, but ignores stalls of this process.
 
-        For deadlines that a device is blamed for. The body is given a function that says how many of the seconds are over.
+        A stall of this process for more than a tenth of ``seconds`` is added back to the deadline, up to ``seconds`` in
+        total. Use it for deadlines whose expiry is blamed on a device. The context manager yields a function that
+        returns how many of the seconds have passed.
         """
 
 
@@ -38,23 +39,26 @@ AttributeValue: TypeAlias = str | int | float | bool | None
 
 class Span(Protocol):
     def set_attributes(self, **attributes: AttributeValue) -> None:
-        """What became known meanwhile; None for what is not so any more. Never raises, never waits."""
+        """Set attributes that became known; None for one that no longer applies. Never raises or blocks."""
 
 
+# See docs/decisions/0039-logs-and-traces.md.
 class Tracer(Protocol):
     def span(self, name: str, **attributes: AttributeValue) -> AbstractContextManager[Span]:
-        """One thing that is done, from entering to leaving, in the task that enters; never raises, never waits.
+        """Trace one operation, while the context is open, in the task that enters it. Never raises or blocks.
 
-        What is begun inside, a task too, belongs to it. An exception that leaves it is how it ended, and goes on.
+        Spans and tasks that start inside it become its children. An exception that leaves the context is recorded as
+        its result and propagates.
 
         Args:
-            name: stable and of a small set; ``hand-over``, ``scrub``, ``step memory``.
-            attributes: ``device``, ``scrub_id`` and ``tenant`` are on every log line inside; None stands for nobody's.
+            name: stable, from a small set: ``hand-over``, ``scrub``, ``step memory``.
+            attributes: ``device``, ``scrub_id`` and ``tenant`` appear on every log line inside; None means that there
+                is none.
         """
 
 
 class _NoopTracer:
-    """Tells nobody."""
+    """Records nothing."""
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
@@ -69,15 +73,15 @@ NOOP_TRACER: Tracer = _NoopTracer()
 class PolicyProvider(Protocol):
     @property
     def policy(self) -> Policy:
-        """The one in force."""
+        """The policy in force."""
 
     @property
     def has_changed(self) -> bool:
-        """Whether what it comes from is another thing, or in another state, than when it was last read."""
+        """Whether the policy's source was replaced or modified since it was last read."""
 
     def reload(self) -> bool:
-        """Read it again and put it in force; whether anything is another policy's now. May block for a moment.
+        """Read the policy's source again and apply it; return whether any setting changed. May block for a moment.
 
         Raises:
-            InvalidConfiguration: it cannot be read, or cannot be in force; the old one stays.
+            InvalidConfiguration: the source cannot be read or applied; the old policy stays in force.
         """

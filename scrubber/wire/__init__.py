@@ -1,5 +1,5 @@
-"""Messages of protocols that others define and both daemons speak: the kubelet's PodResources API.
+"""Protobuf messages of third-party protocols that both daemons use: the kubelet's PodResources API.
 
-A bottom layer: it imports nothing of ours, so that the service's adapter and the kubelet emulator can share it.
-The ``_pb2`` modules are made by ``make protos``.
+A bottom layer: it imports nothing of this project, so that the service's adapter and the kubelet emulator can share it.
+``make protos`` generates the ``_pb2`` modules.
 """

@@ -1,7 +1,7 @@
-"""What every backend must do, whatever its devices are made of: the simulated node, NVML against a stand-in, a real GPU.
+"""Contract of every backend: the simulated node, NVML against a stand-in, a real GPU.
 
 A test module of a backend derives a ``Test…`` class from :class:`BackendContract` and provides a ``rig`` fixture: the
-backend, started, with at least two devices that nobody holds, and the hands that do to a device what the world does.
+started backend with at least two devices without holders, and methods that change a device as the outside world does.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Backend(Protocol):
 
 
 class Rig(Protocol):
-    """A backend, and the world around its devices."""
+    """A backend, and the environment of its devices."""
 
     @property
     def backend(self) -> Backend: ...
     @property
     def error_signal(self) -> str:
-        """What the backend calls the signal of an error code."""
+        """The backend's name for the signal of an error code."""
 
     def fill(self, device: Device, text: str) -> None:
-        """Leave ``text`` all over the memory, and let go."""
+        """Fill the memory with ``text`` and release the device."""
 
     def content(self, device: Device) -> bytes:
-        """All of the memory that any program can reach."""
+        """Return all of the memory that any program can reach."""
 
     def hold(self, device: Device) -> AbstractContextManager[int]:
-        """A process of somebody else's that has the device open; its PID."""
+        """Run an unrelated process that has the device open; yields its PID."""
 
     def raise_error(self, device: Device, code: int) -> None: ...
     def add_ecc_errors(self, device: Device, errors: int) -> None: ...
@@ -62,7 +62,7 @@ class Rig(Protocol):
     def hang(self, device: Device) -> None: ...
     def fail_resets(self, device: Device) -> None: ...
     def tamper(self, device: Device) -> tuple[str, str]:
-        """Change a setting behind everybody's back, as a tenant does; its name, and how it reads now."""
+        """Change a setting behind the backend's back, as a tenant does; return its name and its new value."""
 
     def remove_driver(self) -> None: ...
 
@@ -77,7 +77,7 @@ async def two(rig: Rig) -> tuple[Device, Device]:
 
 
 async def error(rig: Rig, device: Device, code: int) -> None:
-    """Raise an error code and wait until the backend has heard of it."""
+    """Raise an error code and wait until the backend has reported it."""
     signals = rig.backend.telemetry.signals()
     rig.raise_error(device, code)
     async with asyncio.timeout(20):
@@ -86,11 +86,11 @@ async def error(rig: Rig, device: Device, code: int) -> None:
 
 
 def unheard(_: EraseProgress) -> None:
-    """A caller that does not care how far it is."""
+    """Progress callback that ignores progress."""
 
 
 class BackendContract:
-    """Derive from it and provide ``rig``."""
+    """The contract tests; derive from this class and provide ``rig``."""
 
     # --- inventory
 

@@ -1,4 +1,4 @@
-"""Programs that compute on a made-up node, each a process of its own that is killed or ends, for the tests of that node."""
+"""Programs that compute on a simulated node, each in a separate process that ends or is killed by a test."""
 
 import inspect
 import json
@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "scrubber/adapters/cuda/kernels.ptx"
 ATTACKS = ROOT / "tests/gpu/attacks.ptx"
 
-# What each program starts with: `tell` says something to the test, `wait` until the test answers or kills.
+# Prelude of each program: `tell` sends a message to the test, `wait` blocks until the test answers or kills the
+# program.
 PRELUDE = """
 import ctypes, json, os, sys
 import cupy
@@ -61,7 +62,7 @@ class Program:
         self.pid = process.pid
 
     def told(self) -> dict[str, Any]:
-        """What it says next."""
+        """Return its next message."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the program ended without a word"
@@ -70,18 +71,18 @@ class Program:
         return answer
 
     def kill(self) -> None:
-        """As a node out of memory would; nothing of it runs any more when this returns."""
+        """Kill it, as a node without memory would; none of its threads runs any more when this returns."""
         self._process.kill()
         self._process.wait()
 
     def kill_and_leave_unreaped(self) -> None:
-        """Its parent has not asked for it yet, so ``/proc`` still has it."""
+        """Kill it without reaping it, so that ``/proc`` still lists it."""
         self._process.kill()
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
 
 class Programs:
-    """Starts them on the devices of ``world``; kernels are compiled into ``cache``."""
+    """Starts programs on the devices of ``world``; kernels are compiled into ``cache``."""
 
     def __init__(self, world: World, cache: Path) -> None:
         self._environment = {

@@ -1,4 +1,4 @@
-"""The CUDA side over the stand-ins: a world with GPUs, and CuPy's stand-in in the zygote."""
+"""The CUDA adapters over the stand-ins: a world with GPUs, and CuPy's stand-in in the zygote."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 
 def environment(world: World, **more: str) -> dict[str, str]:
-    """What a process needs to find the stand-in for CuPy, and the world."""
+    """Return the environment in which a process finds the stand-in for CuPy, and the world."""
     return {"PYTHONPATH": f"{STANDIN}:{ROOT}", "SCRUBBER_STANDIN_WORLD": str(world.root), "PATH": os.defpath, **more}
 
 
@@ -49,13 +49,13 @@ def request(
 
 
 class WorldGpu:
-    """What the driver answers around a piece of work, read from the world's files.
+    """The driver's responses around a GPU job, read from the world's files.
 
     Attributes:
-        on_fence: called before the fence is put up and after it is taken down.
-        unsettled: bytes that do not come back.
-        refusal: what every change of the compute mode fails with.
-        stubborn: it accepts every change and makes none.
+        on_fence: called before the fence is set and after it is removed.
+        unsettled: bytes of memory that are never released.
+        refusal: the error of every change of the compute mode.
+        stubborn: accepts every change of the compute mode and applies none.
     """
 
     def __init__(self, world: World) -> None:
@@ -99,7 +99,7 @@ class WorldGpu:
 
 
 class CudaRig:
-    """An eraser over a world, and what tests do to both."""
+    """An eraser over a world, and the operations of tests on both."""
 
     def __init__(
         self, world: World, state: Path, children: Children, *, modules: Sequence[str] = (ERASER_MODULE,)
@@ -115,7 +115,7 @@ class CudaRig:
         self.eraser = CudaEraser(self.workplace)
 
     def device(self, number: int = 0) -> Device:
-        """The GPU or instance that comes at ``number`` when all are counted."""
+        """Return the GPU or instance with position ``number`` among all."""
         gpu, subject = [*self.world.subjects()][number]
         return Device(
             id=subject.uuid,
@@ -126,7 +126,7 @@ class CudaRig:
         )
 
     def note(self, device: Device) -> Path:
-        """Where the fence of ``device`` is written down."""
+        """Return the file in which the fence of ``device`` is recorded."""
         return self.locks / "fences" / device.id
 
     async def erase(self, device: Device, wanted: EraseRequest | None = None) -> EraseReport:
@@ -134,7 +134,7 @@ class CudaRig:
 
     @contextmanager
     def holding(self, device: Device) -> Iterator[int]:
-        """Somebody else's process with a context on ``device``; its PID."""
+        """Run an unrelated process with a context on ``device``; yields its PID."""
         variables = environment(self.world, CUDA_VISIBLE_DEVICES=device.id)
         command = [sys.executable, "-c", _HOLDER]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables) as holder:
@@ -144,7 +144,7 @@ class CudaRig:
             holder.kill()
 
     async def in_mid_clear(self, device: Device, deadline: float = 60.0) -> UnderWay:
-        """A scrub of ``device``, full of ``secret``, in a clear pass that takes minutes."""
+        """Start a scrub of ``device``, filled with ``secret``, and return it in a clear pass that takes minutes."""
         gpu, subject = self.world.find(device.id)
         subject.fill("secret")
         gpu.set("slow_clear", 600)
@@ -154,13 +154,13 @@ class CudaRig:
         return begun
 
     def lift(self, device: Device) -> None:
-        """It is as fast as it was again."""
+        """Restore the device's normal speed."""
         gpu, _ = self.world.find(device.id)
         gpu.unset("slow_clear")
 
 
 class UnderWay:
-    """An erase, until somebody looks at ``task``."""
+    """An erase in progress; its result is in ``task``."""
 
     def __init__(self, rig: CudaRig, device: Device, deadline: float) -> None:
         self.reached = asyncio.Event()
@@ -174,7 +174,7 @@ class UnderWay:
 
 @asynccontextmanager
 async def cuda_rig(root: Path, *, gpus: int = 2, modules: Sequence[str] = (ERASER_MODULE,)) -> AsyncIterator[CudaRig]:
-    """GPUs of 16 MiB, of which the driver keeps 2 and a context takes 2."""
+    """Provide GPUs of 16 MiB, of which the driver keeps 2 and a context takes 2."""
     children = Children(kill_timeout=PATIENCE)
     with World.create(root / "world", gpus=gpus) as world:
         rig = CudaRig(world, root / "state", children, modules=modules)

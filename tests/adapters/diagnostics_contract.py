@@ -1,7 +1,7 @@
-"""What every diagnostic must do, whatever its devices are made of: the simulated node, CUDA against a stand-in, a GPU.
+"""Contract of every diagnostic, independent of the kind of devices: the simulated node, CUDA against a stand-in, a GPU.
 
 A test module derives a ``Test…`` class from :class:`DiagnosticsContract` and provides a ``rig`` fixture: diagnostics,
-two devices that nobody holds, and the hands that do to a device what the world does.
+two devices without holders, and methods that change a device as the outside world does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATIENCE = 30.0
 
 
 class DiagnosticsRig(Protocol):
-    """Diagnostics, and the world around their devices."""
+    """Diagnostics, and the environment of their devices."""
 
     @property
     def diagnostics(self) -> Diagnostics: ...
@@ -36,23 +36,23 @@ class DiagnosticsRig(Protocol):
     def other(self) -> Device: ...
 
     def fill(self, device: Device, text: str) -> None:
-        """Leave ``text`` all over the memory, and let go."""
+        """Fill the memory with ``text`` and release the device."""
 
     def content(self, device: Device) -> bytes:
-        """All of the memory that a program can reach."""
+        """Return all of the memory that a program can reach."""
 
     def hold(self, device: Device) -> AbstractContextManager[object]:
-        """Somebody else's process that has the device."""
+        """Run an unrelated process that holds the device."""
 
     def spoil(self, device: Device) -> None:
-        """The memory does not keep what is written from now on."""
+        """Make the memory lose everything that is written from now on."""
 
     async def at_work(self, device: Device) -> int | None:
-        """PID of the child that holds the lock of ``device``, as the eraser's ``orphan`` tells it."""
+        """Return the PID of the child that holds the lock of ``device``, as the eraser's ``orphan`` reports it."""
 
 
 class DiagnosticsContract:
-    """Derive from it and provide ``rig``."""
+    """The contract tests; derive from this class and provide ``rig``."""
 
     async def test_working_device_passes_every_check_with_a_rate(self, rig: DiagnosticsRig) -> None:
         checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
@@ -116,7 +116,7 @@ class DiagnosticsContract:
 
 
 async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Task[tuple[DiagnosticCheck, ...]]:
-    """A diagnosis that takes a minute, and has its device."""
+    """Start a diagnosis that takes a minute; returns once it has the device."""
     task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, DiagnosticLevel.EXTENDED, deadline))
     async with asyncio.timeout(PATIENCE):
         while not await rig.at_work(rig.device):
@@ -126,7 +126,7 @@ async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Tas
 
 
 def untouched(rig: DiagnosticsRig) -> bool:
-    """Whether what was filled with "secret" still is, at the end of the memory at least: a holder has its own share."""
+    """Return whether the end of the memory still contains "secret"; a holder has its share at the start."""
     return b"secret" in rig.content(rig.device)[-64:]
 
 

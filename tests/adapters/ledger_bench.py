@@ -1,4 +1,4 @@
-"""Both ledgers on one bench: a place, and the services that come to it one after the other."""
+"""Both ledgers behind one interface: a storage location, and the services that use it one after the other."""
 
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ KINDS = ("sqlite", "memory")
 
 
 class AnyLedger(Ledger, AuditTrail, Certificates, Protocol):
-    """A ledger that also says how it is, and where its trail ends."""
+    """A ledger that also reports its health and the head of its trail."""
 
     def health(self) -> str: ...
 
@@ -21,10 +21,10 @@ class AnyLedger(Ledger, AuditTrail, Certificates, Protocol):
 
 
 class Bench(Protocol):
-    """One place for a ledger, and the services that come to it one after the other."""
+    """One location for a ledger, and the services that use it one after the other."""
 
     async def start(self) -> tuple[AnyLedger, LedgerState]:
-        """What a new service opens and finds; the one before it has ended."""
+        """Stop the previous service, start a new one, and return its ledger with the state that it loaded."""
 
     async def end(self) -> None: ...
 
@@ -57,5 +57,5 @@ class _InMemory:
 
 
 def bench_of(kind: str, directory: Path, max_audit_rows: int) -> Bench:
-    """A bench for the ledger of ``kind``, one of :data:`KINDS`."""
+    """Return a bench for the ledger of ``kind``, one of :data:`KINDS`."""
     return _OnDisk(directory, max_audit_rows) if kind == "sqlite" else _InMemory(max_audit_rows)

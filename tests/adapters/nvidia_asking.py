@@ -1,4 +1,4 @@
-"""NVML's side of a node for tests: what asks the driver, over a world of stand-ins."""
+"""NVML's side of a node for tests: the components that query the driver, over a world of stand-ins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Asking", "Told", "asking"]
 
 
 class Told:
-    """What the driver told by itself: whatever a test puts in."""
+    """Driver events as a test sets them."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Mapping[int, int]] = {}
@@ -44,7 +44,7 @@ class Told:
 
 
 class Asking:
-    """A world, and everything that asks its driver."""
+    """A world, and all components that query its driver."""
 
     def __init__(self, world: World, deadline: float) -> None:
         self.world = world
@@ -64,7 +64,7 @@ class Asking:
         self.settings = NvidiaSettings(self.questions)
 
     def devices(self) -> tuple[Device, ...]:
-        """What the inventory would list, as far as a question needs it; without the children that it would start."""
+        """Return what the inventory would list, as far as a request needs it, without starting children."""
         found: list[Device] = []
         for gpu in self.world.gpus:
             parts: tuple[Gpu | Instance, ...] = gpu.instances or (gpu,)
@@ -92,7 +92,7 @@ class Asking:
 
 
 async def _nobody(_: int) -> str | None:
-    """No process is infrastructure."""
+    """Treat no process as infrastructure."""
     return None
 
 
@@ -100,7 +100,7 @@ async def _nobody(_: int) -> str | None:
 async def asking(
     directory: Path, *, gpus: int = 2, mebibytes: int = 16, deadline: float = 10.0
 ) -> AsyncIterator[Asking]:
-    """A node of healthy GPUs in ``directory``; no child asks longer than ``deadline`` seconds."""
+    """Provide a node of healthy GPUs in ``directory``; no request to a child takes longer than ``deadline`` seconds."""
     with World.create(directory / "node", gpus=gpus, mebibytes=mebibytes, reserved_mebibytes=1) as world:
         made = Asking(world, deadline)
         try:

@@ -1,4 +1,4 @@
-"""A node with NVIDIA GPUs for tests: the whole backend, as the service puts it together, over a world of stand-ins."""
+"""A node with NVIDIA GPUs for tests: the whole backend, as the service builds it, over a world of stand-ins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STANDIN = _ROOT / "tests" / "nvidia" / "standin"
 
 
 def standin_environment(world: World) -> dict[str, str]:
-    """What has the CUDA children import the stand-in for CuPy, and compute in ``world``."""
+    """Return the environment in which the CUDA children import the stand-in for CuPy, and compute in ``world``."""
     return {"PYTHONPATH": f"{_STANDIN}:{_ROOT}", "SCRUBBER_STANDIN_WORLD": str(world.root)}
 
 
@@ -39,7 +39,7 @@ class NvidiaRig:
         self.backend = backend
 
     def gpu(self, device: Device) -> Gpu:
-        """The GPU that ``device`` is, or is cut from."""
+        """Return the GPU that ``device`` is or belongs to."""
         return self.world.find(device.id)[0]
 
     def subject(self, device: Device) -> Subject:
@@ -92,7 +92,7 @@ class NvidiaRig:
 
 @asynccontextmanager
 async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncIterator[NvidiaRig]:
-    """The backend over ``world``, once the events of every GPU are listened to."""
+    """Provide the backend over ``world``, once the event stream of every GPU is open."""
     children = Children()
     async with nvidia_backend(
         world.places,
@@ -114,5 +114,5 @@ async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncI
 
 
 async def _nobody(_: int) -> str | None:
-    """No process is infrastructure."""
+    """Treat no process as infrastructure."""
     return None

@@ -1,4 +1,4 @@
-"""A node that is short of something, for as long as a test wants."""
+"""Resource shortage on a node for the duration of a test."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ __all__ = ["descriptors_left"]
 
 @contextmanager
 def descriptors_left(spare: int) -> Iterator[None]:
-    """This process may open ``spare`` more files and no others."""
+    """Limit this process to opening ``spare`` more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)

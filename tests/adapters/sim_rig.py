@@ -1,22 +1,28 @@
-"""A simulated node for tests: small devices, real tenants, and a count of what has to be ended afterwards."""
+"""A simulated node for tests: small devices, real tenants, and a list of what has to be ended afterwards."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from scrubber.adapters.kernel_text import parse_stat
+import pytest
+
+from scrubber.adapters.kernel_text import ProcStat, parse_stat
+from scrubber.adapters.procwalk import process
 from scrubber.adapters.sim import control, shape
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import SimDevice, load_node, write_json
 from scrubber.domain.device import Device
 
-__all__ = ["Sim", "Tenant", "make"]
+__all__ = ["Sim", "Tenant", "kill_and_wait", "make", "report_as_kernel_thread"]
 
 TENANT = "scrubber.adapters.sim.tenant"
 
@@ -33,13 +39,13 @@ class Tenant:
         return self.process.pid
 
     def until_ready(self) -> Tenant:
-        """Read what it says until it holds the device; an end before that is an error."""
+        """Read its output until it holds the device; an end before that is an error."""
         while "ready" not in self.said:
             self.said.update(json.loads(self.line()))
         return self
 
     def until_its_leader_is_dead(self) -> Tenant:
-        """Return once its first thread has ended, while others go on; the test's own deadline is the limit."""
+        """Return once its first thread has ended, while others continue; only the test's timeout limits the wait."""
         while True:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 if parse_stat(file.read()).is_dead:
@@ -59,6 +65,27 @@ class Tenant:
             self.process.stdout.close()
 
 
+def kill_and_wait(pid: int) -> None:
+    """Kill a process of any parent, and wait until it has released its files: the next test may look for their holders."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [])
+    finally:
+        os.close(descriptor)
+
+
+def report_as_kernel_thread(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+    """Have ``/proc/PID/stat`` name a kernel thread: a PID namespace has none of its own."""
+    read_stat = process.read_stat
+
+    def read(path: str) -> ProcStat | None:
+        stat = read_stat(path)
+        return stat if stat is None or path != f"/proc/{pid}/stat" else replace(stat, kernel_thread=True)
+
+    monkeypatch.setattr(process, "read_stat", read)
+
+
 class Sim:
     """The rig of the contract, and what only the simulated node can do."""
 
@@ -73,7 +100,7 @@ class Sim:
         return self.backend.inventory.find_sim_device(device)
 
     def start(self, device: Device, *options: str) -> Tenant:
-        """A tenant of ``device``, not waited for."""
+        """Start a tenant of ``device`` without waiting for it."""
         return self.run([sys.executable, "-m", TENANT, "--device", str(self.files(device).memory), *options])
 
     def run(self, command: list[str]) -> Tenant:
@@ -132,7 +159,7 @@ class Sim:
 
 
 def make(directory: Path, *, devices: int = 2, mebibytes: int = 2) -> Path:
-    """A node in ``directory``."""
+    """Create a node in ``directory``."""
     shape.create(directory, devices=devices, memory=mebibytes * shape.MIB, node_name="node-1")
     assert not load_node(directory).broken_devices
     return directory

@@ -1,4 +1,4 @@
-"""The attacks work, on the stand-in for a GPU: what a killed process left is found, until the scrub's kernels ran."""
+"""The attacks on the stand-in for a GPU find data of a killed process until the scrub's kernels have run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def programs(world: World, cache: Path) -> Iterator[Programs]:
     made.end()
 
 
-# --- what stays on chip
+# --- on-chip memory
 
 
 ATTACK = """

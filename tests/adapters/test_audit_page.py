@@ -1,4 +1,4 @@
-"""The page on the audit trail: what it tells people to run does what it says."""
+"""The documentation of the audit trail: the program and commands that it shows work as described."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 TOLD = [
     event("service.started", at=1.5, device=None, devices=8),
     event("odd", at=1e-7, text="\u00e9\u4e2d\U0001f600\x1b\x7f", big=10**20, small=0.1, none=None, yes=True),
-    event("handover.granted", at=1_795_000_000.25, tenant_namespace='"red\\'),
+    event("handover.granted", at=1_795_000_000.25, tenant='"red\\'),
     event("scrub.finished", at=100.0, outcome="passed"),
 ]
 ROWS = chain_events(CHAIN_START, TOLD)
@@ -38,7 +38,7 @@ def exported(start: AuditHead = CHAIN_START) -> list[str]:
 
 
 def check(directory: Path, lines: Sequence[str], *heads: str) -> tuple[int, str]:
-    """Run the page's own program on ``lines``: exit code, and what it said."""
+    """Run the page's own program on ``lines``; return exit code and output."""
     (directory / "check.py").write_text(CHECK)
     (directory / "trail.jsonl").write_text("".join(lines))
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Heads that were kept, and exports that somebody had in his hands: what is said of each."""
+"""Verification of saved heads and of exports that may have been edited."""
 
 import io
 import json
@@ -72,11 +72,11 @@ class TestTrailVerification:
             ((), 0, ChainVerdict.INTACT, []),
             ((place(1), place(20), place(11)), 0, ChainVerdict.INTACT, ["found"] * 3),
             ((place(4),), 4, ChainVerdict.INTACT, ["found"]),
-            ((place(3),), 4, ChainVerdict.CANNOT_TELL, ["cannot-tell"]),
-            ((place(3), place(9)), 4, ChainVerdict.CANNOT_TELL, ["cannot-tell", "found"]),
-            ((place(3), f"9:{'0' * 64}"), 4, ChainVerdict.BROKEN, ["cannot-tell", "replaced"]),
+            ((place(3),), 4, ChainVerdict.CANNOT_TELL, ["unknown"]),
+            ((place(3), place(9)), 4, ChainVerdict.CANNOT_TELL, ["unknown", "found"]),
+            ((place(3), f"9:{'0' * 64}"), 4, ChainVerdict.BROKEN, ["unknown", "replaced"]),
             ((f"4:{'0' * 64}",), 4, ChainVerdict.BROKEN, ["replaced"]),
-            ((f"21:{'0' * 64}",), 0, ChainVerdict.BROKEN, ["cut-off"]),
+            ((f"21:{'0' * 64}",), 0, ChainVerdict.BROKEN, ["truncated"]),
             ((f"1:{'0' * 64}", place(1)), 0, ChainVerdict.BROKEN, ["replaced", "found"]),
             ((place(1), place(1)), 0, ChainVerdict.INTACT, ["found"]),
         ],
@@ -104,7 +104,7 @@ class TestTrailVerification:
         examination.add_page(TrailPage(ROWS[pruned - 1].head if pruned else CHAIN_START, HEAD, ROWS[pruned:seen]))
         found = examination.result()
         assert found.verdict is ChainVerdict.BROKEN
-        assert [each.status for each in found.comparisons] == ["cut-off"] * 2
+        assert [each.status for each in found.comparisons] == ["truncated"] * 2
         assert f"ends at row {end} here" in found.comparisons[0].message
 
     def test_read_error_takes_precedence_over_other_trail_problems(self) -> None:
@@ -173,25 +173,25 @@ class TestExportVerification:
             (lambda lines: [*lines, "{}\n"], "Line 22 of trail.jsonl"),
             (lambda lines: [*lines[:5], lines[6], lines[5], *lines[7:]], "row 5 is missing"),
             (changed(7, actor="uid:0"), "row 7 was changed"),
-            (changed(7, at=0.5), "row 7 was changed"),
+            (changed(7, timestamp=0.5), "row 7 was changed"),
             (changed(7, fields="{}"), "row 7 was changed"),
-            (changed(7, device=None), "row 7 was changed"),
-            (changed(7, name="\ud800"), "row 7 was changed"),
-            (changed(7, prev_hash="0" * 64), "row 7 does not follow"),
+            (changed(7, deviceID=None), "row 7 was changed"),
+            (changed(7, event="\ud800"), "row 7 was changed"),
+            (changed(7, previousHash="0" * 64), "row 7 does not follow"),
             (changed(0, head={"sequence": 20, "hash": "0" * 64}), "is not the recorded head"),
             (changed(0, head={"sequence": 21, "hash": "0" * 64}), "but 21 rows were written"),
             (changed(0, pruned={"sequence": 1, "hash": "0" * 64}), "where row 2 belongs"),
             (changed(7, sequence="7"), "sequence is missing or of the wrong type"),
             (changed(7, sequence=True), "sequence is missing or of the wrong type"),
             (changed(7, fields={"number": 6}), "fields is missing or of the wrong type"),
-            (changed(7, at=1e400), "at is no time"),
-            (changed(7, at=10**400), "at is no time"),
-            (replaced(7, '"at":100.0', '"at":NaN'), "at is no time"),
+            (changed(7, timestamp=1e400), "timestamp is no time"),
+            (changed(7, timestamp=10**400), "timestamp is no time"),
+            (replaced(7, '"timestamp":100.0', '"timestamp":NaN'), "timestamp is no time"),
             (replaced(7, '"sequence":7', f'"sequence":{"7" * 5_000}'), "Line 8 of"),
             (changed(7, more="x"), "more is not of a row"),
-            (changed(7, kind="AuditTrail"), "not of the kind AuditRow"),
+            (changed(7, kind="AuditLog"), "not of the kind AuditRow"),
             (changed(7, apiVersion="cli.scrubber.dev/v2"), "not of the version"),
-            (replaced(7, '"name":', '"name":"x","name":'), "something is in it twice"),
+            (replaced(7, '"event":', '"event":"x","event":'), "something is in it twice"),
             (replaced(7, '"actor":"service",', ""), "actor is missing"),
             (lambda lines: [*lines[:7], "[" * 100_000 + "\n", *lines[7:]], "too deep"),
             (lambda lines: [*lines[:7], "\n", *lines[7:]], "Line 8 of"),
@@ -212,9 +212,9 @@ class TestExportVerification:
             "{}\n",
             "[]\n",
             "\N{REPLACEMENT CHARACTER}\x00",
-            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditTrail"}\n',
-            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditTrail","pruned":{"sequence":true,"hash":""},"head":{}}\n',
-            '{"apiVersion":"cli.scrubber.dev/v9","kind":"AuditTrail","pruned":{"sequence":0,"hash":""}}\n',
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditLog"}\n',
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditLog","pruned":{"sequence":true,"hash":""},"head":{}}\n',
+            '{"apiVersion":"cli.scrubber.dev/v9","kind":"AuditLog","pruned":{"sequence":0,"hash":""}}\n',
             '{"apiVersion":"cli.scrubber.dev/v1","kind":"DeviceList","items":[]}\n',
         ],
     )

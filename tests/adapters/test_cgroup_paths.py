@@ -1,4 +1,4 @@
-"""Names of cgroups as kubelets and runtimes write them, and ``/proc`` texts as kernels do."""
+"""Names of cgroups as kubelets and runtimes write them, and ``/proc`` texts as kernels write them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ NO_POD = {
 
 
 BASES = ("kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice", "kubelet/kubepods")
-"""Where kubelets keep their pods; no node has them all."""
+"""Where kubelets put their pods; no node has all of them."""
 
 
 def test_pod_of_a_recorded_process_is_identified_in_every_hierarchy() -> None:

@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint, its log directories, and what they say together about who a listed pod is."""
+"""The kubelet's checkpoint, its log directories, and how together they identify a listed pod."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIRST, SECOND = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11", "2d0b51c5-57b5-4a0f-8f0b
 
 
 def recorded(*entries: dict[str, Any]) -> bytes:
-    """The shape that Kubernetes 1.36 writes."""
+    """Return a checkpoint in the format of Kubernetes 1.36."""
     data = {"PodDeviceEntries": list(entries), "RegisteredDevices": {GPU: ["gpu-0", "gpu-1"]}}
     return json.dumps({"Data": data, "Checksum": 2493384021}).encode()
 
@@ -138,7 +138,7 @@ def test_checkpoint_is_parsed_again_only_when_its_content_changed(tmp_path: Path
     first = file.read()
     assert file.read() is first
 
-    # The same inode, as many bytes, the same times: what it says is all that counts.
+    # Same inode, size and times: only the content may count.
     path.write_bytes(recorded(entry(SECOND, "main", "gpu-0")))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert path.stat().st_size == times.st_size
@@ -219,7 +219,7 @@ def test_two_listed_pods_of_one_name_get_their_own_uids() -> None:
     ]
 
 
-# --- together: devices that are ours ---
+# --- together: devices of this node ---
 
 
 def test_assignments_keep_only_devices_of_this_node() -> None:
@@ -274,7 +274,7 @@ def test_unlisted_pod_with_a_disputed_uid_counts_as_missing() -> None:
     assert missing_pods(assignments_of([listed()], checkpoint, found, OURS), checkpoint, found, OURS) == frozenset()
 
 
-# --- together: whose names devices go by ---
+# --- together: other plugins' ids of devices ---
 
 
 def test_replica_id_resolves_to_its_device_in_list_and_checkpoint() -> None:
@@ -349,7 +349,7 @@ def test_device_both_claimed_and_allocated_has_no_certain_assignment() -> None:
     assert [each.resource for each in reading.assigned_by_other_plugins("gpu-0", {GPU})] == ["gpu.vendor.com"]
 
 
-# --- together: pods that have ended and are listed, and a checkpoint of another kubelet ---
+# --- together: pods that have ended and are still listed, and a checkpoint of another kubelet ---
 
 
 def nothing(name: str = "train") -> ListedPod:

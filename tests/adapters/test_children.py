@@ -1,4 +1,4 @@
-"""Children: a hung, dying or babbling one costs itself, and none outlives the service."""
+"""Children: one that hangs, dies or writes nonsense affects only its own request, and none outlives the service."""
 
 import asyncio
 import os
@@ -162,11 +162,12 @@ async def test_child_that_survives_sigkill_is_abandoned_and_counted() -> None:
     assert (child.is_abandoned, deaf.abandoned, deaf.abandoned_total) == (False, (), 1)
 
 
-# --- a loop that stands still --------------------------------------------------------------------------------------
+# --- a stalled event loop
+# -----------------------------------------------------------------------------------------------
 
 
 class Overheard(Children):
-    """Keeps the service's end of the last child's socket, so that a test can see an answer lying there."""
+    """Keeps the service's end of the last child's socket, so that a test can see an unread answer in it."""
 
     link: socket.socket
 
@@ -183,13 +184,13 @@ class Overheard(Children):
 
 
 def stop(pid: int) -> None:
-    """Have the process answer nothing until it is sent SIGCONT."""
+    """Stop the process until it receives SIGCONT."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def stand_still(until: float, descriptor: int | None = None) -> None:
-    """Let nothing else run in this process until the clock says ``until`` and ``descriptor`` can be read."""
+    """Block this process until the clock reaches ``until`` and ``descriptor`` is readable."""
     poll = select.poll()
     if descriptor is not None:
         poll.register(descriptor, select.POLLIN)
@@ -269,7 +270,7 @@ async def test_late_noticed_child_death_leaves_no_abandoned_child() -> None:
     os.close(pidfd)
     advance(LONG + 1)
     assert await killing
-    assert await child.wait(LONG)  # until the loop has been told, too
+    assert await child.wait(LONG)  # until the loop has been notified, too
     assert (child.is_abandoned, strict.abandoned_total, strict.pids()) == (False, 0, frozenset())
 
 
@@ -324,7 +325,8 @@ def test_child_modules_import_nothing_heavy(module: str) -> None:
     assert not {"asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog"} & set(loaded)
 
 
-# --- questions -----------------------------------------------------------------------------------------------------
+# --- requests
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -385,7 +387,7 @@ async def test_stuck_device_costs_at_most_one_unkillable_child() -> None:
             with suppress(DriverTimeout):
                 again = await pool.request("sick", {"do": "tell", "echo": 1})
     assert again["echo"] == 1
-    deaf.kill_timeout = LONG  # they end at the end of their file, which may take a loaded machine a while
+    deaf.kill_timeout = LONG  # they exit at end of file, which may take a while on a loaded machine
     await pool.close()
     await deaf.close()
 

@@ -1,4 +1,4 @@
-"""Questions whose answer others than the device can delay: no answer is nobody's fault, and nobody is asked apart."""
+"""Requests that others than the device can delay: a missing answer is no device fault, and no request is isolated."""
 
 import asyncio
 import os
@@ -67,6 +67,6 @@ async def test_hanging_driver_requests_cost_at_most_one_unkillable_child() -> No
             with suppress(Unavailable):
                 again = await pool.request("GPU-0", {"do": "tell", "echo": 1})
     assert again["echo"] == 1
-    deaf.kill_timeout = LONG  # they end at the end of their file, which may take a loaded machine a while
+    deaf.kill_timeout = LONG  # they exit at end of file, which may take a while on a loaded machine
     await pool.close()
     await deaf.close()

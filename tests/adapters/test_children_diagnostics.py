@@ -1,4 +1,4 @@
-"""How a diagnostic's seconds are shared out, and what its report has to say to be believed."""
+"""How a diagnostic's time is divided among its checks, and what its report must contain to be accepted."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from scrubber.domain.errors import Unreadable
 
 
 class Clock:
-    """Seconds that pass when it is told so."""
+    """A clock that advances only when told to."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Holding a device back: while it is held, no child that ever asked about it lives, and the others get their answers."""
+"""Suspending a device: meanwhile no child that ever queried it lives, and the other devices are still served."""
 
 import asyncio
 import os
@@ -37,10 +37,10 @@ async def pool(children: Children) -> AsyncIterator[RequestPool]:
 
 @pytest.fixture
 async def deaf() -> AsyncIterator[Children]:
-    """Children that no signal of ours ends; the end of their file does, unless something keeps them."""
+    """Provide children that no signal of ours ends; they exit at end of file, unless something prevents it."""
     made = Children(kill_timeout=0.05, send_signal=lambda pidfd, number: None)
     yield made
-    made.kill_timeout = LONG  # a loaded machine may take a while for that
+    made.kill_timeout = LONG  # on a loaded machine that may take a while
     await made.close()
 
 
@@ -87,7 +87,7 @@ async def test_request_in_progress_completes_before_suspension_and_queued_ones_a
 ) -> None:
     names = ("other", "held", "held", "other")
     queue = [asyncio.create_task(pool.request(name, {"do": "tell", "echo": name})) for name in names]
-    await asyncio.sleep(0)  # each stands in line now
+    await asyncio.sleep(0)  # all of them are queued now
     async with pool.suspend(["held"]):
         for refused in queue[1:3]:
             with pytest.raises(Unavailable, match="held"):
@@ -111,7 +111,7 @@ async def test_running_probe_is_killed_before_its_device_is_suspended(
 ) -> None:
     with pytest.raises(DriverTimeout):
         await pool.request("held", {"do": "hang"}, deadline=0.05)
-    await pool.request("held", {"do": "tell"})  # whoever hung is over by now, and the probe is ready
+    await pool.request("held", {"do": "tell"})  # by now the hung child is dead and the probe is ready
     probing = asyncio.create_task(pool.request("held", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
 
@@ -121,7 +121,7 @@ async def test_running_probe_is_killed_before_its_device_is_suspended(
 
     holding = asyncio.create_task(hold())
     async with asyncio.timeout(LONG):
-        while len(children.pids()) > 1:  # until the shared child is over, and the probe is waited for
+        while len(children.pids()) > 1:  # until the shared child has ended and the pool waits for the probe
             await asyncio.to_thread(os.sched_yield)
     await advance_until(probing.done)
     assert await holding == frozenset()
@@ -139,7 +139,7 @@ async def test_device_is_not_suspended_while_a_child_that_queried_the_device_can
     with pytest.raises(DriverTimeout, match=rf"{held}.*cannot be ended"):
         async with deaf_pool.suspend([held]):
             raise AssertionError("it was held")
-    # The child that was asked last ends at the end of its file, and may take longer for that than the limit.
+    # The child of the last request exits at end of file, and may take longer than the limit.
     (undying,) = (each for each in deaf.abandoned if each.device == "sick")
     os.kill(undying.pid, signal.SIGKILL)
     async with asyncio.timeout(LONG):
@@ -185,19 +185,19 @@ async def test_unkillable_probe_that_has_answered_blocks_suspension_of_its_devic
     os.kill(hung, signal.SIGKILL)
     cure.touch()
     async with asyncio.timeout(LONG):
-        while True:  # until the end of whoever hung is noticed
+        while True:  # until the end of the hung child is noticed
             with suppress(DriverTimeout):
                 probe = await deaf_pool.request("held", question)
                 break
     assert await _undying(deaf_pool, "held") == probe["pid"]
-    deaf.kill_timeout = LONG  # the shared child ends at the end of its file, which may take a loaded machine a while
+    deaf.kill_timeout = LONG  # the shared child exits at end of file, which may take a while on a loaded machine
     async with deaf_pool.suspend(["well"]):
-        pass  # the probe has never asked about this one
+        pass  # the probe has never queried this device
     await _end_by_hand(int(str(probe["pid"])), deaf_pool, "held")
 
 
 async def _undying(pool: RequestPool, device: str) -> int:
-    """The process that keeps ``device`` from being held, as often as somebody tries."""
+    """Return the process that keeps preventing ``device`` from being suspended."""
     named = set[int]()
     for _ in range(2):
         with pytest.raises(DriverTimeout, match="cannot be ended") as refusal:
@@ -209,7 +209,7 @@ async def _undying(pool: RequestPool, device: str) -> int:
 
 
 async def _end_by_hand(pid: int, pool: RequestPool, device: str) -> None:
-    """Return once the pool has noticed, and the device can be held."""
+    """Kill the process and return once the pool has noticed, and the device can be suspended."""
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(LONG):
         while True:

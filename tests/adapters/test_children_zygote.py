@@ -1,4 +1,4 @@
-"""The zygote: what it forks starts from loaded libraries, and is otherwise a child like any other."""
+"""The zygote: the children that it forks start with loaded libraries, and otherwise behave like any child."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ async def children() -> AsyncIterator[Children]:
 
 
 def library(directory: Path, text: str) -> Mapping[str, str]:
-    """An environment in which ``import cupy`` runs ``text``."""
+    """Return an environment in which ``import cupy`` runs ``text``."""
     directory.mkdir()
     (directory / "cupy.py").write_text(text, encoding="utf-8")
     return {"PYTHONPATH": f"{directory}:{ROOT}"}
@@ -49,7 +49,7 @@ def zygote(children: Children, tmp_path: Path) -> Zygote:
 
 
 async def ended(pid: int) -> None:
-    """Return once the process is over; it may be already, and waited for."""
+    """Return once the process has ended; it may already have ended and been reaped."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -83,7 +83,7 @@ async def test_forked_child_has_its_own_environment_and_only_its_own_socket(zygo
     )
     assert "CUDA_VISIBLE_DEVICES" not in (await told(zygote))["environment"]  # type: ignore[operator]
     assert "HOME" not in first["environment"]  # type: ignore[operator]
-    assert first["descriptors"] == second["descriptors"] == 5  # standard streams, its socket, and the look itself
+    assert first["descriptors"] == second["descriptors"] == 5  # standard streams, socket, directory listing
 
 
 async def test_forked_child_is_counted_answers_and_is_killed_like_any_child(zygote: Zygote, children: Children) -> None:
@@ -105,7 +105,7 @@ async def test_forked_child_that_exits_is_noticed_and_leaves_no_zombie(zygote: Z
         await child.call({"do": "die"}, LONG)
     assert await child.wait(LONG)
     assert await child.kill()
-    await told(zygote)  # it has been at work since, so it has waited for the dead one
+    await told(zygote)  # it has handled a request since, so it has reaped the dead child
     assert not Path(f"/proc/{child.pid}").exists()
 
 
@@ -186,7 +186,7 @@ async def test_missing_library_is_reported_with_the_package_to_install(children:
         with pytest.raises(Unavailable, match=r"libcudart is not there.*install the service with its extra cuda12"):
             await attempt()
     (tmp_path / "missing" / "cupy.py").write_text("", encoding="ascii")
-    await zygote.warm_up()  # it was installed meanwhile
+    await zygote.warm_up()  # CuPy was installed meanwhile
 
 
 async def test_zygote_refuses_to_fork_from_a_library_that_started_threads(children: Children, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The system's clock keeps the promises of the port."""
+"""The system clock fulfils the contract of its port."""
 
 import pytest
 

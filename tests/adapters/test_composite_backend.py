@@ -1,4 +1,4 @@
-"""Two simulated nodes as one backend: together they keep the contract, and what breaks in one disturbs the other nowhere."""
+"""Two simulated nodes as one backend: it fulfils the contract, and a failure in one node does not affect the other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -99,7 +99,7 @@ def _ids(place: Path) -> set[str]:
 
 @asynccontextmanager
 async def both(directory: Path, **replaced: object) -> AsyncIterator[Both]:
-    """Two nodes side by side; ``replaced`` are ports that the first one has instead of its own."""
+    """Provide two nodes side by side; ``replaced`` are ports that replace those of the first node."""
     places = {name: make(directory / name, devices=1) for name in (FIRST, SECOND)}
     backends = {name: SimBackend(place, driver_call_timeout=2.0) for name, place in places.items()}
     ports = {name: ports_of(backend) for name, backend in backends.items()}
@@ -120,11 +120,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Both]:
 
 
 class TestCompositeBackend(BackendContract):
-    """A device of one node, and one of the other."""
+    """The contract, over a device of each node."""
 
 
 async def well(rig: Both, device: Device) -> None:
-    """Everything that can be asked about ``device`` is answered."""
+    """Assert that every port answers for ``device``."""
     ports = rig.backend
     assert (await ports.telemetry.snapshot(device)).device == device.id
     assert not await ports.holders.is_held(device)
@@ -147,7 +147,7 @@ async def test_missing_driver_affects_only_its_own_backends_devices(rig: Both) -
 
 
 class Defective:
-    """Telemetry that raises what no port may raise."""
+    """Telemetry that raises an error outside the port's contract."""
 
     async def snapshot(self, device: Device) -> Snapshot:
         raise RuntimeError("a defect")
@@ -170,7 +170,7 @@ async def test_defect_in_one_backend_affects_only_its_own_devices(tmp_path: Path
 
 
 class Changing:
-    """An inventory whose driver is loaded later, and exchanged."""
+    """An inventory whose driver is loaded later, and replaced."""
 
     def __init__(self) -> None:
         self.driver = ""

@@ -1,4 +1,4 @@
-"""What only cgroups can do, and where a root or a tenant could mislead them. Real cgroups, v2 and v1."""
+"""What only cgroups can do, and where a wrong root or a tenant could mislead them. Real cgroups, v2 and v1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.pods import (
     only_with,
 )
 
-__test__ = bool(CGROUP_WAYS)  # what cannot be tried here is said aloud by tests.pods
+__test__ = bool(CGROUP_WAYS)  # tests.pods reports what cannot be tested on this machine
 
 RUNNER = """
 # Never more than one process, and never the same for long: every child's parent is gone when anybody looks.

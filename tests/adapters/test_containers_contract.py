@@ -1,4 +1,4 @@
-"""What every way of telling containers apart must do, tried with real processes: cgroups v2 and v1, and markers."""
+"""Contract of every way to tell containers apart, tested with real processes: cgroups v2 and v1, and markers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first container that is created in a pod after a moment, as the kernel reports it: real cgroups, v2 and v1."""
+"""The first container created in a pod after a given moment, as the kernel reports it: real cgroups, v2 and v1."""
 
 from __future__ import annotations
 

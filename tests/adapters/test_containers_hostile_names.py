@@ -1,4 +1,4 @@
-"""Real cgroups and real mounts whose names are made to mislead whoever reads ``/proc``."""
+"""Real cgroups and real mounts whose names are made to mislead programs that parse ``/proc``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from scrubber.adapters.cgroups.systemd_unit import parse_systemd_unit
 from tests.hostile_names import FORM_FEED_AND_OTHERS
 from tests.pods import CGROUP_WAYS, PATIENCE, CgroupGround, Node, ground_of, new_pod, node_of, only_with
 
-__test__ = bool(CGROUP_WAYS)  # what cannot be tried here is said aloud by tests.pods
+__test__ = bool(CGROUP_WAYS)  # tests.pods reports what cannot be tested on this machine
 
 HIERARCHIES = (b"0::", b"1:name=systemd:", b"2:pids:", b"3:freezer:")
-"""The beginnings of lines that would mislead, whichever of them this machine's own lines have."""
+"""Beginnings of lines that would mislead, whichever of them the lines of this machine have."""
 
 START_A_SERVICE = """
 import ctypes, os, sys
@@ -51,7 +51,7 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
 
 
 def enter(pid: int, cgroup: Path, name: bytes) -> None:
-    """Put ``pid`` into a cgroup of that name in ``cgroup``, and whatever cgroups that name leads through."""
+    """Move ``pid`` into a cgroup of that name in ``cgroup``; creates the cgroups on the way."""
     inner = os.fsencode(cgroup) + b"/" + name
     os.makedirs(inner)
     Path(os.fsdecode(inner), "cgroup.procs").write_text(str(pid))
@@ -63,7 +63,7 @@ def ground(node: Node) -> CgroupGround:
 
 
 def forged_lines(path: str) -> bytes:
-    """A name that holds every misleading line, each between two of the characters that Python splits at."""
+    """Return a name that contains every misleading line, each between two of the characters at which Python splits."""
     lines = [begin + path.encode() for begin in HIERARCHIES]
     ends = [end for end in FORM_FEED_AND_OTHERS if end != b"\r"] + [b"\r"]
     return b"".join(end + lines[number % len(lines)] for number, end in enumerate(ends)).strip(b"/")

@@ -1,6 +1,6 @@
-"""Pods with more processes than anybody wants to list: they cost themselves, and can be ended all the same.
+"""Pods with too many processes to list: only they are affected, and they can still be killed.
 
-Real processes in real cgroups, v2 and v1. What is bounded is tried with a small bound.
+Real processes in real cgroups, v2 and v1. Limits are tested with small values.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def main():
 asyncio.run(main())
 """
 
-__test__ = bool(CGROUP_WAYS)  # what cannot be tried here is said aloud by tests.pods
+__test__ = bool(CGROUP_WAYS)  # tests.pods reports what cannot be tested on this machine
 
 
 @pytest.fixture(params=CGROUP_WAYS)
@@ -96,9 +96,9 @@ def ground(node: Node) -> CgroupGround:
 
 
 class HeldUp:
-    """A proc file system that is the real one but for one process, about which it answers when it is told to.
+    """A copy of the proc file system that is real except for one process, whose files block until the test answers.
 
-    Whatever reads of that process waits in the kernel, as it would for a very long list.
+    A reader of that process waits in the kernel, as it would for a very long list.
     """
 
     def __init__(self, directory: Path, pid: int, *others: int) -> None:
@@ -112,11 +112,11 @@ class HeldUp:
         os.mkfifo(directory / str(pid) / "stat")
 
     async def somebody_waits(self) -> None:
-        """Return once somebody reads of the process; it waits on."""
+        """Return once a reader waits for the process; it keeps waiting."""
         self._answer = await asyncio.wait_for(asyncio.to_thread(self._opened), PATIENCE)
 
     def go_on(self) -> None:
-        """Answer who waits, and everybody from now on."""
+        """Answer the waiting reader, and all later ones at once."""
         stat = self.proc / str(self._pid) / "stat"
         stat.unlink()
         stat.symlink_to(f"/proc/{self._pid}/stat")
@@ -229,7 +229,7 @@ async def test_closed_reader_threads_report_that_the_service_is_stopping() -> No
         await aside(sum, (1, 2))
 
 
-# --- ending unread ---
+# --- killing without a list ---
 
 
 async def test_forking_pod_is_killed_whole_without_touching_other_pods(node: Node) -> None:
@@ -301,7 +301,7 @@ async def test_process_in_a_cgroup_deeper_than_the_path_limit_is_still_killed(no
 
 
 class Deep:
-    """Cgroups in one another below ``top``; in the last of them are ``processes``."""
+    """Nested cgroups below ``top``; the innermost contains ``processes``."""
 
     def __init__(self, top: Path, processes: list[Started]) -> None:
         self._name = "d" * 200
@@ -321,7 +321,7 @@ class Deep:
                 each.child.kill()
         for above, level in reversed(list(pairwise(self._levels))):
             os.close(level)
-            while True:  # the kernel lets go of an emptied cgroup a moment after the last exit
+            while True:  # the kernel releases an emptied cgroup shortly after the last exit
                 with contextlib.suppress(OSError):
                     os.rmdir(self._name, dir_fd=above)
                     break
@@ -336,9 +336,7 @@ async def test_pod_with_changing_threads_is_listed_and_can_be_killed(node: Node,
     processes = await containers.processes(pod)
     for _ in range(50):
         assert await containers.processes(pod) == processes
-        with contextlib.suppress(
-            Unreadable
-        ):  # where only a living thread has the cgroup, which need not be found in time
+        with contextlib.suppress(Unreadable):  # if only a living thread is in the cgroup, it need not be found in time
             assert await containers.pod_uid_of(fast.pid) == pod.uid
     assert fast.pid in {process.pid for process in processes}
     assert await containers.kill_cgroups(pod, PATIENCE)
@@ -415,7 +413,7 @@ async def test_cancelled_cgroup_kill_leaves_no_process_frozen_and_sends_no_later
     with pytest.raises(asyncio.CancelledError):
         await ending
     world.go_on()
-    both = threading.Barrier(2)  # of its threads: the one that was at it has ended then
+    both = threading.Barrier(2)  # both of the adapter's threads: the one that was busy has finished then
     await asyncio.gather(*(containers.run_in_thread(both.wait, PATIENCE) for _ in range(2)))
     assert await lives(main)
     assert await node.ground.containers().kill_cgroups(pod, PATIENCE), "and a later one ends it"

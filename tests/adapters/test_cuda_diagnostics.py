@@ -1,4 +1,4 @@
-"""Diagnosing through CUDA, against the stand-in for it: the contract of every diagnostic, and what only a GPU can do."""
+"""Diagnostics through CUDA, against its stand-in: the contract of every diagnostic, and what only a GPU can do."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +27,7 @@ MODES = {"0": "default", "3": "exclusive-process"}
 
 
 class WorldGpu:
-    """The driver's answers around a piece of work, read from the world's files."""
+    """The driver's responses around a GPU job, read from the world's files."""
 
     def __init__(self, world: World) -> None:
         self._world = world

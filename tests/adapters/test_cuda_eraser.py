@@ -1,4 +1,4 @@
-"""The eraser of NVIDIA devices, over the stand-ins: what it claims it has written and read back, and nothing more."""
+"""The eraser of NVIDIA devices, over the stand-ins: it claims exactly what it has written and read back."""
 
 import asyncio
 import os
@@ -296,7 +296,7 @@ async def test_previous_compute_mode_is_restored_after_the_fence(rig: CudaRig) -
     assert rig.gpu.mode(device) == "prohibited"
 
 
-# --- ends
+# --- endings
 
 
 async def test_deadline_kills_the_eraser_and_removes_the_fence(rig: CudaRig) -> None:
@@ -383,7 +383,7 @@ async def test_eraser_is_not_started_where_a_process_could_provide_mps(rig: Cuda
 
 
 def test_eraser_stops_between_two_chunks_when_its_parent_closes_the_socket(short_tmp: Path) -> None:
-    """Nothing but the end of its socket tells this one: its parent is no zygote and goes on."""
+    """Only the end of file of its socket ends this eraser: its parent is no zygote and keeps running."""
     with World.create(short_tmp / "world", gpus=1) as world:
         gpu = world.gpus[0]
         gpu.fill("secret")
@@ -410,6 +410,6 @@ def test_eraser_stops_between_two_chunks_when_its_parent_closes_the_socket(short
                 ours.sendall(pack({**order, "scrub": "1"}))
                 while unpack(reader.read(body_length(reader.read(HEADER_SIZE))))["phase"] != "clear":
                     pass
-            gpu.unset("slow_clear")  # the piece that it is at ends now, and it looks whether anybody is there
+            gpu.unset("slow_clear")  # the current chunk ends now, and the eraser checks whether its parent still exists
             assert eraser.wait(60) == 0
         assert b"secret" in gpu.content()

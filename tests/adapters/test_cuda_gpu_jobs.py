@@ -1,4 +1,4 @@
-"""Whatever happens around a piece of work on an NVIDIA device: its fence, its lock and its child tell one story."""
+"""GPU jobs on an NVIDIA device: fence, lock and child stay consistent in every failure and cancellation."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
         yield made
 
 
-# --- one story, whoever leaves, and when
+# --- consistency under cancellation at any time
 
 
 class AtStep:
-    """``work``, whose task is cancelled when it waits for the ``step``-th time; ``reached`` says whether it did."""
+    """``work``, whose task is cancelled at its ``step``-th wait; ``reached`` reports whether that happened."""
 
     def __init__(self, work: Coroutine[Any, Any, EraseReport], step: int) -> None:
         self._work = work
@@ -96,9 +96,9 @@ async def test_scrub_cancelled_at_any_step_leaves_no_fence_and_no_eraser(rig: Cu
         if not cancelled.reached:
             assert task.result().verified_bytes > 0
             break
-    # The fork, its leaving, the clearing up; how much of what it says comes at once is the machine's doing.
+    # Forking, exiting and cleaning up; how many of its messages arrive together depends on the machine.
     assert step > 2
-    for pid in rig.children.pids() - {rig.programs.zygote.pid}:  # forked for a caller who had left by then
+    for pid in rig.children.pids() - {rig.programs.zygote.pid}:  # forked for a caller that was cancelled by then
         await ended(pid)
 
 
@@ -107,7 +107,7 @@ async def test_scrub_cancelled_at_any_step_leaves_no_fence_and_no_eraser(rig: Cu
 
 @contextmanager
 def another_program_at_work(rig: CudaRig, device: Device) -> Iterator[int]:
-    """A process that has the device's lock; its PID."""
+    """Run a process that holds the device's lock; yields its PID."""
     command = [sys.executable, "-c", HOLDER, str(rig.locks / device.id)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -161,7 +161,7 @@ async def test_diagnosis_is_refused_where_cuda_does_not_enforce_the_fence(rig: C
         await CudaDiagnostics(rig.workplace).diagnose(rig.device(), DiagnosticLevel.QUICK, 30.0)
 
 
-# --- no device is blamed for what the node does
+# --- no device is blamed for faults of the node
 
 
 async def test_killed_zygote_is_no_fault_of_the_devices_being_cleared(rig: CudaRig) -> None:
@@ -193,7 +193,7 @@ async def test_termination_signals_to_eraser_and_zygote_do_not_end_a_scrub(rig: 
 
 
 class Unfenced:
-    """A driver that needs no file of this process: its answers come from a child."""
+    """Driver access without a file of this process: a child answers."""
 
     async def compute_mode(self, device: Device) -> str | None:
         return None
@@ -240,12 +240,12 @@ async def test_closed_zygote_starts_no_process_for_a_pending_fork(rig: CudaRig) 
     assert (zygote.pid, rig.children.pids()) == (None, frozenset())
 
 
-# --- what a report has to say
+# --- what a report must contain
 
 
 @pytest.mark.parametrize("audit", [True, False])
 async def test_device_on_which_no_kernel_runs_is_not_reported_clear(rig: CudaRig, audit: bool) -> None:
-    """No launch fails and none does anything: then nothing that is not zero is found either."""
+    """No launch fails and none has an effect: therefore no byte other than zero is found either."""
     device, gpu = rig.device(), rig.world.gpus[0]
     gpu.fill("secret")
     gpu.set("sm_dead", "0 1 2 3")
@@ -267,7 +267,7 @@ GOOD: Message = {
 
 
 class Reporting(GpuJobRunner):
-    """Nobody works here; every piece of work ends with ``report``."""
+    """A job runner without a child; every job ends with ``report``."""
 
     def __init__(self, gpu: GpuControl, report: Message) -> None:
         self.gpu = gpu

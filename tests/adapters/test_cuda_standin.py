@@ -83,7 +83,7 @@ def test_two_processes_never_share_a_byte(world: World, programs: Programs) -> N
 
 
 def test_allocation_fails_when_memory_is_exhausted_and_a_context_uses_memory(world: World, programs: Programs) -> None:
-    """8 MiB are left of 10: one granule is the context's, one is what small allocations share."""
+    """8 MiB of 10 are available: one granule belongs to the context, and small allocations share one."""
     program = programs.start(
         """
         free, total = runtime.memGetInfo()
@@ -130,7 +130,7 @@ def test_instance_computes_in_its_own_memory(world: World, programs: Programs) -
     assert first.content().count(7) == gpu.content().count(7) == 0
 
 
-# --- who computes, as others see it
+# --- computing processes, as others see them
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def holding(programs: Programs, gpu: Gpu) -> Iterator[Program]:
 
 
 def driver_says(world: World, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
-    """(PID, bytes) of those that compute, and bytes in use, as the stand-in for the driver's library has it."""
+    """Return (PID, bytes) of the computing processes, and the bytes in use, as the NVML stand-in reports them."""
     code = """
         import json, pynvml, sys
         pynvml.nvmlInit()
@@ -197,7 +197,7 @@ def test_prohibited_device_accepts_no_process(world: World, programs: Programs) 
 
 
 def test_context_is_unusable_in_a_forked_child(world: World, programs: Programs) -> None:
-    """So a zygote that had touched CUDA would be found out here as on a GPU."""
+    """The stand-in therefore detects a zygote that has used CUDA, as a GPU would."""
     program = programs.start(
         """
         before = status(runtime.memGetInfo)
@@ -336,7 +336,7 @@ def test_bad_page_ends_the_context_that_accesses_it(world: World, programs: Prog
     assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 214, "launched": 214, "count": None}
     gpu.set("bad_page", f"{3 * MIB} 719")
     assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 719, "launched": 719, "count": None}
-    gpu.set("bad_page", 7 * MIB)  # where nobody goes
+    gpu.set("bad_page", 7 * MIB)  # outside of what any program uses
     assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 0, "launched": 0, "count": 0}
 
 

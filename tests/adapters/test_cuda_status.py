@@ -1,4 +1,4 @@
-"""Every status of CUDA means one thing to the service, and an unknown one never means health."""
+"""Every CUDA status has one meaning for the service, and an unknown one never means healthy."""
 
 import os
 import subprocess

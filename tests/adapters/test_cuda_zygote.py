@@ -1,4 +1,4 @@
-"""What the CUDA zygote forks: programs that see one device, in an environment that is ours."""
+"""Children that the CUDA zygote forks: programs that see one device, in an environment that the service defines."""
 
 import asyncio
 import stat
@@ -75,7 +75,7 @@ async def test_zygote_never_opens_a_device(rig: CudaRig) -> None:
 
 
 async def test_missing_driver_with_real_cupy_is_no_device_fault(rig: CudaRig) -> None:
-    """CuPy itself, on a machine that has no GPU: it is imported, forked from, and asked for a context."""
+    """Uses CuPy itself, on a machine without a GPU: it is imported, forked from, and used to open a context."""
     children = Children()
     programs = ProgramLauncher(children, rig.state)
     eraser = CudaEraser(GpuJobRunner(programs, rig.gpu, rig.locks))

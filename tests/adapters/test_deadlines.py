@@ -1,4 +1,4 @@
-"""How long somebody is waited for by a process that now and then stands still, in virtual time."""
+"""Timeouts of a process that occasionally stalls, in virtual time."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def stand_still(seconds: float) -> None:
 
 
 async def hang_for(seconds: float) -> float:
-    """Have patience with nobody for ``seconds``; how long that took."""
+    """Wait for an event that never comes under a timeout of ``seconds``; return how long the wait took."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     with pytest.raises(TimeoutError):

@@ -1,7 +1,7 @@
-"""What is said on a node without a driver, by NVIDIA's own library and not by a stand-in for it.
+"""Behaviour of NVIDIA's own library, not the stand-in, on a node without a driver.
 
-The library is Debian's; ``scripts/fetch_driver_library.sh`` brings it once, beside the tests' own environment. Without a
-driver behind it there is one thing that it does: say so. That is the state most nodes of a cluster are in.
+The library is Debian's; ``scripts/fetch_driver_library.sh`` downloads it once into the tests' environment. Without a
+driver, all it can do is report that there is none. Most nodes of a cluster are in that state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEWER = {
     "nvmlDeviceGetNumaNodeId",
     "nvmlDeviceGetTemperatureV",
 }
-"""Functions of the stand-in that came to NVML after the oldest driver that Debian ships."""
+"""Functions of the stand-in that NVML introduced after the oldest driver that Debian ships."""
 NO_DRIVER = not Path("/proc/driver/nvidia").exists()
 DEBIAN = shutil.which("apt-get") is not None and shutil.which("dpkg-deb") is not None
 if not NO_DRIVER:
@@ -42,7 +42,7 @@ elif not DEBIAN:
 
 @pytest.fixture(scope="module")
 def driver_root() -> Path:
-    """A driver root that holds NVIDIA's library and nothing else; a sentence when the archive does not answer."""
+    """Return a driver root with only NVIDIA's library; fails with a message when the archive does not answer."""
     kept = Path(sys.prefix) / "driver-library"
     done = subprocess.run([FETCH, kept], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -58,13 +58,13 @@ async def children() -> AsyncIterator[Children]:
 
 
 def places(driver_root: Path, nowhere: Path) -> DriverPaths:
-    """The library of ``driver_root``, on a node that has no GPU."""
+    """Return paths to the library of ``driver_root``, on a node that has no GPU."""
     return DriverPaths(driver_root, nowhere / "dev", nowhere / "proc", nowhere / "sys", nowhere / "run")
 
 
 @pytest.fixture
 def both(driver_root: Path, tmp_path: Path) -> Iterator[tuple[ctypes.CDLL, ctypes.CDLL]]:
-    """NVIDIA's library and the stand-in for it, neither of them with a driver."""
+    """Load NVIDIA's library and the stand-in for it, both without a driver."""
     (directory,) = places(driver_root, tmp_path).library_directories()
     with World.create(tmp_path / "world") as world:
         world.remove_driver()
@@ -115,7 +115,7 @@ async def test_library_without_a_driver_is_unavailable_and_names_the_module_to_l
 async def test_library_that_cannot_be_loaded_is_unavailable_and_named(tmp_path: Path, children: Children) -> None:
     directory = tmp_path / "usr/lib/x86_64-linux-gnu"
     directory.mkdir(parents=True)
-    (directory / LIBRARY).write_bytes(b"")  # whatever the machine has of its own comes after this one
+    (directory / LIBRARY).write_bytes(b"")  # any library installed on this machine is searched after this one
     inventory = NvidiaInventory(places(tmp_path, tmp_path), children, node="node-1")
     for ask in (inventory.identity, inventory.devices):
         with pytest.raises(Unavailable, match=r"The driver's library \(libnvidia-ml\.so\.1\) is not found"):

@@ -1,4 +1,4 @@
-"""An eraser that says nothing any more is given up long before its deadline, which goes by the size of its device."""
+"""An eraser that stops reporting progress is given up long before its deadline, which depends on the device's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that is told to end clears up once, however often and whenever it is told."""
+"""A program that receives termination signals cleans up exactly once, however many arrive and whenever they do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture
 def ours() -> Iterator[None]:
-    """None of the signals ends pytest, whatever becomes of the handlers under test."""
+    """Keep the signals from ending pytest, whatever happens to the handlers under test."""
     before = [signal.signal(number, lambda *_: None) for number in ENDING]
     yield
     for number, handler in zip(ENDING, before, strict=True):
@@ -24,7 +24,7 @@ def ours() -> Iterator[None]:
 
 
 async def told(*numbers: signal.Signals) -> None:
-    """Return once the loop has dealt with ``numbers``, unless one of them ends this first."""
+    """Send ``numbers`` to this process; return once the loop has handled them, unless one of them ends this first."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, done.set)
     try:

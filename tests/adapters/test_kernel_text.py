@@ -38,13 +38,13 @@ INIT = b"12:pids:/init.scope\n1:name=systemd:/init.scope\n0::/init.scope\n"
 
 
 def cgroup_text(path: bytes) -> bytes:
-    """``/proc/PID/cgroup`` of a process in the cgroup ``path`` of every hierarchy. The kernel escapes nothing in it."""
+    """Return ``/proc/PID/cgroup`` of a process in cgroup ``path`` of every hierarchy. The kernel escapes nothing."""
     names = (b"12:pids:", b"4:freezer:", b"3:cpu,cpuacct:", b"1:name=systemd:", b"0::")
     return b"".join(each + path + b"\n" for each in names)
 
 
 def kernels_escapes(path: bytes) -> bytes:
-    """A path as ``/proc/PID/mountinfo`` writes it (``seq_path`` with these four)."""
+    """Return a path as ``/proc/PID/mountinfo`` writes it (``seq_path``, which escapes these four characters)."""
     return b"".join(rb"\%03o" % byte if byte in b" \t\n\\" else bytes([byte]) for byte in path)
 
 
@@ -119,7 +119,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> list[CgroupTree]:
 
 @given(path_of_components(*PIECES, line_breaks=True))
 def test_no_process_is_attributed_to_another_pod_by_its_cgroup_name(trees: list[CgroupTree], name: bytes) -> None:
-    """Names with line breaks included, as kernels before 5.13 let them be made: those may be unreadable."""
+    """Includes names with line breaks, which kernels before 5.13 permit: those may be reported as unreadable."""
     text = cgroup_text(b"/kubepods/pod%b/%b" % (OWN.encode(), name))
     try:
         paths = cgroup_paths(text)
@@ -131,7 +131,7 @@ def test_no_process_is_attributed_to_another_pod_by_its_cgroup_name(trees: list[
 
 @pytest.mark.parametrize("end", FORM_FEED_AND_OTHERS, ids=repr)
 def test_running_pod_is_not_reported_empty_because_of_a_forged_line(tmp_path: Path, end: bytes) -> None:
-    """Of a pod with several v1 cgroups every process is asked, and here no list of processes shows the one there is."""
+    """In a pod with several v1 cgroups every process is inspected, and here no process list contains the only one."""
     main, tree = one_process_of_a_v1_pod(tmp_path, b"x" + end + b"8:pids:/elsewhere")
     members = tree.members(main, "main", CgroupTally(OWN, ProcFs(tmp_path)))
     assert [each.pid for each in members or ()] == [77]
@@ -148,7 +148,7 @@ def test_pod_is_unreadable_while_the_cgroups_of_a_candidate_process_are_unreadab
 
 
 def one_process_of_a_v1_pod(root: Path, name: bytes) -> tuple[Path, CgroupTree]:
-    """A proc file system with process 77, which is in a cgroup of that ``name`` in a hierarchy that is listed first."""
+    """Build a proc file system with process 77, which is in a cgroup of that ``name`` in the hierarchy listed first."""
     main = root / "cgroup" / "kubepods" / f"pod{OWN}" / "main"
     (main / "inner").mkdir(parents=True)
     process = root / "77"
@@ -185,7 +185,7 @@ MOUNTS = rb"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
 42 41 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2  rw,nsdelegate
 43 41 0:28 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
 """
-"""The kernel writes an empty field for a mount without a source, as the third one here is."""
+"""The kernel writes an empty field for a mount without a source, as in the third line here."""
 
 
 @given(path_of_components(b"cgroup2", b"cgroup", b"unified", b"sys", line_breaks=True), st.booleans())
@@ -208,7 +208,7 @@ def test_hierarchy_is_found_at_any_mount_point_with_any_root_path(name: bytes) -
     assert os.fsencode(found.path) == b"/" + name + b"/part"
 
 
-# --- nothing else splits ---
+# --- no other code splits ---
 
 ROOT = Path(__file__).parents[2]
 READERS = ("scrubber/adapters", "scrubber/doctor", "plugin")
@@ -220,11 +220,11 @@ ALLOWED = {
     ("scrubber/adapters/ledger/saved_heads.py", "strip"): "an audit head that an operator gives",
     ("scrubber/adapters/procwalk/process.py", "strip"): "a command, only to be shown",
 }
-"""Calls that act on Python's notion of lines or whitespace and may: no decision rests on where they split."""
+"""Permitted calls that use Python's notion of lines or whitespace: no decision depends on where they split."""
 
 
 def python_s_own_splitting(source: bytes) -> set[str]:
-    """The calls in ``source`` that split or strip by Python's notion of lines or whitespace, or read a file as text."""
+    """Return the calls in ``source`` that split or strip at Python's lines or whitespace, or read a file as text."""
     found = set()
     for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         given = [*call.args, *(keyword.value for keyword in call.keywords)]

@@ -1,4 +1,4 @@
-"""The kernels themselves, run on the CPU: what they count is what is there, and what they clear is cleared."""
+"""The GPU kernels, run on the CPU: their counts are exact, and what they clear is cleared."""
 
 import ctypes
 import mmap
@@ -161,7 +161,7 @@ def test_clean_memory_counts_no_residue_and_touches_no_counter(gpu: Gpu) -> None
 
 
 def test_chunks_share_one_count_one_first_offset_and_one_map(gpu: Gpu) -> None:
-    """Chunks lie anywhere in memory; the offsets say where each belongs in the run."""
+    """Chunks lie anywhere in memory; the offsets specify the position of each in the run."""
     chunks = [(8192, Memory(4096)), (0, Memory(8192))]
     chunks[0][1][5] = b"\x01\x02"
     chunks[1][1][8191] = b"\x03"
@@ -209,7 +209,7 @@ def test_no_two_offsets_have_the_same_sixteen_pattern_bytes(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("distance", [16, 4096, 65536, 512 * 1024])
 def test_swapped_pattern_blocks_are_detected(gpu: Gpu, distance: int) -> None:
-    """What a broken address line does: each block is a right one, at the wrong address."""
+    """Effect of a broken address line: each block is valid, but at the wrong address."""
     memory = patterned(gpu, 1 << 20)
     one, other = memory[0:16], memory[distance : distance + 16]
     memory[0], memory[distance] = other, one
@@ -239,7 +239,7 @@ def test_single_flipped_bit_counts_as_one_bad_byte(kernels: HostKernels, offset:
 
 
 def test_access_to_unmapped_memory_ends_the_launch_with_its_address(kernels: HostKernels) -> None:
-    """So a test can give a GPU a bad page, and a kernel that reads past its chunk is found out."""
+    """A test can therefore give a GPU a bad page, and a kernel that reads past its chunk is detected."""
     nowhere = Memory(4096)
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(nowhere.address), ctypes.c_size_t(4096), 0)
     arguments = [nowhere.address.to_bytes(8, "little"), (16).to_bytes(8, "little")]
@@ -271,7 +271,7 @@ def on_chip(gpu: Gpu, kernel: str, *, rounds: int = 1, grid: int = SMS) -> OnChi
 
 
 def memories(gpu: Gpu, kernel: str) -> list[tuple[Memory, int]]:
-    """What ``kernel`` is about on each SM, and how many bytes of it it clears."""
+    """Return the memory of each SM that ``kernel`` processes, and how many bytes of it the kernel clears."""
     if kernel == "onchip_shared":
         return [(each, SHARED_BYTES) for each in gpu.shared]
     return [(each, CLEARED_REGISTER_BYTES) for each in gpu.registers]
@@ -325,14 +325,14 @@ def test_shared_memory_byte_that_does_not_stay_cleared_is_counted_as_failed(kern
 
 @BOTH
 def test_on_chip_rounds_accumulate_when_one_launch_does_not_reach_every_sm(gpu: Gpu, kernel: str) -> None:
-    """On a device that others use, blocks queue for an SM; the caller launches until every one was seen."""
+    """On a device that others use, blocks queue for an SM; the caller launches until every SM was seen."""
     assert on_chip(gpu, kernel, grid=2).seen == {0, 1}
     assert on_chip(gpu, kernel, grid=2, rounds=2).seen == {0, 1}
     assert on_chip(gpu, kernel, grid=3).seen == {0, 1, 2}
 
 
 def test_registers_are_not_counted_when_the_launch_waits_for_no_sm(gpu: Gpu) -> None:
-    """``wanted`` 0 overwrites them first; it is what keeps the assembler from choosing other registers to read."""
+    """``wanted`` 0 overwrites the registers first; it keeps the assembler from choosing other registers to read."""
     for memory in gpu.registers:
         memory[0] = b"\x7f" * memory.size
     seen, residue, failed, arrived = u64(*[0] * 17), u64(0), u64(0), u64(0)

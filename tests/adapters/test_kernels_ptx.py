@@ -1,4 +1,4 @@
-"""The shipped PTX text belongs to its source, loads on old drivers, and keeps what the on-chip pass promises."""
+"""The shipped PTX text matches its source, loads on old drivers, and fulfils the requirements of the on-chip pass."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ each_source = pytest.mark.parametrize("source", [ROOT / path for path in SOURCES
 
 @functools.cache
 def assembled(text: Path, architecture: str) -> dict[str, str]:
-    """What the CUDA toolkit's assembler, of the development dependencies, says about each kernel of ``text``."""
+    """Return the report of the CUDA toolkit's assembler, a development dependency, on each kernel of ``text``."""
     found = [file for file in files("nvidia-cuda-nvcc-cu12") or [] if file.name == "ptxas"]
     assert found, "ptxas is missing; install the development dependencies (nvidia-cuda-nvcc-cu12)"
     with tempfile.TemporaryDirectory() as out:
@@ -53,7 +53,7 @@ def test_shipped_ptx_loads_on_every_cuda_12_driver_and_every_gpu_since_volta(sou
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @each_source
 def test_ptx_assembles_for_every_architecture_without_register_spills(source: Path, architecture: str) -> None:
-    """A spilled value of the on-chip pass would be a register that was not cleared, and a copy of it in memory."""
+    """A spilled value of the on-chip pass would mean a register that was not cleared, and a copy of it in memory."""
     said = assembled(source.with_suffix(".ptx"), architecture)
     assert said
     for kernel, words in said.items():
@@ -62,7 +62,7 @@ def test_ptx_assembles_for_every_architecture_without_register_spills(source: Pa
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_register_pass_uses_all_registers_of_a_thread_at_once(architecture: str) -> None:
-    """Above 248, a thread is given 256 registers, and 256 threads the whole register file: one block fits an SM."""
+    """Above 248, a thread is given 256 registers, and 256 threads use the whole register file: one block fits an SM."""
     words = assembled(KERNELS.with_suffix(".ptx"), architecture)["onchip_registers"]
     used = re.search(r"Used (\d+) registers", words)
     assert used is not None
@@ -71,7 +71,7 @@ def test_register_pass_uses_all_registers_of_a_thread_at_once(architecture: str)
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_shared_memory_pass_reserves_no_shared_memory_for_itself(architecture: str) -> None:
-    """Shared memory of the kernel's own would be kept out of what the caller can ask for."""
+    """Shared memory that the kernel itself reserves would be missing from what the caller can request."""
     words = assembled(KERNELS.with_suffix(".ptx"), architecture)["onchip_shared"]
     assert "bytes smem" not in words
 

@@ -1,4 +1,4 @@
-"""The adapter against a PodResources server on a real socket: honest, slow, busy, restarted, or talking nonsense."""
+"""The adapter against a PodResources server on a real socket: working, slow, busy, restarted, or sending nonsense."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AgedClock(SystemClock):
 
 
 class RacingClock(AgedClock):
-    """Nobody waits: a sleep moves the time on, and nothing else does, however slow the machine is."""
+    """A clock without real waiting: only a sleep advances it, however slow the machine is."""
 
     def __init__(self, age: float) -> None:
         super().__init__(age)
@@ -59,7 +59,7 @@ def listing(*pods: messages.PodResources) -> bytes:
 
 
 def pod(name: str, *devices: str, container: str = "main", namespace: str = "team-a") -> messages.PodResources:
-    """A pod as the kubelet lists it: one entry for each device."""
+    """Return a pod as the kubelet lists it: one entry for each device."""
     entries = [
         messages.ContainerDevices(
             resource_name=GPU,
@@ -74,7 +74,7 @@ def pod(name: str, *devices: str, container: str = "main", namespace: str = "tea
 
 @dataclass
 class Kubelet:
-    """The kubelet's files and socket; ``answer`` is what ``List`` gives, as bytes on the wire or a status."""
+    """The kubelet's files and socket; ``answer`` is the response of ``List``, as bytes on the wire or a status."""
 
     root: Path
     answer: Answer = b""
@@ -135,7 +135,7 @@ class Kubelet:
         deadline: float = 10.0,
         clock: Clock | None = None,
     ) -> AsyncIterator[KubeletAssignments]:
-        """The adapter; unless told otherwise the kubelet seems to have run for an hour when it first asks."""
+        """Provide the adapter; by default the kubelet seems to have run for an hour at the first query."""
         adapter = KubeletAssignments(
             pod_resources_socket=self.socket,
             kubelet_dir=self.root,
@@ -227,7 +227,7 @@ async def test_ended_pod_becomes_absent_although_checkpoint_and_logs_still_name_
 
 
 async def test_pod_not_yet_listed_by_a_restarted_kubelet_is_never_absent(kubelet: Kubelet) -> None:
-    """Without an API server it lists static pods alone, however long, while every container runs on."""
+    """Without an API server the kubelet lists only static pods, however long, while every container keeps running."""
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "gpu-0")
     kubelet.answer = listing(pod("static-proxy"))
@@ -251,7 +251,7 @@ async def test_pod_not_yet_listed_by_a_restarted_kubelet_is_never_absent(kubelet
 
 
 async def test_pod_with_device_ids_not_yet_mapped_is_never_absent(kubelet: Kubelet) -> None:
-    """A service that has just started has not been told yet what a vendor's ids mean."""
+    """A service that has just started does not know yet which devices a vendor's ids mean."""
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "vendors-own-name")
     kubelet.answer = listing(pod("static-proxy"), pod("train", "vendors-own-name"))

@@ -1,4 +1,4 @@
-"""Who answers as the kubelet: real processes on real sockets, some of them in a pod's real cgroup."""
+"""Which process answers as the kubelet: real processes on real sockets, some of them in a pod's real cgroup."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ server.start()
 print("ready", flush=True)
 signal.pause()
 """
-"""A kubelet that lists one pod, to whoever asks."""
+"""A kubelet that lists one pod, to every client."""
 
 INHERITED = """
 import socket
@@ -58,7 +58,7 @@ if os.fork():
 print("ready", flush=True)
 signal.pause()
 """
-"""Whoever made the socket listen is gone; a child of it has the socket."""
+"""The process that made the socket listen is gone; a child of it has the socket."""
 
 MODULES = os.pathsep.join(path or os.getcwd() for path in sys.path)
 
@@ -103,7 +103,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Node]:
-    """Where processes are started that are in no pod at all, as far as cgroups tell."""
+    """Provide a node whose processes are in no pod at all, according to their cgroups."""
     async with node_of(MarkerGround()) as made:
         yield made
 
@@ -121,7 +121,7 @@ async def test_kubelet_that_runs_in_a_pod_is_refused(short_tmp: Path, way: str) 
         reading = await reading_of(path, containers.pod_uid_of)
         assert (reading.trust, reading.assignments) == (Trust.UNREADABLE, ())
         assert "lives in pod" in reading.untrusted_reason
-        # It is a kubelet as good as any, but for where it lives.
+        # It is a working kubelet; only its cgroup is wrong.
         async with asking(path, nobodys) as resources:
             assert await resources.list_pods(resources.socket_identity()) == (FORGED,)
 
@@ -156,7 +156,7 @@ async def test_socket_replaced_by_a_pod_is_detected_at_the_next_query(short_tmp:
 
 
 async def test_host_process_of_our_user_is_accepted_as_kubelet(bench: Node, short_tmp: Path) -> None:
-    """The emulator's kubelet is one; so is a real kubelet, which is root's."""
+    """The emulator's kubelet is such a process; so is a real kubelet, which runs as root."""
     path = short_tmp / "kubelet.sock"
     await bench.start(new_pod(), "main", KUBELET, str(path), MODULES)
     async with asking(path, nobodys) as resources:
@@ -185,7 +185,7 @@ async def test_listening_process_is_checked_once_per_connection(bench: Node, sho
 
 
 async def test_query_goes_to_the_checked_process_although_the_path_was_swapped(bench: Node, short_tmp: Path) -> None:
-    """The directory is swapped for a forger's while the listener is looked at: no socket's own times tell of that."""
+    """The directory is swapped for a forger's while the listener is inspected: no socket's timestamps reveal that."""
     real, forged, aside = short_tmp / "real", short_tmp / "forged", short_tmp / "aside"
     for each in (real, forged):
         each.mkdir()
@@ -208,8 +208,8 @@ async def test_query_goes_to_the_checked_process_although_the_path_was_swapped(b
 async def test_ended_listening_process_is_not_confused_with_the_sockets_new_owner(bench: Node, short_tmp: Path) -> None:
     path = short_tmp / "kubelet.sock"
     left = await bench.start(new_pod(), "main", INHERITED, str(path))
-    # In the pod's cgroup was whoever opened it: all that could be asked about it now is what its PID stands for since.
-    await ended(left.pid)  # not its wait(), which also waits for whoever has its output
+    # The process that opened the socket was in the pod's cgroup; a query by its PID now would describe another process.
+    await ended(left.pid)  # not its wait(), which also waits for every process that has its output open
     async with asking(path, nobodys) as resources:
         with pytest.raises(Unavailable, match=rf"that one \(PID {left.pid}\) has ended; restart the kubelet"):
             await resources.list_pods(resources.socket_identity())
@@ -304,10 +304,10 @@ def test_identifying_the_listening_process_sends_nothing_and_closes_its_connecti
 
 
 def opened() -> set[tuple[str, str]]:
-    """Our descriptors, each with what it is of: a number alone is used again."""
+    """Return the descriptors of this process, each with its target: a number alone is reused."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the one that this list was read from
+        with suppress(FileNotFoundError):  # the descriptor of this listing
             found.add((number, os.readlink(f"/proc/self/fd/{number}")))
     return found
 
@@ -315,7 +315,7 @@ def opened() -> set[tuple[str, str]]:
 def test_checking_the_socket_leaves_no_descriptor_open(short_tmp: Path) -> None:
     before = opened()
     with listening(short_tmp / "kubelet.sock"):
-        # What was open before does not count: gRPC's threads may close what earlier tests had, just now.
+        # Descriptors that were open before do not count: gRPC's threads may just now be closing those of earlier tests.
         served = opened() - before
         assert len(served) == 1
         pinned = PinnedSocket(short_tmp / "kubelet.sock")

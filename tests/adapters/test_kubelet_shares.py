@@ -1,4 +1,4 @@
-"""Shares of a device in the kubelet's lists: each is somebody's own, and who has the whole device has no share."""
+"""Shares of a device in the kubelet's lists: each has one pod, and an assignment of the whole device is not a share."""
 
 from __future__ import annotations
 

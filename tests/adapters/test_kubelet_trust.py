@@ -1,4 +1,4 @@
-"""When a list of the kubelet's is believed: never merely because it is empty."""
+"""When a list from the kubelet is trusted: never merely because it is empty."""
 
 from __future__ import annotations
 

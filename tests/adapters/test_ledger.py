@@ -1,4 +1,4 @@
-"""What every ledger promises, held against the one on a disk and the one in memory."""
+"""Contract of every ledger, tested on the one on disk and the one in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator

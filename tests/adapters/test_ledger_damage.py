@@ -1,6 +1,6 @@
-"""A ledger that was here before is never replaced by an empty one, and nobody rewrites it unnoticed.
+"""An existing ledger is never replaced by an empty one, and no change to it goes unnoticed.
 
-Tampering is done the way somebody with root would do it: with SQL, the triggers out of the way.
+Tampering is done as an attacker with root would do it: with SQL, and with the triggers removed.
 """
 
 import errno
@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> Path:
 
 
 async def refusal(home: Path) -> str:
-    """The sentence with which a service refuses to start on the ledger in ``home``; its lock is free afterwards."""
+    """Return the message of a service that refuses to start on the ledger in ``home``; its lock is free afterwards."""
     before = sorted(path.name for path in home.iterdir() if path.name != "ledger.lock")
     ledger = SqliteLedger(home)
     try:
@@ -71,7 +71,7 @@ class TestStateDirectory:
 
     async def test_empty_state_directory_readable_by_others_is_made_private(self, home: Path) -> None:
         home.mkdir()
-        home.chmod(0o755)  # as the kubelet makes a hostPath of the type DirectoryOrCreate
+        home.chmod(0o755)  # as the kubelet creates a hostPath of type DirectoryOrCreate
         await fill(home, 1)
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
@@ -144,7 +144,7 @@ class TestStateDirectory:
         await second.close()
 
     async def test_interrupted_first_start_is_repeated(self, home: Path) -> None:
-        """Killed before the first ledger was complete: nothing was ever recorded, so nothing is lost."""
+        """Killed before the first ledger was complete: no record had been written, so nothing is lost."""
         home.mkdir(mode=0o700)
         (home / "ledger.db.new").write_bytes(b"half")
         (home / "ledger.db.new-wal").write_bytes(b"half")
@@ -163,7 +163,7 @@ class TestStateDirectory:
 
 
 class TestDamagedLedger:
-    """A ledger that was here before is never replaced by an empty one."""
+    """An existing ledger is never replaced by an empty one."""
 
     async def test_missing_database_is_refused(self, home: Path) -> None:
         await fill(home)

@@ -1,4 +1,4 @@
-"""What the ledger lets others count, and the service's own look at its trail."""
+"""What the ledger reports for metrics, and the service's own verification of its trail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def ledger(tmp_path: Path, told: list[tuple[float, bool]]) -> AsyncIterato
 
 
 async def test_commit_is_reported_with_its_duration(ledger: SqliteLedger, told: list[tuple[float, bool]]) -> None:
-    assert told == []  # to load is no change
+    assert told == []  # loading is no change
     await ledger.commit(LedgerChange(events=(event(),)))
     ((seconds, stored),) = told
     assert stored
@@ -70,7 +70,7 @@ def test_ledger_has_no_size_before_loading(tmp_path: Path) -> None:
 
 
 class Spoiled:
-    """A trail of which the pages come otherwise than they were written."""
+    """A trail whose pages are returned altered or fail."""
 
     def __init__(self, ledger: SqliteLedger, *, change: int | None = None, fail: Exception | None = None) -> None:
         self._ledger, self._change, self._fail = ledger, change, fail

@@ -1,4 +1,4 @@
-"""Looks at the past: history with filters, the whole trail page by page, its head, and certificates by their id."""
+"""Queries of the past: history with filters, the whole trail page by page, its head, and certificates by their id."""
 
 import asyncio
 import shutil
@@ -41,14 +41,14 @@ async def whole(ledger: AnyLedger, after: int = 0) -> tuple[list[TrailPage], lis
 
 
 TOLD = (
-    event("handover.granted", at=1.0, tenant_namespace="red"),
+    event("handover.granted", at=1.0, tenant="red"),
     event("scrub.finished", at=2.0, outcome="passed"),
     event("scrub.finished", at=3.0, device=OTHER_GPU, outcome="failed"),
     event("reset.finished", at=4.0, outcome="ok"),
-    event("handover.refused", at=5.0, tenant_namespace="blue"),
-    event("device.adopted", at=6.0, device=OTHER_GPU, tenant_namespace="red"),
+    event("handover.refused", at=5.0, tenant="blue"),
+    event("device.adopted", at=6.0, device=OTHER_GPU, tenant="red"),
     event("scrub.finished", at=7.0, outcome="passed"),
-    event("odd.event", at=8.0, tenant_namespace=7, outcome=True),
+    event("odd.event", at=8.0, tenant=7, outcome=True),
 )
 
 
@@ -119,7 +119,7 @@ class TestHistory:
         while page := await found(ledger, HistoryQuery(limit=999, before=before)):
             read += page
             before = page[-1]
-            await grow(ledger, 1)  # what comes meanwhile moves nothing
+            await grow(ledger, 1)  # rows added meanwhile do not move the page
         assert read == [*range(2 * VISIT + 7, 0, -1)]
 
     async def test_history_before_a_row_that_does_not_exist_is_refused(self, bench: Bench) -> None:
@@ -267,7 +267,7 @@ class TestSqliteLedgerPages:
     async def test_page_of_long_rows_has_fewer_rows(self, tmp_path: Path) -> None:
         ledger = SqliteLedger(tmp_path / "ledger")
         await ledger.load()
-        await ledger.commit(LedgerChange(events=tuple(event(sentence="x" * 30_000) for _ in range(100))))
+        await ledger.commit(LedgerChange(events=tuple(event(message="x" * 30_000) for _ in range(100))))
         read = [page async for page in ledger.pages()]
         await ledger.close()
         assert sum(len(page.rows) for page in read) == 100
@@ -292,7 +292,7 @@ class TestSqliteLedgerPages:
         ledger = SqliteLedger(home)
         await ledger.load()
         await ledger.commit(LedgerChange(events=tuple(event(number=number) for number in range(7))))
-        shutil.copytree(home, copy)  # as the files stand now, and as a kill would leave them
+        shutil.copytree(home, copy)  # the files at this moment, as a kill would leave them
         await ledger.close()
         assert (copy / "ledger.db-wal").stat().st_size > 0
         (page,) = read_pages(copy)

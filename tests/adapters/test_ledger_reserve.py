@@ -1,6 +1,7 @@
-"""A full disk and the ledger's reserve on it: what matters is still recorded, and nothing is granted meanwhile.
+"""A full disk and the ledger's reserve on it: important changes are still recorded, and nothing is granted meanwhile.
 
-Real file systems of one MiB in memory, filled to the last byte. Only root can mount one; elsewhere that is said aloud.
+Uses real file systems of one MiB in memory, filled to the last byte. Only root can mount one; on other machines the
+missing tests are reported.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ class Disk:
         return self.home / "ledger.reserve"
 
     def held(self) -> int:
-        """Bytes of the disk that the reserve really has."""
+        """Bytes of the disk that the reserve occupies."""
         return self.reserve.stat().st_blocks * 512
 
     def fill(self) -> int:
-        """Take every byte that there is; how many that were."""
+        """Fill the disk completely; return how many bytes that took."""
         with (self.directory / "ballast").open("ab", buffering=0) as file:
             before = file.tell()
             with pytest.raises(OSError, match="No space left on device"):
@@ -100,7 +101,7 @@ def granting(version: int) -> LedgerChange:
 
 
 def what_matters(version: int) -> LedgerChange:
-    """As large as a quarantine with a scrub's end and a finding is."""
+    """A change as large as a quarantine with the end of a scrub and a finding."""
     return LedgerChange(
         (record(version),), (), (), (scrub(f"S-{version}"),), (event("device.quarantined", note="x" * 500),)
     )
@@ -117,14 +118,14 @@ async def store_all(ledger: SqliteLedger, changes: Iterator[LedgerChange]) -> No
 
 
 async def until_no_grant_is_stored(ledger: SqliteLedger, version: int) -> int:
-    """Grant until there is no room for one: the log may have some left. The version that the record gets next."""
+    """Commit grants until there is no room for one (the log may have some left); return the record's next version."""
     with pytest.raises(LedgerFailure, match=NO_SPACE):
         await store_all(ledger, (granting(each) for each in count(version)))
     return await stored(ledger) + 1
 
 
 async def stored(ledger: SqliteLedger) -> int:
-    """The version of the record; there is one audit row for each."""
+    """Return the version of the record; there is one audit row for each."""
     rows = await ledger.history(HistoryQuery(limit=1))
     return rows[0].sequence if rows else 0
 
@@ -215,7 +216,7 @@ async def test_no_grant_is_stored_while_there_is_no_room_for_the_reserve(disk: D
         await ledger.commit(granting(1))
     await ledger.commit(what_matters(1))
     assert (await ledger.history(HistoryQuery(limit=1)))[0].event.name == "device.quarantined"
-    # What could not be held whole is not held in part: it is room for others.
+    # The reserve is held whole or not at all: a part of it would only be missing for other changes.
     assert disk.held() == 0
     await ledger.close()
 

@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def home_in_memory() -> Iterator[Path]:
-    """For a thousand commits, each of which would wait for the disk."""
+    """Provide a directory in memory, for a thousand commits, each of which would wait for the disk."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="ledger-", dir=memory if memory.is_dir() else None) as directory:
         yield Path(directory) / "state"
@@ -81,7 +81,7 @@ class TestLedgerSize:
         ledger = SqliteLedger(home, max_bytes=bound)
         await ledger.load()
         for number in range(200):
-            await ledger.commit(LedgerChange(events=(event(number=number, sentence="x" * 10_000),)))
+            await ledger.commit(LedgerChange(events=(event(number=number, message="x" * 10_000),)))
         kept = await ledger.history(HistoryQuery(limit=1000))
         assert 10 < len(kept) < 60
         await ledger.close()
@@ -139,7 +139,7 @@ class TestStorageFailures:
         await ledger.close()
 
     async def test_event_loop_never_waits_for_the_disk(self, home: Path) -> None:
-        """The storage hangs until the loop itself lets it go on."""
+        """The storage hangs until the loop itself releases it."""
         loop, hanging, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
         def hang(directory: Path) -> int:
@@ -157,7 +157,7 @@ class TestStorageFailures:
 
 
 class Cramped:
-    """A directory whose storage can run full and get free again."""
+    """A directory whose storage can be filled and freed again."""
 
     def __init__(self, directory: Path, *, mounted: bool) -> None:
         self.directory = directory
@@ -175,7 +175,8 @@ class Cramped:
             finally:
                 ballast.unlink()
         else:
-            # Without the right to mount, no file of this process may grow: the same refusal by the kernel, as EFBIG.
+            # Without the right to mount, no file of this process may grow: the kernel then refuses in the same way,
+            # with EFBIG.
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, ((self.directory / "ledger.db-wal").stat().st_size + 1, hard))
             try:
@@ -197,7 +198,7 @@ def cramped(tmp_path: Path) -> Iterator[Cramped]:
 
 @pytest.fixture
 def read_only() -> Iterator[Callable[[Path], None]]:
-    """Makes a directory read-only: for root by a read-only mount of it onto itself, for others by its mode."""
+    """Make a directory read-only: for root by a read-only bind mount of it onto itself, for others by its mode."""
     mounted: list[Path] = []
     closed: list[Path] = []
 

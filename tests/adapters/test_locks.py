@@ -1,4 +1,4 @@
-"""A device's lock says who works on the device, and believes nobody who only claims to."""
+"""A device's lock identifies the process that works on the device, and ignores processes that only claim to hold it."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has the lock ``GPU-1`` until its standard input ends."""
+    """Run a process that holds the lock ``GPU-1`` until its standard input ends."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "GPU-1")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

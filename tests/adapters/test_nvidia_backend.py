@@ -1,4 +1,4 @@
-"""The NVIDIA backend keeps the contract of every backend, over stand-ins for its driver and for CUDA; so do instances."""
+"""The NVIDIA backend, with whole GPUs and instances, fulfils the contract of every backend over stand-ins."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -140,7 +140,7 @@ async def test_added_gpu_is_listed_and_removed_gpu_is_not(short_tmp: Path) -> No
 
 
 async def test_idle_memory_of_a_gpu_is_measured_again_when_the_gpu_returns(short_tmp: Path) -> None:
-    """A driver may keep more for itself on a GPU that was in MIG mode, or off the bus, than it did before."""
+    """A driver may reserve more on a GPU that was in MIG mode, or off the bus, than it did before."""
     with World.create(short_tmp / "node", gpus=1, mebibytes=64) as world:
         async with started(world, short_tmp / "state") as rig:
             (whole,) = await rig.backend.inventory.devices()

@@ -1,4 +1,4 @@
-"""Which GPUs there are is read from the kernel's own files, and a GPU that belongs to somebody else is left alone."""
+"""Which GPUs exist is read from the kernel's own files, and a GPU that another driver uses is left alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ FIRST, SECOND = "0000:1b:00.0", "0000:3b:00.0"
 
 
 class Bus:
-    """A small sysfs and what the kernel module says."""
+    """A small sysfs and the kernel module's files."""
 
     def __init__(self, root: Path) -> None:
         self.places = DriverPaths(
@@ -116,7 +116,7 @@ def split(pci: Bus) -> None:
 
 
 def rescan(pci: Bus) -> None:
-    """Taken off the bus and found again at the same address."""
+    """Remove the GPU from the bus and add it again at the same address."""
     place = pci.places.pci_devices / FIRST
     place.rename(place.with_name("gone"))
     place.with_name("gone").rename(pci.places.driver_root / "gone")

@@ -1,4 +1,4 @@
-"""From what the driver says about GPUs to what is handed out of them."""
+"""Translation of the driver's description of GPUs into the devices that are handed out."""
 
 from dataclasses import replace
 from pathlib import Path

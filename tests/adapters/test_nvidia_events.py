@@ -1,4 +1,4 @@
-"""The child that waits for events says that it lives, and ends with its parent."""
+"""The child that waits for events reports that it is alive, and ends with its parent."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ XID = pynvml.nvmlEventTypeXidCriticalError
 
 
 class OneGpu(NvmlGpu):
-    """A GPU that supports events of some types and registers whoever asks."""
+    """A GPU that supports events of some types and accepts every registration."""
 
     def __init__(self, types: int | None) -> None:
         super().__init__(None, "0000:1b:00.0")
@@ -33,7 +33,7 @@ class OneGpu(NvmlGpu):
 
 
 class Parent:
-    """Takes ``patience`` waits, then it is gone."""
+    """A parent that is gone after ``patience`` waits."""
 
     def __init__(self, patience: int) -> None:
         self._left = patience
@@ -54,7 +54,7 @@ def clock(step: float) -> Callable[[], float]:
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No event ever comes."""
+    """Let no event ever arrive."""
 
     def wait(_: object, __: int) -> object:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Every event of a GPU reaches whoever it concerns; a GPU that hangs, is lost or is being reset keeps no other silent."""
+"""Every GPU event is reported for the devices it concerns; a GPU that hangs, is lost or is reset silences no other."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 class Node:
-    """The world, what is seen of it, and the watch under test."""
+    """The world, its devices, and the event watch under test."""
 
     def __init__(self, world: World, children: Children, watch: EventWatch, inventory: Inventory) -> None:
         self.world = world
@@ -37,14 +37,14 @@ class Node:
         self._inventory = inventory
 
     async def follow(self) -> tuple[Device, ...]:
-        """Every device there is, once it is known whether its events are heard."""
+        """Return all devices, once the state of each one's event stream is known."""
         devices = await self._inventory.devices()
         self.watch.follow(devices)
         await self.watch.wait_until_ready(20.0)
         return devices
 
     def child_of(self, device: Device) -> int:
-        """PID of the one child that has the GPU open."""
+        """Return the PID of the only child that has the GPU open."""
         (living,) = self.children_of(device)
         assert living.module == EVENTS_MODULE
         return living.pid
@@ -81,7 +81,7 @@ async def node(world: World) -> AsyncIterator[Node]:
 
 
 async def until(signals: AsyncIterator[Signal], wanted: Signal) -> list[Signal]:
-    """What came before ``wanted``."""
+    """Return the signals that came before ``wanted``."""
     before: list[Signal] = []
     async with asyncio.timeout(20):
         async for signal in signals:
@@ -92,7 +92,7 @@ async def until(signals: AsyncIterator[Signal], wanted: Signal) -> list[Signal]:
 
 
 async def until_true(holds: Callable[[], bool]) -> None:
-    """For what only ``/proc`` or a file tells, which rings no bell."""
+    """Poll for a condition of ``/proc`` or a file, which offers no notification."""
     loop = asyncio.get_running_loop()
     end = loop.time() + 20
     while not holds():
@@ -100,7 +100,7 @@ async def until_true(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-# --- what an event means
+# --- the meaning of events
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_gpu_without_events_is_listed_as_unwatched_and_its_child_ends(node
     assert node.child_of(second)
 
 
-# --- trouble
+# --- failures
 
 
 async def test_hanging_gpu_does_not_silence_events_of_other_gpus(node: Node) -> None:
@@ -275,13 +275,13 @@ async def test_pause_ends_only_its_gpus_child_and_resume_signals_the_watch_gap(n
     assert not Path(f"/proc/{child}").exists()
     assert node.child_of(second) == other
     assert list(node.watch.unwatched_gpus) == [first.id]
-    node.watch.follow([first, second])  # the inventory is read meanwhile
+    node.watch.follow([first, second])  # as when the inventory is read meanwhile
     await node.watch.wait_until_ready(20.0)
     assert node.children.pids() == {other}
     signals = node.watch.listen()
     await node.watch.resume(first.id, 20.0)
     assert node.watch.event_stream_error(first.id) is None
-    node.world.gpus[0].raise_xid(79)  # at once: from the return on nothing is missed
+    node.world.gpus[0].raise_xid(79)  # at once: nothing is missed after the return
     assert await until(signals, Signal(first.id, "xid", 79)) == [Signal(first.id, "changed")]
 
 
@@ -311,7 +311,7 @@ async def test_event_stream_of_a_gpu_counts_as_lost_until_watching_resumes(node:
 async def test_pause_during_an_event_childs_start_leaves_no_child(node: Node) -> None:
     devices = await node._inventory.devices()
     node.watch.follow(devices[:1])
-    await asyncio.sleep(0)  # its start is under way
+    await asyncio.sleep(0)  # its start is in progress
     await node.watch.pause(devices[0].id)
     assert node.children.pids() == frozenset()
 
@@ -386,11 +386,11 @@ async def test_unkillable_event_child_is_reported_and_not_replaced(world: World)
     assert abandoned.device == first.id
     children.asked.clear()
     await watch.resume(first.id, 20.0)
-    await asyncio.sleep(0)  # what it began by then has begun
+    await asyncio.sleep(0)  # by now every task that it started is running
     assert not children.asked.is_set()
     assert "cannot be ended" in (watch.event_stream_error(first.id) or "")
     children.send_signal = signal.pidfd_send_signal
-    os.kill(abandoned.pid, 9)  # while it hangs: once it does not, it ends by itself
+    os.kill(abandoned.pid, 9)  # while it hangs: a child that does not hang ends without a signal
     world.gpus[0].heal()
     await until_true(lambda: not children.abandoned)
     await until_true(lambda: watch.event_stream_error(first.id) is None)

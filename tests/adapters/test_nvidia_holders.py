@@ -1,4 +1,4 @@
-"""Whoever holds an NVIDIA device is seen, by the driver's lists, by its node, or by the memory that nobody explains."""
+"""Every holder of an NVIDIA device is found: by the driver's lists, by its device node, or by unexplained memory."""
 
 import os
 import signal
@@ -25,18 +25,18 @@ from tests.nvidia.world import MIB, World
 from tests.walks import finished_report
 
 ALLOWANCE, MARGIN = 4 * MIB, MIB
-"""Smaller than in earnest, because the GPUs are."""
+"""Smaller than in production, because the GPUs are."""
 
 UNSEEN = (
     "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
     "registered with io_uring, what is held by way of /dev/nvidia-uvm or /dev/dri alone, and device nodes that are opened "
     "after it without a context of the driver's"
 )
-GONE = 4_000_000  # beyond any PID that Linux gives by default, and allowed
+GONE = 4_000_000  # allowed, but beyond any PID that Linux assigns by default
 
 
 class Node:
-    """The world, its tenants, and the holders under test. ``names`` are the PIDs that the policy knows."""
+    """The world, its tenants, and the holders under test. ``names``: the PIDs that are infrastructure by policy."""
 
     def __init__(self, world: World, *, walk_deadline: float = 20.0, look_budget: float | None = None) -> None:
         self.world = world
@@ -74,14 +74,14 @@ class Node:
         return self.run(OPEN, str(path))
 
     async def report(self, device: Device) -> HolderReport:
-        """Of a walk that got through all processes of this machine but those of the test, and met no relay."""
+        """Return the report of a walk that inspected all processes except the test's own, and found no relay."""
         return await finished_report(self.holders, device, {tenant.pid for tenant in self._tenants})
 
     async def kinds(self, device: Device) -> dict[int, HolderKind]:
         return {holder.pid: holder.kind for holder in (await self.report(device)).holders}
 
     async def not_covered(self, device: Device) -> list[str]:
-        """Without what concerns other processes of this machine, and without what no walk sees."""
+        """Return what the report does not cover, except entries about unrelated processes and limits of every walk."""
         said = (await self.holders.list_holders(device)).not_covered
         others = ("could not be looked into", "short-lived", "in pieces")
         return [each for each in said if each != UNSEEN and not any(words in each for words in others)]
@@ -162,7 +162,7 @@ async def test_services_own_children_are_no_holders(node: Node, device: Device) 
     assert await node.kinds(device) == {}
 
 
-# --- nodes
+# --- device nodes
 
 
 async def test_process_with_only_the_device_node_open_is_found_by_the_walk(node: Node, device: Device) -> None:
@@ -246,7 +246,7 @@ async def test_memory_of_an_existing_process_is_no_untraceable_holder(node: Node
 async def test_process_whose_memory_is_being_released_is_no_untraceable_holder(
     node: Node, device: Device, wanted: int
 ) -> None:
-    """Until that is done it is listed, and nobody is there; it is looked at again until it is over."""
+    """Until the release ends, the process is listed but no longer exists; the check is repeated until then."""
     gpu, usage, looks = node.world.gpus[0], node.holders._read_usage, 0
     gpu.add_process(GONE, MIB)
     gpu.set("used", ALLOWANCE + MIB)
@@ -325,7 +325,7 @@ async def test_tenant_beside_infrastructure_holds_the_device(node: Node, device:
 async def test_process_with_a_reused_pid_does_not_inherit_an_infrastructure_name(
     node: Node, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name belonged to an earlier process of that PID: the one that was found has another start time."""
+    """The name belonged to an earlier process with that PID: the one that was found has another start time."""
     tenant = node.open(node.world.gpus[0].node)
     node.names[tenant.pid] = "nvidia-persistenced.service"
     monkeypatch.setattr("scrubber.adapters.nvidia.holders.start_time", lambda _: 1)
@@ -419,7 +419,7 @@ async def test_idle_memory_allowance_of_an_instance_grows_with_its_slices(tmp_pa
         await node.close()
 
 
-# --- users, and what nobody was asked
+# --- users, and missing queries
 
 
 @pytest.mark.parametrize("list_name", ["compute", "graphics", "mps"])
@@ -453,7 +453,7 @@ async def test_gone_unnamed_and_own_processes_are_no_users(node: Node, device: D
 
 
 async def test_listing_users_queries_the_driver_without_a_walk(node: Node, device: Device) -> None:
-    """Cheap enough for every second: no child walks."""
+    """Cheap enough for every second: no child walks ``/proc``."""
     node.open(node.world.gpus[0].node)
     assert await node.holders.list_users(device) == ()
     assert len(node.children.pids()) == 1
@@ -495,7 +495,7 @@ for _ in range(40):
 print('{"ready": true}', flush=True)
 signal.pause()
 """
-"""Half a million descriptors, for the price of a few megabytes."""
+"""Half a million descriptors, for a few megabytes of memory."""
 
 
 async def test_tenant_that_slows_the_walk_takes_no_device_out_of_service(tmp_path: Path) -> None:
@@ -564,7 +564,7 @@ async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: p
 TWO_TABLES = CROWDED.replace("range(40)", "range(2)").replace(
     "print(", "import sys\nheld = os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY)\nprint("
 )
-"""The last thing that is opened is what is looked for, behind thousands of others."""
+"""The device is opened last, behind thousands of other descriptors."""
 
 
 async def test_holder_behind_many_descriptors_is_found_by_subsequent_walks(
@@ -594,7 +594,7 @@ async def test_idle_wait_lasts_until_the_memory_is_released(node: Node, device: 
 
 @contextmanager
 def freeing(node: Node) -> Iterator[None]:
-    """The driver gives the memory back while somebody waits for it: from the third time that it is asked."""
+    """Release the memory during the wait: at the third query of the driver."""
     usage, asked = node.holders._read_usage, 0
 
     async def asking(device: Device) -> object:

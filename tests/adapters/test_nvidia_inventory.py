@@ -1,4 +1,4 @@
-"""Which NVIDIA devices there are: each GPU is asked alone, and one that cannot answer costs nobody else."""
+"""The inventory of NVIDIA devices: each GPU is queried separately, and one that cannot answer affects no other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Asking]:
 
 @pytest.fixture
 async def brief(tmp_path: Path) -> AsyncIterator[Asking]:
-    """A node whose GPUs are soon given up."""
+    """Provide a node with a short timeout for GPUs that do not answer."""
     async with asking(tmp_path, deadline=2.0) as made:
         yield made
 
@@ -86,7 +86,7 @@ async def test_gpu_is_described_with_fewer_traits_by_an_older_driver(node: Askin
     assert first.memory_bytes == node.gpu(first).number("total")
 
 
-# --- a GPU that is not well
+# --- a faulty GPU
 
 
 async def test_gpu_lost_at_the_start_is_omitted_and_named(node: Asking) -> None:
@@ -188,7 +188,7 @@ async def test_gpu_being_reset_is_not_queried_and_stays_in_the_inventory(node: A
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"),
+    ("code", "message"),
     [
         (9, "The driver is not loaded"),
         (18, "different versions: reboot"),
@@ -196,13 +196,11 @@ async def test_gpu_being_reset_is_not_queried_and_stays_in_the_inventory(node: A
         (999, "internal error"),
     ],
 )
-async def test_driver_that_does_not_start_is_unavailable_with_the_reason(
-    node: Asking, code: int, sentence: str
-) -> None:
+async def test_driver_that_does_not_start_is_unavailable_with_the_reason(node: Asking, code: int, message: str) -> None:
     node.world.init_error(code)
-    with pytest.raises(Unavailable, match=sentence):
+    with pytest.raises(Unavailable, match=message):
         await node.inventory.devices()
-    with pytest.raises(Unavailable, match=sentence):
+    with pytest.raises(Unavailable, match=message):
         await node.inventory.identity()
 
 

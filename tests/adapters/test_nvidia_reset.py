@@ -1,4 +1,4 @@
-"""Resets of NVIDIA GPUs over the stand-ins: what has to let go lets go, what was changed comes back, others go on."""
+"""Resets of NVIDIA GPUs over the stand-ins: users release the GPU, settings are restored, other GPUs keep working."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if (world / "gate").exists():
     (world / "gate").read_bytes()
 {then}
 """
-"""What runs in the place of nvidia-smi: it writes down what it finds, waits at the gate if there is one, and goes on."""
+"""Replacement of nvidia-smi: it records the state that it finds, waits at the gate if there is one, and continues."""
 
 ON = 'os.execv(str(world / "usr/bin/the-real-one"), [str(world / "usr/bin/nvidia-smi"), *sys.argv[1:]])'
 
 
 class Seen:
-    """:class:`scrubber.ports.Holders` that sees whom a test shows it; the last look is repeated."""
+    """:class:`scrubber.ports.Holders` that returns what a test sets; the last entry is repeated."""
 
     def __init__(self) -> None:
         self.looks: dict[str, list[tuple[Holder, ...] | Exception]] = {}
@@ -83,7 +83,7 @@ class Seen:
 
 
 class Erasing:
-    """Who clears what."""
+    """The PIDs of the erasers of devices."""
 
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Erasing:
 
 
 class Bench:
-    """The adapter under test, and everything around it that is real: children, pools, inventory, events, programs."""
+    """The adapter under test, and all real components around it: children, pools, inventory, events, programs."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -140,7 +140,7 @@ class Bench:
 
     @property
     def gpu(self) -> Gpu:
-        """The one that is reset."""
+        """The GPU that is reset."""
         return self.world.gpus[0]
 
     def witnessed(self, word: str) -> list[list[str]]:
@@ -162,14 +162,14 @@ class Bench:
         return await self.questions.request(device.id, device_request(device, question, **more), deadline=deadline)
 
     async def watched(self) -> None:
-        """Return once the events of every GPU are heard."""
+        """Return once the event stream of every GPU is open."""
         async with asyncio.timeout(LONG):
             while self.events.unwatched_gpus:
                 await anext(self.stream)
 
 
 class Gate:
-    """Whoever resets says that it began, and then waits for :meth:`open`."""
+    """Makes a reset report that it began, and then wait for :meth:`open`."""
 
     def __init__(self, place: Path) -> None:
         self._began, self._gate = place / "began", place / "gate"
@@ -213,11 +213,11 @@ def gate(bench: Bench) -> Gate:
 
 
 async def a_moment() -> None:
-    """The event loop sees what has happened."""
+    """Let the event loop process what has happened."""
     await asyncio.to_thread(os.sched_yield)
 
 
-# --- a reset that goes well
+# --- successful resets
 
 
 @TWO_GPUS
@@ -343,7 +343,7 @@ async def test_nvlink_peers_before_ampere_are_reset_in_one_command(bench: Bench)
         await bench.resetter.reset(second, 5.0)
 
 
-# --- what is in the way
+# --- blockers
 
 
 def nothing_was_done(bench: Bench) -> bool:
@@ -477,7 +477,7 @@ async def test_reset_plan_is_blocked_while_the_driver_is_missing(bench: Bench, d
     assert (await bench.resetter.plan(device)).blockers == ()
 
 
-# --- a reset that goes wrong
+# --- failed resets
 
 
 async def test_failed_reset_reports_the_cause_and_restores_settings(bench: Bench, device: Device) -> None:
@@ -534,12 +534,12 @@ async def test_driver_hanging_on_the_gpu_is_reported_stuck_at_the_deadline_witho
 
 @TWO_GPUS
 async def test_reset_that_could_not_finish_before_its_deadline_is_not_begun(bench: Bench, device: Device) -> None:
-    """Something of ours may have the GPU open for as long as another one hangs."""
+    """One of our processes may have the GPU open for as long as another GPU hangs."""
     bench.gpu.set("persistence_mode", 1)
-    assert (await bench.resetter.plan(device)).blockers == ()  # who is asked for the facts has been started
+    assert (await bench.resetter.plan(device)).blockers == ()  # the child that collects the facts is started now
     bench.world.gpus[1].hang("nvmlDeviceGetName")
     listing = asyncio.create_task(bench.inventory.devices())
-    await asyncio.sleep(0)  # the round is under way
+    await asyncio.sleep(0)  # the listing is in progress
     with pytest.raises(DeviceBusy, match="before everything had let go of it"):
         await bench.resetter.reset(device, 5.0)
     listing.cancel()
@@ -550,7 +550,7 @@ async def test_reset_that_could_not_finish_before_its_deadline_is_not_begun(benc
 
 @TWO_GPUS
 async def test_gpus_reset_together_each_get_their_persistence_mode_back(bench: Bench) -> None:
-    """Also when the other could not be switched, and the reset does not happen."""
+    """This also holds when the mode of the other GPU could not be changed, and the reset does not happen."""
     for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
         one.set("architecture", 5)
         one.set("persistence_mode", 1)
@@ -578,12 +578,12 @@ async def test_persistence_mode_that_cannot_be_restored_is_reported(bench: Bench
         await bench.resetter.reset(device, LONG)
 
 
-# --- a service that stands still
+# --- a stalled service
 
 
 @pytest.fixture
 async def stand_still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let so many seconds pass in which nobody runs."""
+    """Let so many seconds pass during which this process does not run."""
     loop = asyncio.get_running_loop()
 
     def passed(seconds: float) -> None:
@@ -647,7 +647,7 @@ async def test_cancelled_reset_finishes_and_restores_settings(bench: Bench, devi
     await bench.watched()
 
 
-# --- the program that does not die
+# --- nvidia-smi that cannot be killed
 
 
 async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(world: World) -> None:

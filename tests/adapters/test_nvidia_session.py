@@ -1,4 +1,4 @@
-"""How NVML is called: GPU by GPU, with every error told, and with nothing made up where it says nothing."""
+"""Calls of NVML: GPU by GPU, with every error reported, and without invented values where it reports none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = NvmlGpu(None, "0000:1b:00.0")
 
 
 def failing(*codes: int, then: Any = None) -> Callable[..., Any]:
-    """A function of NVML that fails with each of ``codes`` in turn, and then answers ``then``."""
+    """Return a function of NVML that fails with each of ``codes`` in turn, and then returns ``then``."""
     left = list(codes)
 
     def function(*_: object) -> Any:
@@ -85,7 +85,7 @@ def test_text_that_is_not_utf8_is_unreadable(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def only(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
-    """``function`` reads the list of compute processes, and there are no other lists."""
+    """Make ``function`` read the list of compute processes, and remove all other lists."""
     for kind in ("Compute", "Graphics", "MPSCompute"):
         for version in (2, 3):
             monkeypatch.setattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v{version}", failing(*[3] * 9))
@@ -151,7 +151,7 @@ def test_unknown_recovery_action_is_named_by_its_number() -> None:
     )
 
 
-# --- what the kernel module was told
+# --- parameters of the kernel module
 
 
 @pytest.mark.parametrize(

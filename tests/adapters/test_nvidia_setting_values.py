@@ -1,4 +1,4 @@
-"""A policy that wants a setting to be what it cannot be is refused before the service starts, by a sentence."""
+"""A policy with an impossible value for a setting is refused with a message before the service starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: read by name, brought back to the driver's defaults or the policy's values, and read back."""
+"""Settings: read by name, restored to the driver's defaults or the policy's values, and read back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scrubber.domain.errors import Unreadable
 from tests.adapters.nvidia_asking import Asking, asking
 
 BOOSTED = {"auto_boost": 0, "auto_boost_default": 1, "api_restriction/1": 0}
-"""What a GPU of before has besides."""
+"""Additional settings of older GPUs."""
 
 
 @pytest.fixture
@@ -125,12 +125,12 @@ async def test_setting_with_the_requested_value_is_not_written(node: Asking) -> 
     assert await node.settings.restore(device, {"compute_mode": "default"}) == {"compute_mode": "default"}
 
 
-@pytest.mark.parametrize(("code", "sentence"), [(4, "run the scrub service as root"), (999, "internal error")])
-async def test_setting_that_the_driver_refuses_is_a_fault(node: Asking, code: int, sentence: str) -> None:
+@pytest.mark.parametrize(("code", "message"), [(4, "run the scrub service as root"), (999, "internal error")])
+async def test_setting_that_the_driver_refuses_is_a_fault(node: Asking, code: int, message: str) -> None:
     device, gpu = node.devices()[0], node.world.gpus[0]
     gpu.set("compute_mode", 2)
     gpu.fail("nvmlDeviceSetComputeMode", code)
-    with pytest.raises(Unreadable, match=sentence):
+    with pytest.raises(Unreadable, match=message):
         await node.settings.restore(device, {"compute_mode": "default"})
 
 
@@ -162,11 +162,11 @@ async def test_no_setting_is_written_through_a_mig_instance(tmp_path: Path) -> N
         assert (gpu.text("power_limit"), gpu.text("gpu_locked_clocks")) == ("700000", "345 345")
 
 
-# --- the fence, and what a reset needs
+# --- the fence, and requirements of a reset
 
 
 class Unsettled:
-    """Memory that does not come back."""
+    """Memory that is never released."""
 
     async def wait_until_idle(self, _: Device, deadline: float) -> int:
         return int(deadline)

@@ -1,4 +1,4 @@
-"""What the driver says about a device's health, and what becomes of a device that it cannot speak about."""
+"""What the driver reports about a device's health, and the state of a device about which it cannot report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_gpu_with_a_lost_event_stream_has_a_condition(node: Asking) -> Non
     node.told.corrupt.add(first.id)
     conditions = [(await node.telemetry.snapshot(each)).conditions for each in (first, second)]
     assert conditions == [
-        {"events-unheard": "Its child does not live long.", "inforom-corrupt": "its checksums are wrong"},
+        {"event-stream-lost": "Its child does not live long.", "inforom-corrupt": "its checksums are wrong"},
         {},
     ]
 
@@ -329,7 +329,7 @@ async def test_destroyed_mig_instance_is_device_lost(tmp_path: Path) -> None:
             await node.telemetry.snapshot(device)
 
 
-# --- who uses it
+# --- users
 
 
 async def test_processes_of_all_three_driver_lists_are_reported(node: Asking) -> None:

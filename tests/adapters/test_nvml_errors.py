@@ -1,4 +1,4 @@
-"""Every error that NVML can answer has one meaning here, and a sentence that somebody can act on."""
+"""Every error that NVML can return has one meaning here, and an actionable message."""
 
 import pynvml
 import pytest

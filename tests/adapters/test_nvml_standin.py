@@ -1,7 +1,7 @@
 """The stand-in for the driver's library answers the unmodified binding as NVML is documented to.
 
-What is proved over the stand-in is worth as much as it is like the real one, so what the code under test relies on is
-written down here once more: a test of the real library could be made of it line by line.
+Tests over the stand-in prove only as much as it resembles the real library. These tests therefore record every
+behaviour on which the code under test relies: each line could be turned into a test of the real library.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def nvml(world: World) -> Iterator[Console]:
-    """Initialised as the project's children do it."""
+    """Initialise NVML as the project's children do."""
     with console(world.environment) as nvml:
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
         yield nvml
@@ -152,7 +152,7 @@ def test_gpu_device_nodes_have_unique_device_numbers(world: World) -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-# --- what goes wrong with one GPU
+# --- errors of one GPU
 
 
 def test_error_of_one_function_or_gpu_affects_no_other(world: World, nvml: Console) -> None:
@@ -221,7 +221,7 @@ def test_unsupported_gpu_features_return_not_supported(world: World, nvml: Conso
             nvml.call(function, handle, *arguments)
 
 
-# --- what a GPU says about itself
+# --- attributes of a GPU
 
 
 def test_gpu_attributes_are_returned(world: World, nvml: Console) -> None:
@@ -368,7 +368,7 @@ def test_process_with_an_open_entry_is_listed_until_its_death(world: World, nvml
     (listed,) = nvml.call("nvmlDeviceGetComputeRunningProcesses", handle)
     assert (listed.pid, listed.usedGpuMemory) == (holder.pid, MIB)
     holder.kill()
-    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has reaped it
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead and not reaped
     assert nvml.call("nvmlDeviceGetComputeRunningProcesses", handle) == []
     assert nvml.call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2).used == 0
     holder.wait()
@@ -381,7 +381,7 @@ def test_process_with_an_open_entry_is_listed_until_its_death(world: World, nvml
 
 @pytest.fixture
 def split(tmp_path: Path) -> Iterator[World]:
-    """One GPU in three instances, beside a whole one."""
+    """Provide one GPU with three instances, beside a whole one."""
     with World.create(tmp_path / "world", mebibytes=66) as world:
         world.gpus[0].split("1g.18gb", "1g.18gb", "2g.35gb")
         yield world

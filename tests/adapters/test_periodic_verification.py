@@ -1,4 +1,4 @@
-"""The service looks through its own trail again and again: what it finds is shown, told aloud, and stops nothing."""
+"""The service verifies its own trail periodically: a finding is exposed and logged, and stops nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OFTEN = 0.01
 
 
 class Trail:
-    """A trail that somebody may change, or that cannot be read for a while."""
+    """A trail that a test may change, or make unreadable for a while."""
 
     def __init__(self, ledger: SqliteLedger) -> None:
         self._ledger = ledger
@@ -103,10 +103,10 @@ async def looking(trail: Trail, told: Told) -> AsyncIterator[None]:
 
 
 async def looks(trail: Trail, more: int = 2) -> None:
-    """Return once the trail was looked through ``more`` times from now on."""
+    """Return once the trail was verified ``more`` times from now on."""
     wanted = trail.looks + more
     async with asyncio.timeout(PATIENCE):
-        while trail.looks < wanted:  # noqa: ASYNC110 - the look is nobody's event
+        while trail.looks < wanted:  # noqa: ASYNC110 - nothing notifies of a verification
             await asyncio.sleep(OFTEN)
 
 
@@ -127,7 +127,7 @@ async def test_broken_trail_sets_the_metric_logs_an_error_and_is_verified_again(
     assert told.intact() == 1
     first = told.events[0]
     assert (first["event"], first["level"]) == ("audit.broken", "error")
-    assert "row 1" in first["sentence"]
+    assert "row 1" in first["message"]
 
 
 async def test_unreadable_trail_is_reported_as_unknown_not_broken(trail: Trail, told: Told) -> None:
@@ -138,7 +138,7 @@ async def test_unreadable_trail_is_reported_as_unknown_not_broken(trail: Trail, 
         trail.away = False
         await looks(trail)
     assert told.intact() == 1
-    assert told.events[0]["event"] == "audit.unread"
+    assert told.events[0]["event"] == "audit.unverified"
 
 
 async def test_child_starts_are_counted_by_module() -> None:

@@ -1,4 +1,4 @@
-"""The service and the node's PID namespace: decided for every case, and tried in a real namespace where one can be made."""
+"""The service and the node's PID namespace: decided for every case, and tested in a real namespace where possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELSEWHERE = PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=ANOTHER, kub
 
 @pytest.fixture
 def kubelet(short_tmp: Path) -> Iterator[Path]:
-    """The socket of a kubelet in this PID namespace."""
+    """Provide the socket of a kubelet in this PID namespace."""
     path = short_tmp / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -53,7 +53,8 @@ def test_node_that_is_itself_a_container_is_accepted_by_its_kubelet() -> None:
             "The kubelet is not in this PID namespace",
         ),
         (PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=None, kubelet_pid=None), "start its kubelet first"),
-        # The node's /proc in a container: its PIDs are nobody's, or somebody else's, whom we would signal.
+        # The node's /proc in a container: its PIDs do not exist here, or are those of other processes, which we would
+        # signal.
         (
             PidNamespaceView(pid=7, proc_pids=(5012, 7), namespace_inode=ANOTHER, kubelet_pid=812),
             "/proc shows another PID namespace",
@@ -143,6 +144,6 @@ def test_service_refuses_another_pid_namespace_while_no_kubelet_answers(tmp_path
 
 @only_with(CAN_UNSHARE)
 def test_service_starts_in_a_pid_namespace_shared_with_its_kubelet(short_tmp: Path) -> None:
-    """As in a node that is itself a container."""
+    """A node may itself be a container."""
     program = BESIDE_A_KUBELET + "\n".join(f"    {line}" for line in REFUSED.strip().splitlines())
     assert from_another_namespace(short_tmp / "kubelet.sock", "--mount-proc", program=program) == "starts"

@@ -1,6 +1,6 @@
-"""A service that stood still (stopped, swapped out, without a processor) blames no device for it and loses no event.
+"""A service that stalled (stopped, swapped out, without CPU time) blames no device for it and loses no event.
 
-Where a child has to speak at a certain moment, the test speaks in its place.
+Where a child has to send a message at a certain moment, the test sends it in its place.
 """
 
 import asyncio
@@ -38,9 +38,10 @@ MIB = 1 << 20
 
 
 class Spoken(Children):
-    """Its one child is the test: ``theirs`` is the child's end of the socket. ``late`` is how long its start takes.
+    """Children whose only child is the test: ``theirs`` is the child's end of the socket.
 
-    While it starts, nothing else runs. It says its ``last_words`` in the moment in which it is killed.
+    The start of the child takes ``late`` seconds, in which nothing else runs. It sends its ``last_words`` at the moment
+    it is killed.
     """
 
     def __init__(self, late: float = 0.0) -> None:
@@ -71,11 +72,11 @@ class Spoken(Children):
             self.theirs.sendall(pack(each))
 
     def order(self) -> Message:
-        """What the child was told to do."""
+        """Receive the request that the child got."""
         return unpack(self.theirs.recv(body_length(self.theirs.recv(HEADER_SIZE))))
 
     async def asked(self) -> None:
-        """Return once the child was told what to do, and whoever told it waits for what it says."""
+        """Return once the child has received its request, and the service waits for the answer."""
         await self.started.wait()
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
@@ -85,7 +86,7 @@ class Spoken(Children):
 
 
 def stand_still(seconds: float, until: Callable[[], bool] = lambda: True) -> None:
-    """Let nothing else run in this process for ``seconds``, and then until something holds."""
+    """Block this process for ``seconds``, and then until a condition holds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         continue
@@ -235,7 +236,7 @@ CHECKED: Message = {
 
 
 class FromTheTest(ProgramLauncher):
-    """Whatever is started speaks as the test does."""
+    """Every program that is started is played by the test."""
 
     def __init__(self, children: Children) -> None:
         self._children = children
@@ -248,7 +249,7 @@ class FromTheTest(ProgramLauncher):
 
 
 async def work_of(what: str, children: Children, directory: Path, deadline: float) -> object:
-    """A piece of work that a child does within ``deadline``."""
+    """Run a job that a child has to do within ``deadline``."""
     backend = SimBackend(make(directory))
     try:
         device = (await backend.inventory.devices())[0]
@@ -303,7 +304,7 @@ async def test_slow_child_start_does_not_consume_the_devices_time(
 
 
 class Unwatched(NvidiaSmi):
-    """The service stands still from the start of the run to its end, and beyond its deadline."""
+    """The service stalls from the start of the run to its end, and beyond its deadline."""
 
     async def _start(self, *arguments: str) -> Any:
         started = await super()._start(*arguments)

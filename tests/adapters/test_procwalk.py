@@ -1,7 +1,7 @@
-"""Whoever holds a file or a device is found by what the kernel says, under any name and in any thread.
+"""Every process that holds a file or a device is found by the kernel's data, under any name and in any thread.
 
-A tenant's process is a real one. Two device nodes are terminals that nobody else on this machine has open, as the other
-sides are kept here; one is ``/dev/zero``, which can be mapped.
+The tenant's process is real. Two device nodes are terminals that no other process on this machine has open, because the
+other sides are kept here; one is ``/dev/zero``, which can be mapped.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from scrubber.adapters.procwalk import (
 from scrubber.adapters.walker import Walker, parse_walk_report, walk_request
 from scrubber.domain.errors import Unavailable
 from tests import relay
-from tests.adapters.sim_rig import Tenant
+from tests.adapters.sim_rig import Tenant, kill_and_wait, report_as_kernel_thread
 
 _OURS, _THEIRS = zip(os.openpty(), os.openpty(), strict=True)
 ONE_NODE, OTHER_NODE = map(os.ttyname, _THEIRS)
@@ -43,7 +43,7 @@ Run = Callable[..., Tenant]
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Starts a Python program that says ``{"ready": true}`` once it holds what it is to hold."""
+    """Start a Python program that prints ``{"ready": true}`` once it holds what the test needs."""
     running: list[Tenant] = []
 
     def start(program: str, *arguments: str) -> Tenant:
@@ -90,18 +90,21 @@ def test_symlink_with_another_name_does_not_hide_a_holder(run: Run, tmp_path: Pa
 
 
 def test_device_node_created_inside_a_container_does_not_hide_a_holder(run: Run, tmp_path: Path) -> None:
-    path, number = tmp_path / "full", os.stat("/dev/full").st_rdev  # a terminal's node works where it was made only
+    path, number = (
+        tmp_path / "full",
+        os.stat("/dev/full").st_rdev,
+    )  # a terminal's node works only where it was created
     try:
         os.mknod(path, 0o20600, number)
         os.close(os.open(path, os.O_RDONLY))
-    except PermissionError:  # this user, or this file system, makes no nodes: a link is the next best
+    except PermissionError:  # this user or file system cannot create device nodes: a link is the closest substitute
         path.unlink(missing_ok=True)
         path.symlink_to("/dev/full")
     os.link(path, tmp_path / "hard", follow_symlinks=False)
     tenant = run(OPEN, str(tmp_path / "hard"))
     (tmp_path / "hard").unlink()
     path.unlink()
-    assert parts(nodes(number))[tenant.pid] == (number,)  # others may have the machine's own open
+    assert parts(nodes(number))[tenant.pid] == (number,)  # other processes may have the machine's own node open
 
 
 def test_regular_file_named_like_a_device_is_no_device(run: Run, tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ def test_regular_file_named_like_a_device_is_no_device(run: Run, tmp_path: Path)
 
 
 def test_path_only_descriptor_is_no_holder(run: Run) -> None:
-    """Anybody may open a node with ``O_PATH``, without any right to the device: that must keep nobody out of it."""
+    """Any user may open a node with ``O_PATH``, without any right to the device: that must not block the device."""
     tenant = run(READY + "fd = os.open(sys.argv[1], os.O_PATH)\nsay()\nsignal.pause()", ONE_NODE)
     assert parts(nodes(ONE)) == {}
     assert parts(nodes(ONE), named=[tenant.pid]) == {tenant.pid: ()}
@@ -124,8 +127,10 @@ def test_child_that_inherited_a_descriptor_is_a_holder(run: Run) -> None:
         + "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE, pass_fds=[fd])\n"
         + "os.close(fd)\nsay(child=child.pid)\nsignal.pause()"
     )
-    tenant = run(program, ONE_NODE)
-    assert list(parts(nodes(ONE))) == [tenant.said["child"]]
+    child = run(program, ONE_NODE).said["child"]
+    assert isinstance(child, int)
+    assert list(parts(nodes(ONE))) == [child]
+    kill_and_wait(child)
 
 
 def test_child_of_an_ended_process_with_its_descriptor_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +157,7 @@ def test_child_of_an_ended_process_with_its_descriptor_is_found(run: Run, monkey
         assert found == dict.fromkeys(children, (ONE,))
     finally:
         for child in children:
-            os.kill(child, signal.SIGKILL)
+            kill_and_wait(child)
 
 
 END_THIS_THREAD = (
@@ -220,7 +225,7 @@ def test_process_that_creates_threads_endlessly_is_fully_scanned(run: Run, tmp_p
     busy = run(program)
     looks = [process.ProcessScan(busy.pid, file_of(memory), set()) for _ in range(100)]
     assert [each.run() for each in looks] == [None] * 100
-    # Each list may have somebody new, and a look has sixteen; one that was cut is no look, and the next one is.
+    # Each list may contain a new thread, and a scan reads at most sixteen lists; one that was interrupted is repeated.
     cut = [each.interrupted_in for each in looks]
     assert set(cut) <= {None, "threads"}
     assert cut.count(None) > len(looks) // 2
@@ -245,7 +250,7 @@ def test_mapping_with_a_closed_descriptor_is_a_holder(run: Run, tmp_path: Path) 
 
 
 def may_follow_maps() -> bool:
-    """Whether this user may ask what is mapped; a user who may not is told so by the walk."""
+    """Return whether this user may list mappings; the walk reports it if not."""
     try:
         os.stat(f"/proc/self/map_files/{os.listdir('/proc/self/map_files')[0]}")
     except PermissionError:
@@ -286,7 +291,7 @@ def test_gone_or_zombie_pid_is_not_described(run: Run) -> None:
     tenant = run(OPEN, ONE_NODE)
     pidfd = os.pidfd_open(tenant.pid)
     tenant.process.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)  # over, and not reaped yet
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)  # ended, and not reaped yet
     os.close(pidfd)
     assert start_time(tenant.pid) is not None
     assert live_start_time(tenant.pid) is None
@@ -296,13 +301,15 @@ def test_gone_or_zombie_pid_is_not_described(run: Run) -> None:
     assert walk(nodes(ONE), requested_pids=[tenant.pid]).holders == ()
 
 
-def test_kernel_thread_holds_nothing() -> None:
-    kthreadd = 2
-    assert all(found.pid != kthreadd for found in walk(nodes(ONE), requested_pids=[kthreadd]).holders)
+def test_kernel_thread_holds_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = run(OPEN, ONE_NODE)
+    assert parts(nodes(ONE), named=[thread.pid]) == {thread.pid: (ONE,)}
+    report_as_kernel_thread(monkeypatch, thread.pid)
+    assert parts(nodes(ONE), named=[thread.pid]) == {}
 
 
 def test_walk_does_not_stat_descriptors_of_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be one that never answers; the kernel itself tells which descriptors need no question."""
+    """The file may be one that never answers; the kernel's own data shows which descriptors need no ``stat``."""
     wanted, other = tmp_path / "wanted", tmp_path / "other"
     wanted.touch()
     other.touch()
@@ -429,7 +436,7 @@ signal.pause()
 
 
 def test_walk_does_not_query_a_file_system_that_never_answers(run: Run, tmp_path: Path) -> None:
-    """A tenant may mount one and open a file on it. A plain ``stat`` would ask it, and wait for ever."""
+    """A tenant may mount one and open a file on it. A plain ``stat`` would query it, and wait forever."""
     hostile = run(HOSTILE, str(tmp_path))
     opener = int(str(hostile.said["opener"]))
     tenant = run(OPEN, ONE_NODE)

@@ -1,6 +1,6 @@
-"""A walk that is cut short goes on in the next one, a pod takes no more than its share, and a relay is named.
+"""An interrupted walk is resumed by the next one, a pod uses no more than its share, and a relay is named.
 
-The clock is counted, as in ``test_procwalk_slow.py``: a tick each time that the walk looks at it. Pods are said, not made.
+The clock counts, as in ``test_procwalk_slow.py``: one tick each time the walk reads it. Pods are declared, not created.
 """
 
 import os
@@ -34,7 +34,7 @@ from scrubber.adapters.procwalk.budget_group import BudgetGroup, budget_group_of
 from scrubber.adapters.procwalk.confinement import Confinement, has_device_capabilities
 from scrubber.adapters.procwalk.match import FileStat, StatxReader
 from scrubber.adapters.walker import Walker, parse_walk_report, uninspected_from, walk_request
-from tests.adapters.sim_rig import Tenant
+from tests.adapters.sim_rig import Tenant, kill_and_wait
 
 Run = Callable[..., Tenant]
 
@@ -43,7 +43,7 @@ UID = "0e1c5b6a-7a44-4a6e-9d3a-0c1f7b2d3e4f"
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Path:
-    """A device's memory that no other process on this machine knows."""
+    """Provide a device's memory that no other process on this machine uses."""
     path = tmp_path / "memory"
     path.write_bytes(bytes(4096))
     return path
@@ -56,7 +56,7 @@ def target(memory: Path) -> FileTarget:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Starts a program that says ``{"ready": true}`` once it holds what it is to hold."""
+    """Start a program that prints ``{"ready": true}`` once it holds what the test needs."""
     running: list[Tenant] = []
 
     def start(program: str, *arguments: str) -> Tenant:
@@ -73,7 +73,7 @@ def ticks() -> Callable[[], float]:
 
 
 def in_pods(pods: dict[int, str]) -> Callable[[int], BudgetGroup | None]:
-    """As ``budget_group_of``, with these processes in these pods."""
+    """Return ``budget_group_of`` with these processes assigned to these pods."""
 
     def group(pid: int) -> BudgetGroup | None:
         return BudgetGroup(pods[pid], pods[pid]) if pid in pods else budget_group_of(pid)
@@ -113,7 +113,7 @@ if way == "mapping":
 print('{"ready": true}', flush=True)
 signal.pause()
 """
-"""Very many descriptors in several tables, for little money, and behind all of them the one that is looked for."""
+"""A cheap way to have very many descriptors in several tables; the device is opened behind all of them."""
 
 
 @pytest.mark.parametrize("way", ["descriptor", "mapping"])
@@ -192,7 +192,7 @@ assert os.open(sys.argv[1], os.O_RDONLY) == where
 print("open", flush=True)
 signal.pause()
 """
-"""Very many descriptors; the one that is looked for is opened when a line comes, at a number in their midst."""
+"""Very many descriptors; the device is opened when a line arrives, at a number in the middle of them."""
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ SHORT, LONG = Budget(15, 1_000_000, 30), Budget(100_000, 1_000_000, 100_000)
 def test_device_opened_after_an_unfinished_scrub_is_found_by_the_next_scrub(
     later: Callable[[int], "subprocess.Popen[str]"], memory: Path
 ) -> None:
-    """The descriptor is behind what a quick look gets through, and before the place where the first scrub stopped."""
+    """The descriptor is beyond what a quick scan reaches, and before the position at which the first scrub stopped."""
     crowd = later(1_000)
     walker = Walker(partial(walk, clock=ticks(), budget_group=in_pods({crowd.pid: UID})))
 
@@ -288,7 +288,7 @@ def test_every_walk_begins_each_process_at_its_first_descriptor(
 
 
 def test_pod_with_many_descriptors_uses_only_its_share_of_the_walk(run: Run, memory: Path) -> None:
-    """The hostile one comes first by its PID, and has more open than the whole walk could get through."""
+    """The hostile process comes first by its PID, and has more open than the whole walk could scan."""
     crowd, tenant = run(CROWDED, "8", "none", str(memory)), run(OPEN, str(memory))
     neighbours = {crowd.pid: UID, tenant.pid: "another-pod"}
     clock = count()
@@ -313,11 +313,11 @@ def test_previous_pods_of_the_device_may_use_the_whole_walk(run: Run, memory: Pa
     assert [each.pid for each in found.holders] == [crowd.pid]
 
 
-# --- looks that hang
+# --- hanging scans
 
 
 class Hanging:
-    """The memory maps of some processes cannot be read before they are let go; ``looks``: at whom it was tried."""
+    """The memory maps of some processes block readers until released; ``looks`` lists the attempts by PID."""
 
     def __init__(self, pids: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.looks: list[int] = []
@@ -345,7 +345,7 @@ def stopped() -> float:
 def test_hanging_scans_of_a_pod_do_not_prevent_scans_of_host_processes(
     run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slow process of the node is looked through after the first round, in which the pod's looks hang."""
+    """The slow process of the node is scanned after the first round, in which the pod's scans hang."""
     crowd, tenant, sick = run(CROWDED, "1", "descriptor", str(memory)), run(OPEN, str(memory)), run(OPEN)
     hanging = Hanging({sick.pid}, monkeypatch)
     monkeypatch.setattr(scheduler, "_MAX_HUNG", 1)
@@ -456,7 +456,7 @@ def test_device_node_in_a_subdirectory_of_dev_is_found_and_symlinks_are_not_foll
 
 
 def test_process_in_its_own_user_namespace_is_judged_by_its_capabilities_there(run: Run) -> None:
-    """Making one gives all of them: the process may have been privileged before."""
+    """Creating a user namespace gives all capabilities: the process may have been privileged before."""
     alone = run("import ctypes\nctypes.CDLL(None).unshare(0x10000000)" + OPEN)
     same = os.readlink(f"/proc/{alone.pid}/ns/user") == os.readlink("/proc/self/ns/user")
     assert same or has_device_capabilities(alone.pid), "not every user of every machine may make one"
@@ -509,7 +509,10 @@ int main(int count, char **words) { /* the file that each of them has open */
 
 @pytest.fixture
 def relay(tmp_path: Path, memory: Path) -> Iterator[int]:
-    """Process group of a process that forks and ends without end, and hands its descriptor on. An idle one adopts them."""
+    """Process group of a process that endlessly forks and exits; its children inherit the descriptor.
+
+    An idle process adopts the children.
+    """
     if shutil.which("gcc") is None:
         raise RuntimeError("A relay of processes is compiled by the tests: install gcc.")
     (tmp_path / "forks.c").write_text(RELAY)
@@ -517,12 +520,12 @@ def relay(tmp_path: Path, memory: Path) -> Iterator[int]:
     subprocess.run(["gcc", "-O1", "-w", "-o", str(program), str(tmp_path / "forks.c")], check=True, capture_output=True)
     adopter = Tenant([str(program), str(memory)]).until_ready()
     yield adopter.pid
-    os.killpg(adopter.pid, signal.SIGKILL)  # a fork that is under way is made again once the signal was taken: never
+    os.killpg(adopter.pid, signal.SIGKILL)  # SIGKILL also prevents the restart of a fork in progress
     adopter.end()
 
 
 def test_chain_of_short_lived_processes_is_found_or_reported_as_a_churning_group(relay: int, memory: Path) -> None:
-    """It is in no list that is still true when it is read: each of its processes has ended when it is looked at."""
+    """Every process list is outdated when it is read: each process of the chain has ended when it is inspected."""
 
     def group(pid: int) -> BudgetGroup | None:
         try:
@@ -561,9 +564,9 @@ def test_churning_group_is_one_that_may_have_been_in_every_process_list(lists: M
 def test_occasionally_forking_neighbour_delays_no_walk_and_is_no_churning_group(
     run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 200 forks a second a process that ends before it is looked at is in every third list at most."""
+    """At 200 forks a second, a process that ends before it is inspected appears in at most every third list."""
     tenant, listdir, lists = run(OPEN, str(memory)), os.listdir, count()
-    gone = count(4_000_000)  # beyond any PID that Linux gives
+    gone = count(4_000_000)  # beyond any PID that Linux assigns
 
     def with_a_short_lived_one(path: str) -> list[str]:
         names = listdir(path)
@@ -583,8 +586,8 @@ def test_occasionally_forking_neighbour_delays_no_walk_and_is_no_churning_group(
 def test_short_lived_children_of_an_inspected_process_are_exempt_only_outside_pods(
     run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch, pod_uid: str | None, churning: list[str]
 ) -> None:
-    """A link of a relay whose parent has ended is adopted, as by PID 1 of its container, and looks like its child."""
-    adopter, listdir, gone = run(OPEN).pid, os.listdir, count(4_000_000)  # beyond any PID that Linux gives
+    """A relay process whose parent has ended is adopted, as by PID 1 of its container, and looks like its child."""
+    adopter, listdir, gone = run(OPEN).pid, os.listdir, count(4_000_000)  # beyond any PID that Linux assigns
     listed: list[int] = []
 
     def with_a_short_lived_one(path: str) -> list[str]:
@@ -610,7 +613,7 @@ def test_short_lived_children_of_an_inspected_process_are_exempt_only_outside_po
 def test_children_of_a_process_that_ends_between_two_scans_are_scanned(
     run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch, pod_uid: str | None
 ) -> None:
-    """It is slow to look through, hands everything on to a child once all lists were read, and ends."""
+    """The process is slow to scan, passes everything on to a child once all lists were read, and ends."""
     program = (
         CROWDED.replace("signal.pause()", "")
         + "sys.stdin.readline()\nchild = os.fork()\nif child:\n    print(child, flush=True)\n    os._exit(0)\nsignal.pause()\n"
@@ -645,7 +648,7 @@ def test_children_of_a_process_that_ends_between_two_scans_are_scanned(
         assert found.churning_groups == ()
     finally:
         for child in children:
-            os.kill(child, 9)
+            kill_and_wait(child)
         tenant.stdin.close()
         tenant.stdout.close()
 
@@ -685,7 +688,7 @@ def test_confinement_of_a_churning_group_is_reported_unchanged() -> None:
 
 
 def test_hundreds_of_holders_with_long_names_fit_into_one_report(memory: Path) -> None:
-    """Each character of their names takes twelve bytes of an answer."""
+    """Each character of their names takes twelve bytes of a report."""
     program = OPEN.replace("sys.argv[1:]", "sys.argv[1:2]").replace(
         "print(",
         "import ctypes\nfor _ in range(449):\n    if os.fork() == 0:\n        ctypes.CDLL(None).prctl(1, 9)\n"

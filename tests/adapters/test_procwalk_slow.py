@@ -1,6 +1,6 @@
-"""Nobody hides behind a process that takes long, and nobody takes all of the time: who was not looked through is named.
+"""No process is hidden by one that is slow to scan, and none uses up all of the time; unscanned processes are named.
 
-The clock is counted, not waited for: a tick each time that the walk looks at it, which it does every few hundred entries.
+The clock counts instead of waiting: one tick each time the walk reads it, which it does every few hundred entries.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.procwalk import Budget, DeviceNodeTarget, FileTarget, ProcessMatch, process, scheduler, walk
-from tests.adapters.sim_rig import Tenant
+from tests.adapters.sim_rig import Tenant, report_as_kernel_thread
 
 FULL, RANDOM = (os.stat(f"/dev/{name}").st_rdev for name in ("full", "random"))
 
@@ -23,7 +23,7 @@ Run = Callable[..., Tenant]
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Path:
-    """A device's memory that nobody else on this machine knows."""
+    """Provide a device's memory that no other process on this machine uses."""
     path = tmp_path / "memory"
     path.touch()
     return path
@@ -36,7 +36,7 @@ def target(memory: Path) -> FileTarget:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Starts a Python program that says ``{"ready": true}`` once it holds what it is to hold."""
+    """Start a Python program that prints ``{"ready": true}`` once it holds what the test needs."""
     running: list[Tenant] = []
 
     def start(program: str, *arguments: str) -> Tenant:
@@ -49,12 +49,12 @@ def run() -> Iterator[Run]:
 
 
 def ticks() -> Callable[[], float]:
-    """A clock that moves on whenever somebody looks at it."""
+    """Return a clock that advances whenever it is read."""
     return itertools.count().__next__
 
 
 def stopped() -> float:
-    """A clock by which nobody takes any time."""
+    """A clock by which no process takes any time."""
     return 0.0
 
 
@@ -109,7 +109,7 @@ def test_process_found_holding_one_device_before_the_time_limit_is_a_holder(run:
 
 
 def test_requested_pid_is_described_however_little_time_remains(run: Run, memory: Path) -> None:
-    """A process in the driver's list that was not described would be taken for one that is gone."""
+    """A process in the driver's list that was not described would be mistaken for one that is gone."""
     crowd = run(CROWDED, "/dev/null", str(memory))
     found = walk(target(memory), requested_pids=[crowd.pid], budget=Budget(per_process=3, total=30), clock=ticks())
     assert found.holders == (
@@ -121,13 +121,14 @@ def test_requested_pid_is_described_however_little_time_remains(run: Run, memory
 def test_walk_that_ends_early_names_every_unreached_process(
     run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tenants = [run(OPEN, str(memory)) for _ in range(3)]
+    *tenants, kernel_thread = [run(OPEN, str(memory)) for _ in range(4)]
+    report_as_kernel_thread(monkeypatch, kernel_thread.pid)
     monkeypatch.setattr(scheduler, "_MAX_REPORTED", 1_000_000)
     nobody = walk(target(memory), budget=Budget(per_process=1, total=0), clock=ticks())
     assert nobody.holders == ()
     assert {tenant.pid for tenant in tenants} <= {each.pid for each in nobody.unfinished}
     assert all("not reached" in each.reason for each in nobody.unfinished)
-    assert 2 not in {each.pid for each in nobody.unfinished}, "a thread of the kernel's holds nothing"
+    assert kernel_thread.pid not in {each.pid for each in nobody.unfinished}, "a kernel thread holds nothing"
     monkeypatch.setattr(scheduler, "_MAX_REPORTED", 1)
     short = walk(target(memory), budget=Budget(per_process=1, total=0), clock=ticks())
     assert len(short.unfinished) == 1
@@ -171,7 +172,7 @@ def test_threads_with_separate_descriptor_tables_are_distinguished_in_few_compar
 
 
 class Hanging:
-    """The memory map of one process cannot be read before it is let go."""
+    """The memory map of one process blocks readers until it is released."""
 
     def __init__(self, pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.looks = 0
@@ -207,7 +208,7 @@ def test_scan_that_never_returns_costs_one_thread_and_no_other_result(
 
 
 class Jumping:
-    """The clock of the watch over a look: a test puts it forward, and it counts who looks at it."""
+    """The clock of the monitor of hanging scans: a test advances it, and it counts how often it is read."""
 
     def __init__(self) -> None:
         self.looked = 0
@@ -228,7 +229,7 @@ def test_scan_interrupted_by_a_process_stall_is_not_treated_as_hung(
         if each.pid == tenant.pid and not clock.late:
             clock.late = 3600.0
             seen = clock.looked
-            while clock.looked < seen + 2:  # whoever watches has looked at the clock, and does again
+            while clock.looked < seen + 2:  # the monitor has read the clock, and does so again
                 time.sleep(0.01)
         return read(each, path)
 

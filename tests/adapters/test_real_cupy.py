@@ -1,4 +1,4 @@
-"""The real CuPy, on a machine without a driver: what the project counts on, and what its stand-in claims to be."""
+"""The real CuPy, on a machine without a driver: what the project relies on, and what its stand-in imitates."""
 
 import ast
 import inspect
@@ -20,7 +20,8 @@ CALLERS = [
     for path in sorted((ROOT / directory).rglob("*.py"))
 ]
 
-# Says as JSON what the cupy of its path has. Run apart: neither CuPy belongs into the process of the tests.
+# Prints as JSON what the CuPy on its path offers. It is a separate process: the tests' process must import neither
+# CuPy.
 TELL = """
 import inspect, json, re, sys
 import cupy
@@ -89,7 +90,7 @@ def told(names: list[str], *path: Path) -> dict[str, Any]:
 
 
 def chain(node: ast.expr) -> list[str]:
-    """``a.b.c`` as its names; empty for anything else."""
+    """Return the names in ``a.b.c``; empty for anything else."""
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Attribute) and (front := chain(node.value)):
@@ -98,7 +99,7 @@ def chain(node: ast.expr) -> list[str]:
 
 
 def uses(path: Path) -> Iterator[str]:
-    """Every name of CuPy that a file writes out, below ``cupy``: ``cuda.runtime.malloc``."""
+    """Yield every name of CuPy that a file mentions, below ``cupy``: ``cuda.runtime.malloc``."""
     tree = ast.parse(path.read_text("utf-8"))
     known: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -116,7 +117,7 @@ def uses(path: Path) -> Iterator[str]:
 
 
 def standin_names() -> list[str]:
-    """What the stand-in offers, apart from what its own modules import."""
+    """Return what the stand-in offers, apart from what its own modules import."""
     tree = ast.parse((STANDIN / "cupy/cuda/runtime.py").read_text("utf-8"))
     runtime = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     for node in tree.body:
@@ -152,7 +153,7 @@ def standin() -> dict[str, Any]:
 
 
 def test_real_cupy_imports_without_a_driver_and_reports_the_missing_driver(real: dict[str, Any]) -> None:
-    """The zygote is started on every node, and tells a node without a driver apart from a broken one by status 35."""
+    """The zygote is started on every node, and distinguishes a missing driver from a broken one by status 35."""
     assert "standin" not in real["version"]
     assert real["driver"] == 0
     assert set(real["statuses"].values()) == {35}, real["statuses"]

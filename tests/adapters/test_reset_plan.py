@@ -1,4 +1,4 @@
-"""What a reset takes with it and what is in its way, over the generations of GPUs: the plan, from facts alone."""
+"""Which GPUs a reset includes and what blocks it, for all generations of GPUs: the plan, from facts alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FROM_AMPERE_ON = [each for each in Generation if each >= Generation.AMPERE]
 
 
 def facts(generation: Generation = Generation.HOPPER, **more: object) -> ResetFacts:
-    """A GPU that nobody holds, on a node where everything is there."""
+    """Return the facts of a GPU without holders, on a node where everything is available."""
     made = ResetFacts(
         device=FIRST,
         gpu=FIRST.id,
@@ -42,7 +42,7 @@ def instance(**more: object) -> ResetFacts:
     return replace(facts(device=PART, siblings=(OTHER_PART,), holders=holders), **more)  # type: ignore[arg-type]
 
 
-# --- how far a reset reaches
+# --- the scope of a reset
 
 
 @pytest.mark.parametrize("generation", FROM_AMPERE_ON)
@@ -138,7 +138,7 @@ def test_other_instance_in_use_blocks_the_manual_reset() -> None:
     assert made.blockers == ("train (PID 7) holds device 0:1: it has to end first.",)
 
 
-# --- where there is no reset
+# --- unsupported resets
 
 
 @pytest.mark.parametrize("platform", Platform)
@@ -169,7 +169,7 @@ def test_reason_for_an_unavailable_reset_is_named(more: dict[str, object], word:
 
 
 @pytest.mark.parametrize(
-    ("holder", "sentence"),
+    ("holder", "message"),
     [
         (TRAIN, "train (PID 7) holds device 0: it has to end first."),
         (Holder(7, 1), "A process without a name (PID 7) holds device 0: it has to end first."),
@@ -187,8 +187,8 @@ def test_reason_for_an_unavailable_reset_is_named(more: dict[str, object], word:
         ),
     ],
 )
-def test_holder_of_the_device_blocks_the_reset_by_name(holder: Holder, sentence: str) -> None:
-    assert plan_reset(facts(holders={FIRST.id: (holder,)})).blockers == (sentence,)
+def test_holder_of_the_device_blocks_the_reset_by_name(holder: Holder, message: str) -> None:
+    assert plan_reset(facts(holders={FIRST.id: (holder,)})).blockers == (message,)
 
 
 @pytest.mark.parametrize("name", ["nvidia-persistenced.service", "/usr/bin/nvidia-persistenced", "nvidia-persiste"])
@@ -216,7 +216,7 @@ def test_running_eraser_blocks_the_reset() -> None:
     assert blocker == "Device 1 is being cleared (PID 99): wait until that is over."
 
 
-# --- the acts
+# --- the actions
 
 
 def test_persistence_mode_is_disabled_before_the_reset_and_enabled_again_afterwards() -> None:

@@ -1,4 +1,4 @@
-"""A pod's account is what the kubelet's own token says, and a token of its author's own making says nothing."""
+"""A pod's service account is taken from the kubelet's own token; a token that the pod's author provided is ignored."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def token(content: object) -> bytes:
 
 
 class Kubelet:
-    """Its directory and its pods' logs."""
+    """The kubelet's directory and its pods' logs."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "kubelet"
@@ -45,7 +45,7 @@ class Kubelet:
         (self.logs / f"{namespace}_{name}_{uid}").mkdir()
 
     def volume(self, name: str, content: bytes | None, *, uid: str = UID) -> Path:
-        """As the kubelet lays it out: the files in a directory of their own, behind a link that is exchanged."""
+        """Create a volume as the kubelet does: the files are in a separate directory, behind a replaceable link."""
         volume = self.directory / "pods" / uid / "volumes" / "kubernetes.io~projected" / name
         written = volume / "..2026_01_01_00_00_00.1"
         written.mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_pod_without_a_token_has_no_account(kubelet: Kubelet) -> None:
 
 
 def test_token_not_confirmed_by_the_kubelets_logs_yields_no_account(tmp_path: Path) -> None:
-    """A pod's author may put a file called ``token`` into a volume; he cannot make a log directory."""
+    """A pod's author may put a file called ``token`` into a volume, but cannot create a log directory."""
     kubelet = Kubelet(tmp_path)
     kubelet.volume("kube-api-access-abcde", token(payload()))
     assert kubelet.accounts.find(UID) is None

@@ -1,4 +1,4 @@
-"""The node's key: what every signer keeps, what the file on the disk must be, and what an envelope may do to its reader."""
+"""The node's key: the contract of every signer, the required state of the key file, and hostile envelopes."""
 
 import base64
 import hashlib
@@ -106,7 +106,7 @@ class TestVerifySignature:
         assert not verify_signature(self.KEY.public_key, PAYLOAD, (self.SIGNATURE * 2)[:length])
 
     def test_malleated_signature_is_invalid(self) -> None:
-        """Adding the group's order to the second half makes one that a careless verifier takes (RFC 8032, 5.1.7)."""
+        """Adding the group's order to the second half yields one that a careless verifier accepts (RFC 8032, 5.1.7)."""
         second = int.from_bytes(self.SIGNATURE[32:], "little") + GROUP_ORDER
         assert not verify_signature(self.KEY.public_key, PAYLOAD, self.SIGNATURE[:32] + second.to_bytes(32, "little"))
 
@@ -322,7 +322,6 @@ node_key.NodeKey.open(directory)
 
 
 def test_start_killed_at_any_line_leaves_no_key_or_a_complete_key(tmp_path: Path) -> None:
-    """Every line of the making of the first key, one after the other, until a start comes through."""
     left: set[tuple[str, ...]] = set()
     for line in range(1, 200):
         directory = tmp_path / str(line)

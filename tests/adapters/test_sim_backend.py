@@ -1,4 +1,4 @@
-"""The simulated node keeps the contract of every backend, and belongs to one service at a time."""
+"""The simulated node fulfils the contract of every backend, and belongs to one service at a time."""
 
 import os
 import sys
@@ -52,7 +52,7 @@ async def test_second_service_on_the_simulated_node_is_refused_by_name(sim: Sim)
     second = SimBackend(sim.directory)
     with pytest.raises(AlreadyRunning, match=rf"PID {os.getpid()}.* stop it first, or .*--sim-dir"):
         await second.start()
-    await second.close()  # and takes nothing from the first
+    await second.close()  # and changes nothing for the first
     with pytest.raises(AlreadyRunning):
         await SimBackend(sim.directory).start()
 

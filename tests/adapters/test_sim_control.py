@@ -1,4 +1,4 @@
-"""Faults of a simulated device: an XID is an event and a condition, bad values are refused, writers do not collide."""
+"""Faults of a simulated device: an XID is an event and a condition, bad values are refused, writers do not conflict."""
 
 import subprocess
 import sys
@@ -79,7 +79,7 @@ def test_instance_has_at_least_the_faults_of_its_gpu(own: Faults, parent: Faults
     for mapping in ("conditions", "counters", "xid_counts", "active_xids"):
         assert getattr(both, mapping).keys() >= getattr(parent, mapping).keys()
     assert parent.recovery == "none" or both.recovery != "none"
-    assert both.firmware == parent.firmware  # there is one, and it is the GPU's
+    assert both.firmware == parent.firmware  # there is only the GPU's firmware
     assert own.combined_with(Faults(temperature=-40, firmware=own.firmware)) == own
 
 
@@ -109,7 +109,7 @@ def test_ecc_errors_accumulate_and_a_reset_lifts_them(node: Path, place: Path) -
 
 LASTING = {
     *("hw-slowdown", "hw-thermal-slowdown", "power-brake", "pcie-width", "pcie-generation", "nvlink-down"),
-    *("row-remap-failure", "page-retirement-limit", "inforom-corrupt", "events-unheard", "scrub-on-free-disabled"),
+    *("row-remap-failure", "page-retirement-limit", "inforom-corrupt", "event-stream-lost", "scrub-on-free-disabled"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Diagnosing the simulated node: the contract of every diagnostic, and what only files can show."""
+"""Diagnostics of the simulated node: the contract of every diagnostic, and what only files can show."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager

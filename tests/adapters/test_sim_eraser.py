@@ -1,4 +1,4 @@
-"""The eraser: fenced while it works, killed without harm, waited for when its service is gone."""
+"""The eraser: fenced while it works, safe to kill, and waited for after its service has ended."""
 
 import asyncio
 import fcntl
@@ -44,7 +44,7 @@ async def device(sim: Sim) -> Device:
 
 
 class Clearing:
-    """An erase under way, in its clear pass, which takes minutes unless somebody interferes."""
+    """An erase in its clear pass, which takes minutes unless a test interferes."""
 
     def __init__(self, sim: Sim, device: Device, deadline: float = 60.0) -> None:
         control.add_faults(sim.directory, device.id, slow_clear=600)
@@ -74,7 +74,7 @@ def unheard(_: EraseProgress) -> None:
 
 
 class Drowsy(Children):
-    """Starts what never gets ready, however late somebody looks."""
+    """Starts a program that never becomes ready."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(start_timeout=0.05)
@@ -247,7 +247,8 @@ async def test_gpu_fault_affects_the_scrub_of_its_instance(tmp_path: Path) -> No
     await backend.close()
 
 
-# --- the service dies, the eraser may not ----------------------------------------------------------------------------
+# --- the service dies while the eraser runs
+# -----------------------------------------------------------------------------
 
 SERVICE = """
 import asyncio, sys
@@ -280,7 +281,7 @@ async def test_service_killed_during_a_clear_leaves_dirty_bytes_and_no_eraser(si
 
 @pytest.fixture
 async def abandoned(sim: Sim, device: Device) -> AsyncIterator[int]:
-    """PID of an eraser in mid-clear that its service could not kill: it is stopped, and our SIGKILL never arrives."""
+    """Yield the PID of an eraser in mid-clear that its service could not kill: it is stopped and gets no SIGKILL."""
     deaf = Children(kill_timeout=0.05, send_signal=lambda pidfd, number: None)
     other = Sim(sim.directory, SimBackend(sim.directory, children=deaf))
     slow = await clearing(other, device)
@@ -292,11 +293,11 @@ async def abandoned(sim: Sim, device: Device) -> AsyncIterator[int]:
         await slow.task
     assert [(each.pid, each.device) for each in deaf.abandoned] == [(pid, device.id)]
     yield pid
-    with suppress(ProcessLookupError):  # most tests have ended it
+    with suppress(ProcessLookupError):  # most tests have killed it
         pidfd = os.pidfd_open(pid)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
-    for child in tuple(deaf._abandoned):  # a loop that ends before its child leaves a warning to some later test
+    for child in tuple(deaf._abandoned):  # a loop that ends before its child leaves a warning to a later test
         assert await child.wait(20.0)
     await deaf.close()
 

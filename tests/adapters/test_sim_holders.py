@@ -1,4 +1,4 @@
-"""Every way of holding a simulated device is seen, and each holder is called what it is."""
+"""Every way of holding a simulated device is detected, and each holder is classified correctly."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ async def test_holder_without_time_for_inspection_is_named_as_uninspected(sim: S
         (left_out,) = (each for each in report.uninspected if each.pid == pid)
         assert left_out.started > 0
         assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
-    assert (await sim.backend.holders.list_holders(device)).uninspected == ()  # the lease says so, without a walk
+    assert (await sim.backend.holders.list_holders(device)).uninspected == ()  # the lease shows it, without a walk
 
 
 async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ async def test_quick_holder_check_of_a_simulated_device_has_no_coverage_gap(sim:
 
 
 async def test_path_only_descriptor_counts_as_a_holder_only_once_reopened(sim: Sim, device: Device) -> None:
-    """``O_PATH``: the one thing that the lease does not see."""
+    """A descriptor opened with ``O_PATH`` is the only kind that the lease does not detect."""
     path_only = os.open(sim.files(device).memory, os.O_PATH)
     try:
         assert not await sim.backend.holders.is_held(device)
@@ -99,7 +99,7 @@ async def test_path_only_descriptor_counts_as_a_holder_only_once_reopened(sim: S
 
 
 async def test_child_of_a_killed_parent_is_a_holder(sim: Sim, device: Device) -> None:
-    tenant = sim.start(device, "--leave-child", "--die-badly").until_ready()
+    tenant = sim.start(device, "--leave-leftover", "--sigkill").until_ready()
     assert tenant.process.wait() == -signal.SIGKILL
     child = tenant.said["child_pid"]
     assert isinstance(child, int)
@@ -245,7 +245,7 @@ async def test_service_and_its_children_are_no_holders(tmp_path: Path) -> None:
 
 
 def test_broken_lease_does_not_kill_the_checking_process(tmp_path: Path) -> None:
-    """In a process that handles no signal at all, as the service does not handle SIGIO."""
+    """The checking process handles no signal at all; the service does not handle SIGIO either."""
     path = tmp_path / "file"
     path.write_bytes(b"x")
     script = (

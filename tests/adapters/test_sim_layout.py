@@ -1,4 +1,4 @@
-"""The shape of a simulated node: made once, read carefully, changed only while nobody holds it."""
+"""The layout of a simulated node: created once, read carefully, changed only while no process holds it."""
 
 import json
 import os

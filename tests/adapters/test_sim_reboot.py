@@ -1,4 +1,4 @@
-"""A reboot of the simulated node: another boot, a driver that was loaded anew, and never under anybody's hands."""
+"""A reboot of the simulated node: another boot id, a reloaded driver, and never while it is in use."""
 
 from pathlib import Path
 

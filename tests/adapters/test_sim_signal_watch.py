@@ -1,4 +1,4 @@
-"""What happens to a simulated device is told at once, to whoever listens, once for each kind."""
+"""An event of a simulated device is reported at once, to every listener, once for each kind."""
 
 import asyncio
 import json
@@ -102,7 +102,7 @@ async def test_unread_event_flood_collapses_to_one_signal_of_each_kind(sim: Sim,
     told = [await the_next(signals)]
     while told[-1] != lost:
         told.append(await the_next(signals))
-    assert told in ([xid, lost], [xid, xid, lost])  # the last of the flood may be heard while the first is read
+    assert told in ([xid, lost], [xid, xid, lost])  # the last of the flood may arrive while the first is read
 
 
 async def test_missing_driver_is_signalled_for_the_node(sim: Sim) -> None:

@@ -1,4 +1,4 @@
-"""The honest tenant: what it writes is all over the memory, and what it says is true."""
+"""The honest tenant: it fills the memory with what it writes, and its reports are true."""
 
 import json
 import os
@@ -16,7 +16,7 @@ SIZE = 1024 * 1024 + 4096
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The device of a container whose root is the working directory."""
+    """Provide the device of a container whose root is the working directory."""
     (tmp_path / "dev").mkdir()
     path = tmp_path / "dev" / "simgpu0"
     path.touch()
@@ -91,7 +91,7 @@ def test_tenant_exits_cleanly_on_sigterm_and_after_its_hold_time(memory: Path) -
 
 def test_tenant_can_crash_after_reporting_ready(memory: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    with run("--write", "secret", "--die-badly", "--ready-file", str(ready)) as process:
+    with run("--write", "secret", "--sigkill", "--ready-file", str(ready)) as process:
         assert process.wait() == -signal.SIGKILL
         assert ready.read_text() == f"{process.pid}\n"
     assert memory.read_bytes().startswith(b"secret")

@@ -1,4 +1,4 @@
-"""A storm of XIDs on a simulated device: as many as were asked for, no faster, and none lost on a busy machine."""
+"""A storm of XIDs on a simulated device: as many as requested, no faster, and none lost on a busy machine."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def node(tmp_path: Path) -> Path:
 
 
 class Time:
-    """A clock that goes on when somebody sleeps, and by ``slow`` seconds with each look at it."""
+    """A clock that a sleep advances, and each reading by ``slow`` seconds."""
 
     def __init__(self, slow: float = 0.0) -> None:
         self.now, self.slow = 1000.0, slow

@@ -1,4 +1,4 @@
-"""The notify protocol, against real sockets in the place of systemd's."""
+"""The notify protocol, against real sockets in place of systemd's."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ def supervisor(address: str) -> Iterator[socket.socket]:
 
 
 def received(listening: socket.socket) -> list[bytes]:
-    """Everything that is in the socket's queue."""
+    """Return all messages in the socket's queue."""
     messages: list[bytes] = []
     while True:
         try:
@@ -58,7 +58,7 @@ def test_recreated_notify_socket_receives_the_next_state(short_tmp: Path) -> Non
 def test_unread_notify_socket_does_not_block(short_tmp: Path) -> None:
     path = str(short_tmp / "notify")
     with supervisor(path) as listening, closing(SystemdNotifier(path)) as notifier:
-        sent = 10_000  # Linux queues 10 by default, systemd asks for 512
+        sent = 10_000  # Linux queues 10 by default, systemd requests 512
         for _ in range(sent):
             notifier.notify("WATCHDOG=1")
         assert 0 < len(received(listening)) < sent

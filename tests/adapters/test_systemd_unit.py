@@ -1,4 +1,4 @@
-"""The node's own daemons are known by the cgroup that systemd keeps for them, and nobody else passes for one."""
+"""The node's own daemons are identified by their systemd cgroup, and no other process can pass for one."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ INIT = v2("/init.scope")
     [
         (f"/system.slice/{UNIT}", UNIT),
         ("/system.slice/system-nvidia.slice/nvidia-dcgm@0.service", "nvidia-dcgm@0.service"),
-        (f"/system.slice/{UNIT}/payload", None),  # a container, or whatever else the unit started below itself
+        (f"/system.slice/{UNIT}/payload", None),  # a container, or anything else that the unit started below itself
         (f"/system.slice/docker.service/docker/{'a' * 64}", None),
         (f"/system.slice/docker-{'a' * 64}.scope", None),
         (f"/system.slice/containerd.service/kubepods-pod1.slice/{UNIT}", None),
@@ -61,7 +61,7 @@ def test_cgroup_path_maps_to_its_systemd_unit_or_to_none(path: str, unit: str | 
 
 
 def test_service_in_a_container_resolves_the_same_units() -> None:
-    """From a cgroup namespace of its own everything else is some way up."""
+    """Seen from its own cgroup namespace, all other cgroups are some levels up."""
     above = "/../../.."
     init = v2(f"{above}/init.scope")
     assert parse_systemd_unit(v2(f"{above}/system.slice/{UNIT}"), init) == UNIT
@@ -141,7 +141,7 @@ def test_no_process_has_a_unit_without_pid_1(proc: Proc) -> None:
 
 
 def test_reused_pid_has_no_unit(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cgroup that was read may be of either process."""
+    """The cgroup that was read may belong to either process."""
     proc.process(50, f"/system.slice/{UNIT}")
     really_read = os.readlink
 

@@ -1,6 +1,6 @@
-"""The toy backend keeps the contracts that every backend keeps, and runs in the service as shipped.
+"""The toy backend fulfils the contracts of every backend, and runs in the service as shipped.
 
-That the contract suites ask for nothing else than what :mod:`tests.toy_backend` has is the point.
+This proves that the contract suites require nothing beyond what :mod:`tests.toy_backend` has.
 """
 
 from __future__ import annotations
@@ -98,18 +98,18 @@ async def rig(tmp_path: Path) -> AsyncIterator[Toys]:
 
 
 class TestToyBackend(BackendContract):
-    """Over plain files."""
+    """The contract, over plain files."""
 
 
 class TestToyDiagnostics(DiagnosticsContract):
-    """Over plain files."""
+    """The contract, over plain files."""
 
 
 # --- the service ------------------------------------------------------------------------------------------------------
 
 
 class ToyStage(Playground):
-    """The shipped plugin and an emulated kubelet, with a service that knows toys."""
+    """The shipped plugin and an emulated kubelet, with a service that has the toy backend."""
 
     def __init__(self) -> None:
         super().__init__(devices=2, policy=QUICK)
@@ -120,7 +120,7 @@ class ToyStage(Playground):
         self.service = Daemon(words, self.service.log, program=(MODULE, str(self.node.directory)))
 
     async def device(self, name: str, state: str) -> Mapping[str, Any]:
-        """The device, once its hygiene or its health is that."""
+        """Return the device, once its hygiene or its health is ``state``."""
         await self.wait_for_devices(
             lambda devices: any(each.id == name and state in (each.hygiene, each.health) for each in devices), SOON
         )
@@ -151,6 +151,6 @@ async def test_toy_device_faults_are_described_with_the_backends_own_messages() 
         (stage.node.directory / "toy-a" / "worn-out").write_text("7 years")
         (stage.node.directory / "toy-b" / "errors").write_text("7\n")
         worn, faulty = await stage.device("toy-a", "suspect"), await stage.device("toy-b", "suspect")
-        assert worn["cause"]["sentence"] == "worn-out (7 years): it was used too often."
+        assert worn["cause"]["message"] == "worn-out (7 years): it was used too often."
         assert faulty["cause"]["code"] == "fault-7"
-        assert faulty["cause"]["sentence"] == "Fault 7 stands: it is in no table."
+        assert faulty["cause"]["message"] == "Fault 7 stands: it is in no table."

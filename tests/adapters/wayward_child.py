@@ -1,4 +1,4 @@
-"""A child that does what the tests tell it to, misbehaviour included."""
+"""A child that does what the tests request, misbehaviour included."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ def linger() -> None:
 
 
 def answer(message: Message) -> Message:
-    what = message.get("do", "hang")  # asked in the place of a child that knows better
+    what = message.get("do", "hang")  # a child without requests of its own hangs
     if what == "hang" or (what == "hang-without" and not Path(str(message["file"])).exists()):
         if "fifo" in message:
             Path(str(message["fifo"])).write_text("It hangs.", encoding="ascii")
@@ -29,7 +29,7 @@ def answer(message: Message) -> Message:
         if not marker.exists():
             marker.touch()
             os._exit(3)
-    if what == "leave-once":  # it says nothing any more, and stays
+    if what == "leave-once":  # it closes its socket, and stays
         marker = Path(str(message["marker"]))
         if not marker.exists():
             marker.touch()
@@ -53,7 +53,7 @@ def answer(message: Message) -> Message:
 
 
 def run(link: ParentSocket) -> None:
-    """What a zygote forks."""
+    """Entry point in a process that a zygote forked."""
     child.serve(link, answer)
 
 

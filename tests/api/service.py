@@ -1,4 +1,4 @@
-"""A node made of values, for the sockets to serve: it answers what a test tells it to, and notes what it was asked."""
+"""A node made of values, served by the sockets: it answers as a test sets, and records the requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CERTIFICATE = Certificate(
 
 
 def device(index: int) -> Device:
-    """Device ``GPU-a<index>`` with everything filled in."""
+    """Return device ``GPU-a<index>`` with every field set."""
     return Device(
         id=f"GPU-a{index}",
         index=str(index),
@@ -64,7 +64,7 @@ def device(index: int) -> Device:
 
 
 def of_record(of: Device, record: DeviceRecord) -> DeviceView:
-    """``of`` as the engine shows it while nothing but its record decides what the kubelet is told."""
+    """Return the view of ``of`` when only its record decides what the kubelet receives."""
     return DeviceView(of, record, advertised=record.advertised, policy=POLICY)
 
 
@@ -72,13 +72,13 @@ class FakeNode:
     """A :class:`scrubber.engine.views.Service`.
 
     Attributes:
-        failure: raised by the next calls that act or ask the ledger, when set.
-        busy: hand-overs wait until it is set; clear it to hold them up.
+        failure: raised by the next calls that change something or query the ledger, when set.
+        busy: hand-overs wait until it is set; clear it to make them wait.
         waiting: set while a hand-over waits.
         cancelled: set once a hand-over that waited was cancelled.
-        asked: what was asked, in order.
-        plan: the answer to a question for a reset plan.
-        breaker: what the service no longer does by itself.
+        asked: the requests, in order.
+        plan: the answer to a request for a reset plan.
+        breaker: which automatic actions are stopped.
         trail, head: the audit trail, and its last row.
     """
 
@@ -107,7 +107,7 @@ class FakeNode:
     async def show(
         self, *, ready: bool | None = None, notices: tuple[PodNotice, ...] | None = None, **records: DeviceRecord
     ) -> int:
-        """Replace records by device index (``d0=…``), make a new version of the view, and answer its number."""
+        """Replace records by device index (``d0=…``), publish a new version of the view, and return its number."""
         devices = tuple(
             of_record(each.device, records.get(f"d{each.device.index}", each.record)) for each in self._view.devices
         )
@@ -215,7 +215,7 @@ class FakeNode:
         ][: query.limit]
 
     def remember(self, name: str, device: str | None, **fields: str | int | float | bool | None) -> None:
-        """Put one more audit row into the past."""
+        """Add one audit row to the history."""
         number = len(self.past) + 1
         self.past.insert(0, HistoryEntry(number, f"hash-{number}", Event(name, 1000.0 + number, device, fields=fields)))
 

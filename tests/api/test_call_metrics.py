@@ -1,4 +1,4 @@
-"""Every call on the sockets is told to whoever counts, with its status; and streams while they are open."""
+"""Every call on the sockets is reported to the metrics with its status, and streams while they are open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE = 30.0
 
 
 class Counted:
-    """An observer that notes what it is told."""
+    """An observer that records what it receives."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, str]] = []
@@ -39,7 +39,7 @@ class Counted:
         self._moved.set()
 
     async def comes_to(self, *answers: tuple[str, str]) -> None:
-        """The last thing that a handler does is to be counted; its caller may have the answer already."""
+        """Wait for these answers: a handler is counted last, when its caller may already have the answer."""
         await self._until(lambda: self.answers == list(answers))
 
     async def follows(self, method: str, times: int) -> None:

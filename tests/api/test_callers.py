@@ -1,6 +1,6 @@
-"""Who may act on devices: the kernel says who calls, the front door decides, and the audit gets the uid.
+"""Authorization of callers: the kernel identifies the caller, the peer proxy decides, and the audit gets the uid.
 
-Run as root the callers are real other users; run as anybody else there is one user to be, and the tests are about that.
+As root, the callers are real other users. As any other user only one user exists, and the tests cover that one.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ async def node_with_operators(short_tmp: Path) -> AsyncIterator[FakeNode]:
 
 
 async def call(sockets: Path, ask: Purpose, uid: int, *gids: int) -> str:
-    """What another process, running as ``uid``, gets when it asks."""
-    # It starts as this user, because another one need not be able to read this tree, and changes before it calls.
+    """Return the result of a call by another process that runs as ``uid``."""
+    # It starts as this user, because another one may be unable to read this tree, and changes the user before it calls.
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CALLER, str(sockets), ask.value, str(uid), *map(str, gids)),
         cwd=Path(__file__).parents[2],
@@ -93,7 +93,7 @@ async def call(sockets: Path, ask: Purpose, uid: int, *gids: int) -> str:
 
 
 def open_wide(sockets: Path) -> None:
-    """Undo every protection by file modes, so that the front door stands alone."""
+    """Remove every protection by file modes, so that only the peer proxy protects."""
     for path in (sockets, *sockets.rglob("*")):
         if path.is_dir() and path.name != "door":
             path.chmod(0o755)
@@ -114,7 +114,7 @@ async def test_socket_modes_refuse_other_users_and_the_error_names_the_missing_o
     answer = await call(short_tmp / "s", ask, STRANGER)
     if ROOT:
         assert answer.startswith(
-            f"PermissionDenied not-permitted uid {STRANGER} may not use {short_tmp}/s/{ask.socket}"
+            f"PermissionDenied permission-denied uid {STRANGER} may not use {short_tmp}/s/{ask.socket}"
         )
         assert "--admin-group" in answer
         assert node.asked == []
@@ -135,7 +135,7 @@ async def test_unauthorized_caller_past_the_socket_modes_is_refused_by_peer_auth
 
 
 async def test_unauthorized_caller_gets_the_same_refusal_for_every_method(node: FakeNode, short_tmp: Path) -> None:
-    """Behind the door every method is refused alike: health, and what is not served here, too."""
+    """The proxy refuses every method alike, including health checks and methods that are not served here."""
     behind = short_tmp / "s/door/admin.sock"
     for method in ("/grpc.health.v1.Health/Check", "/scrubber.v1.Plugin/HandOver", "/scrubber.v1.Admin/Quarantine"):
         async with grpc.aio.insecure_channel(f"unix:{behind}") as channel:
@@ -201,7 +201,7 @@ async def test_socket_modes_do_not_depend_on_the_umask(short_tmp: Path) -> None:
 
 
 SPEAKS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""With what a caller of gRPC begins: the preface of HTTP/2 and settings that change nothing."""
+"""First bytes of a gRPC client: the preface of HTTP/2 and settings that change nothing."""
 
 
 async def test_one_caller_cannot_use_every_connection(node: FakeNode, short_tmp: Path) -> None:
@@ -210,7 +210,7 @@ async def test_one_caller_cannot_use_every_connection(node: FakeNode, short_tmp:
         held = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS_PER_UID)]
         for reader, writer in held:
             writer.write(SPEAKS)
-            await reader.readuntil(bytes((0, 0, 0, 4, 1)))  # its settings were heard
+            await reader.readuntil(bytes((0, 0, 0, 4, 1)))  # its settings were acknowledged
         async with AdminClient(short_tmp / "s") as admin:
             with pytest.raises(Unavailable, match=r"too many connections are open.* try again"):
                 await admin.quarantine("0", "one too many")
@@ -232,7 +232,7 @@ async def test_idle_connections_do_not_block_new_callers(node: FakeNode, short_t
         held = []
         for _ in range(MAX_CONNECTIONS_PER_UID):
             reader, writer = await asyncio.open_unix_connection(path)
-            # The frame with which the server behind greets: this one is relayed. A later one is not greeted sooner.
+            # The first frame of the server behind: this connection is relayed. A later one is not relayed sooner.
             await reader.readexactly(9)
             held.append((asyncio.create_task(reader.read()), writer))
         async with AdminClient(short_tmp / "s") as admin:
@@ -247,7 +247,7 @@ async def test_idle_connections_do_not_block_new_callers(node: FakeNode, short_t
 
 
 class Mute(asyncio.Protocol):
-    """One connection to a server that says nothing and reads everything."""
+    """One connection to a server that sends nothing and reads everything."""
 
     def __init__(self, over: set[asyncio.Event], heard: asyncio.Event) -> None:
         self._over, self._heard = asyncio.Event(), heard
@@ -262,9 +262,9 @@ class Mute(asyncio.Protocol):
 
 @asynccontextmanager
 async def a_door(short_tmp: Path, heard: asyncio.Event | None = None, **limits: float) -> AsyncIterator[Path]:
-    """The socket of a door with ``limits`` and a mute server behind it; everything is closed afterwards.
+    """Provide the socket of a proxy with ``limits`` and a mute server behind it; everything is closed afterwards.
 
-    ``heard`` is set once the server has been sent something.
+    ``heard`` is set once the server has received something.
     """
     heard = heard or asyncio.Event()
     behind, front = short_tmp / "behind", short_tmp / "front"
@@ -306,7 +306,7 @@ async def test_idle_connection_is_closed_only_when_its_slot_is_needed(short_tmp:
         ending = asyncio.create_task(silent.read())
         await advance_until(ending.done)
         assert await ending == b""
-        assert not quiet.at_eof()  # as old, but it spoke
+        assert not quiet.at_eof()  # equally old, but it sent data
         writers = [one, other]
         closed = asyncio.create_task(quiet.read())
         while not closed.done():
@@ -318,7 +318,7 @@ async def test_idle_connection_is_closed_only_when_its_slot_is_needed(short_tmp:
 
 
 async def test_peer_auth_proxy_applies_backpressure_to_a_caller_whose_data_is_not_read(short_tmp: Path) -> None:
-    """Else whoever may connect could fill the service's memory through the relay."""
+    """Otherwise any process that may connect could fill the service's memory through the proxy."""
     behind, front = short_tmp / "behind", short_tmp / "front"
     deaf = Deaf()
     unread = await asyncio.get_running_loop().create_unix_server(lambda: deaf, behind)
@@ -329,7 +329,7 @@ async def test_peer_auth_proxy_applies_backpressure_to_a_caller_whose_data_is_no
         async with asyncio.timeout(DEADLINE):
             await deaf.arrived.wait()
         sent, refused = 0, 0
-        while sent < 64 << 20 and refused < 100:  # a relay that still reads gets a hundred turns of the loop to do it
+        while sent < 64 << 20 and refused < 100:  # a proxy that still reads gets a hundred turns of the loop to do it
             try:
                 sent += caller.send(b"x" * 65536)
                 refused = 0

@@ -1,6 +1,6 @@
-"""Who may look and who may act: two groups, a directory of its own for each socket, and a sentence for whoever lacks one.
+"""Read and admin access by two groups: a separate directory for each socket, and a clear message for other users.
 
-Run as root the callers are real other users; run as anybody else there is one user to be, who is let in everywhere.
+As root, the callers are real other users. As any other user only one user exists, who has access everywhere.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ async def served(short_tmp: Path, *, acting: str | None = None, looking: str | N
 
 @pytest.fixture
 async def node(short_tmp: Path) -> AsyncIterator[FakeNode]:
-    """One whose operators and whose readers are two groups."""
+    """Provide a node whose operators and readers are two groups."""
     async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name) as node:
         yield node
 
 
 async def tried(path: Path, how: str, *gids: int) -> str:
-    """What a stranger in these groups gets who goes past the service: ``list`` a directory, ``open`` a file."""
+    """Return the result for a user in these groups who bypasses the service: ``list`` a directory, ``open`` a file."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", TRY, str(path), how, str(STRANGER), *map(str, gids)), stdout=asyncio.subprocess.PIPE
     )
@@ -66,7 +66,7 @@ async def tried(path: Path, how: str, *gids: int) -> str:
     return output.decode().strip()
 
 
-# -- looking and acting ------------------------------------------------------------------------------------------------
+# -- read and admin access ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_each_group_may_use_only_its_own_sockets(
     ask: Purpose, gids: list[int], let_in: bool, node: FakeNode, short_tmp: Path
 ) -> None:
     answer = await call(short_tmp / "s", ask, STRANGER, *gids)
-    assert answer.startswith("PermissionDenied not-permitted") is (ROOT and not let_in)
+    assert answer.startswith("PermissionDenied permission-denied") is (ROOT and not let_in)
     assert (answer == "answered") is (let_in or not ROOT)
     acted = ask is Purpose.ADMIN and answer == "answered"
     assert [each[0] for each in node.asked if isinstance(each, tuple)] == (["quarantine"] if acted else [])
@@ -137,7 +137,7 @@ async def test_root_needs_no_group(node: FakeNode, short_tmp: Path) -> None:
         assert await call(short_tmp / "s", ask, os.geteuid()) == "answered"
 
 
-# -- one of the two ----------------------------------------------------------------------------------------------------
+# -- only one of the groups --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ask", "let_in"), [(Purpose.READ, True), (Purpose.ADMIN, False), (Purpose.PLUGIN, False)])
@@ -191,7 +191,7 @@ async def test_base_directory_is_traversable_but_not_listable_and_each_group_ent
 
 
 async def test_group_members_cannot_list_the_base_directory_or_open_the_lock(node: FakeNode, short_tmp: Path) -> None:
-    """Who could open the lock, if only to read, could hold it, and no service would start any more."""
+    """A user who could open the lock, even for reading, could hold it, and no service would start any more."""
     refused = "refused" if ROOT else "done"
     directory = short_tmp / "s"
     gids = (ACTING.gr_gid, LOOKING.gr_gid)

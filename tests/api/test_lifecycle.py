@@ -1,4 +1,4 @@
-"""Starting, stopping and starting again: one at a time, nothing of anybody else's removed, nobody left hanging."""
+"""Start, stop and restart: one instance at a time, other users' files stay, and no caller is left hanging."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ asyncio.run(main())
 
 async def test_second_instance_is_refused_and_the_first_keeps_serving(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
-        with pytest.raises(AlreadyRunning, match=rf"PID {os.getpid()}\) serves .*--socket"):
+        with pytest.raises(AlreadyRunning, match=rf"PID {os.getpid()}\) serves .*--socket-dir"):
             await GrpcServer(FakeNode(), Sockets(short_tmp / "s")).start()
         assert (await plugin.snapshot(DEADLINE)).version == 1
         assert (await plugin.snapshot(DEADLINE)).version == 1
@@ -140,7 +140,7 @@ async def test_unknown_group_is_refused(short_tmp: Path) -> None:
 
 async def test_socket_directory_that_cannot_be_created_is_refused(short_tmp: Path) -> None:
     (short_tmp / "file").write_text("precious")
-    with pytest.raises(InvalidConfiguration, match=r"cannot be made in .*--socket"):
+    with pytest.raises(InvalidConfiguration, match=r"cannot be made in .*--socket-dir"):
         await GrpcServer(FakeNode(), Sockets(short_tmp / "file/s")).start()
 
 
@@ -152,7 +152,7 @@ async def test_socket_directory_that_operators_cannot_enter_is_refused_with_the_
 
 @pytest.mark.parametrize("what", ["plugin", "plugin/plugin.sock"])
 async def test_socket_or_directory_of_another_user_is_not_replaced(what: str, short_tmp: Path) -> None:
-    """Only root can make such a thing; for anybody else it is their own, and replaced."""
+    """Only root can create such a file; for any other user it is their own, and is replaced."""
     (short_tmp / "plugin").mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(short_tmp / "plugin/plugin.sock"))
@@ -240,7 +240,7 @@ async def test_stop_does_not_remove_a_socket_of_another_program(short_tmp: Path)
 
 async def test_client_reconnects_to_a_restarted_service(short_tmp: Path) -> None:
     async with PluginClient(short_tmp / "s") as plugin:
-        with pytest.raises(Unavailable, match=r"does not exist\. Start it with scrubber serve.*--socket"):
+        with pytest.raises(Unavailable, match=r"does not exist\. Start it with scrubber serve.*--socket-dir"):
             await plugin.snapshot(DEADLINE)
         for devices in (1, 2):
             async with asyncio.timeout(DEADLINE), serve(FakeNode(devices), Sockets(short_tmp / "s"), grace=0):
@@ -252,7 +252,7 @@ async def test_client_error_states_that_the_path_is_not_a_socket(short_tmp: Path
     path.parent.mkdir()
     path.write_text("")
     async with ReadClient(short_tmp) as read:
-        with pytest.raises(InvalidConfiguration, match=r"is not a socket.*--socket"):
+        with pytest.raises(InvalidConfiguration, match=r"is not a socket.*--socket-dir"):
             await read.devices()
 
 
@@ -348,7 +348,7 @@ async def _services(channel: grpc.aio.Channel) -> list[str]:
 
 
 async def _first_answer(plugin: PluginClient) -> pb.Snapshot:
-    """The snapshot, as soon as the client has found the service again."""
+    """Return the snapshot, as soon as the client has reconnected to the service."""
     while True:
         try:
             return await plugin.snapshot(DEADLINE)

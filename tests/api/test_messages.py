@@ -1,4 +1,4 @@
-"""Values become messages whole: nothing is lost on the way, and nothing from outside can make an answer fail."""
+"""Values are converted to messages completely, and no external input can make an answer fail."""
 
 from __future__ import annotations
 
@@ -55,21 +55,29 @@ NOTICE = PodNotice(
     Pod("team-a", "train", "uid-1"), ("GPU-a0", "GPU-a1"), "GpuOutOfService", "GPU-a0 is quarantined.", 900.5, False
 )
 NAMES_IN_MESSAGES = {
-    "measured": "measured_json",
+    "at": "timestamp",
+    "awaiting_reset": "awaiting_reset_ids",
+    "boot": "boot_id",
+    "certificate": "certificate_id",
+    "conditions": "accepted_conditions",
+    "device": "device_id",
+    "driver": "driver_version",
+    "ended": "finished_at",
     "evidence": "evidence_json",
-    "tenant": "tenant_namespace",
-    "trigger": "occasion",
-    "message": "sentence",
-    "resets_stopped_reason": "resets",
-    "resets_stopped_until": "resets_until",
-    "soft_signals_stopped_reason": "soft",
-    "awaiting_reset": "waiting",
-    "kept_in_service": "spared",
-    "operator_ordered": "ordered",
-    "actual": "found",
+    "kept_in_service": "kept_in_service_ids",
+    "measured": "measurements_json",
+    "name": "event",
+    "node": "node_name",
+    "operator_ordered": "by_operator",
     "preceding_head": "pruned",
+    "prev_hash": "previous_hash",
+    "rests_on": "base_certificate_id",
+    "scrub": "scrub_id",
+    "soft_signals_stopped_reason": "soft_quarantines_stopped_reason",
+    "started": "started_at",
+    "until": "expires_at",
 }
-"""Fields of values that a message calls something else."""
+"""Fields of values with another name in the message."""
 NOT_TEXT = b"\xff\xfe".decode("utf-8", "surrogateescape")
 
 
@@ -83,7 +91,7 @@ def grant(number: int, pod: str | None = None) -> Grant:
     return Grant(number, assignment, HandOverKind.OTHER_TENANT, 1000.0, "boot-1")
 
 
-# -- what the plugin is told -------------------------------------------------------------------------------------------
+# -- messages to the plugin --------------------------------------------------------------------------------------------
 
 
 def test_snapshot_carries_everything_a_container_needs() -> None:
@@ -120,7 +128,7 @@ def test_snapshot_carries_the_devices_record(
 
 
 def test_snapshot_advertises_a_device_as_decided_whatever_its_health() -> None:
-    """A glass that is broken, a policy that observes, news that are held back until a pod is gone."""
+    """Covers a break-glass override, an observing policy, and a withdrawal postponed until a pod is gone."""
     sick = replace(CLEAN, health=Health.QUARANTINED, cause=CAUSE)
     (told,) = messages.snapshot_message(view(devices=(DeviceView(device(0), sick, advertised=True),))).devices
     assert (told.advertised, told.state, told.refusal) == (True, "quarantined", "")
@@ -136,7 +144,7 @@ def test_pod_notice_reaches_the_plugin_complete() -> None:
         "uid-1",
         ["GPU-a0", "GPU-a1"],
     )
-    assert (told.reason, told.sentence, told.since, told.evict) == (
+    assert (told.reason, told.message, told.since, told.evict) == (
         "GpuOutOfService",
         "GPU-a0 is quarantined.",
         900.5,
@@ -181,7 +189,7 @@ def test_change_relevant_to_the_plugin_sends_a_snapshot(later: NodeView) -> None
     assert messages.snapshot_key(later) != messages.snapshot_key(view())
 
 
-# -- what operators are told -------------------------------------------------------------------------------------------
+# -- messages to operators ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,11 +198,11 @@ def test_change_relevant_to_the_plugin_sends_a_snapshot(later: NodeView) -> None
         (Certificate, pb.Certificate),
         (ScrubRecord, pb.Scrub),
         (Finding, pb.Finding),
-        (BreakGlass, pb.Glass),
+        (BreakGlass, pb.BreakGlass),
         (BreakerState, pb.Breaker),
-        (ActiveWarning, pb.Lasting),
-        (RecoveryAttempt, pb.Attempt),
-        (PastQuarantine, pb.Strike),
+        (ActiveWarning, pb.Condition),
+        (RecoveryAttempt, pb.RecoveryAttempt),
+        (PastQuarantine, pb.QuarantineRecord),
         (Baseline, pb.Baseline),
         (BaselineDifference, pb.Fact),
         (AuditRow, pb.AuditRow),
@@ -204,8 +212,9 @@ def test_change_relevant_to_the_plugin_sends_a_snapshot(later: NodeView) -> None
 )
 def test_message_has_every_field_of_its_value(kind: tuple[type, type]) -> None:
     value, message = kind
-    wanted = {NAMES_IN_MESSAGES.get(each.name, each.name) for each in fields(value)}
-    assert wanted == {each.name for each in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
+    names = {each.name for each in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
+    told = {"recorded_at" if (value, each.name) == (Baseline, "at") else each.name for each in fields(value)}
+    assert {each if each in names else NAMES_IN_MESSAGES.get(each) for each in told} == names
 
 
 def test_certificate_message_is_complete() -> None:
@@ -213,7 +222,7 @@ def test_certificate_message_is_complete() -> None:
     told = messages.certificate_message(signed)
     for each in fields(Certificate):
         wanted = b"signed" if each.name == "signature" else getattr(signed, each.name)
-        got = getattr(told, each.name)
+        got = getattr(told, NAMES_IN_MESSAGES.get(each.name, each.name))
         assert (tuple(got) if isinstance(wanted, tuple) else got) == wanted, each.name
 
 
@@ -226,13 +235,13 @@ def test_device_in_use_names_its_pod() -> None:
         "GPU-a0", hygiene=Hygiene.IN_USE, last_grant=grant(2, "new"), open_grants=(grant(1, "old"), grant(2, "new"))
     )
     told = messages.device_message(DeviceView(device(0), record, scrub="scrub-9"))
-    assert (told.tenant_namespace, told.pod, told.container, told.grants) == ("team-a", "new", "main", 2)
-    assert (told.kind, told.scrub, told.state) == ("other-tenant", "scrub-9", "in-use")
+    assert (told.tenant, told.pod, told.container, told.grant_count) == ("team-a", "new", "main", 2)
+    assert (told.last_hand_over_kind, told.active_scrub_id, told.state) == ("other-tenant", "scrub-9", "in-use")
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"evict": True}, {"message": "GPU-a0 is back."}, {"devices": ("GPU-a0",)}, {"reason": "GpuNotHandedOver"}],
+    [{"evict": True}, {"message": "GPU-a0 is back."}, {"devices": ("GPU-a0",)}, {"reason": "GpuHandOverRefused"}],
 )
 def test_changed_notice_is_sent_again(change: dict[str, Any]) -> None:
     before, after = view(notices=(NOTICE,)), view(version=8, notices=(replace(NOTICE, **change),))
@@ -243,22 +252,22 @@ def test_changed_notice_is_sent_again(change: dict[str, Any]) -> None:
 def test_device_message_names_its_policy_and_enforcement() -> None:
     policy = Policy(name="h200", enforcement=Enforcement.OBSERVE)
     told = messages.device_message(DeviceView(device(0), replace(CLEAN, failures=3), advertised=False, policy=policy))
-    assert (told.policy, told.enforcement, told.offered, told.failures) == ("h200", "observe", False, 3)
-    assert not told.HasField("glass")
-    assert messages.device_message(DeviceView(device(0), CLEAN, advertised=True, policy=policy)).offered
+    assert (told.policy, told.enforcement, told.advertised, told.failed_recoveries) == ("h200", "observe", False, 3)
+    assert not told.HasField("break_glass")
+    assert messages.device_message(DeviceView(device(0), CLEAN, advertised=True, policy=policy)).advertised
 
 
 def test_active_break_glass_override_shows_end_time_actor_and_reason() -> None:
     record = replace(CLEAN, break_glass=BreakGlass(1234.5, "a deadline", "uid:7"))
-    told = messages.device_message(DeviceView(device(0), record)).glass
-    assert (told.until, told.reason, told.actor) == (1234.5, "a deadline", "uid:7")
+    told = messages.device_message(DeviceView(device(0), record)).break_glass
+    assert (told.expires_at, told.reason, told.actor) == (1234.5, "a deadline", "uid:7")
 
 
 def test_closed_breaker_has_an_empty_message() -> None:
     def shown(breaker: BreakerState) -> tuple[str, float, str]:
         info = ServiceView("0.1.0", "sim", IDENTITY, Policy(), "ok", "e1", breaker)
         told = messages.service_info_message(info).breaker
-        return (told.resets, told.resets_until, told.soft)
+        return (told.resets_stopped_reason, told.resets_stopped_until, told.soft_quarantines_stopped_reason)
 
     assert shown(BreakerState()) == ("", 0.0, "")
     assert shown(BreakerState("8 resets.", 1234.5, "2 are out.")) == ("8 resets.", 1234.5, "2 are out.")
@@ -266,7 +275,7 @@ def test_closed_breaker_has_an_empty_message() -> None:
 
 def test_unassigned_device_has_no_tenant() -> None:
     told = messages.device_message(DeviceView(device(0), replace(CLEAN, last_grant=grant(2, "gone"))))
-    assert (told.tenant_namespace, told.pod, told.container, told.grants) == ("", "", "", 2)
+    assert (told.tenant, told.pod, told.container, told.grant_count) == ("", "", "", 2)
     assert told.HasField("certificate")
     assert not told.HasField("cause")
 
@@ -274,17 +283,27 @@ def test_unassigned_device_has_no_tenant() -> None:
 def test_device_out_of_service_shows_cause_and_next_action() -> None:
     record = DeviceRecord("GPU-a0", health=Health.QUARANTINED, cause=CAUSE, retry_at=1234.5)
     told = messages.device_message(DeviceView(device(0), record))
-    assert (told.state, told.health, told.hygiene, told.retry_at) == ("quarantined", "quarantined", "dirty", 1234.5)
-    assert (told.cause.code, told.cause.way_back, told.cause.since) == ("xid-95", "reset", 900.0)
+    assert (told.state, told.health, told.hygiene, told.next_attempt_at) == (
+        "quarantined",
+        "quarantined",
+        "dirty",
+        1234.5,
+    )
+    assert (told.cause.code, told.cause.recovery_method, told.cause.since) == ("xid-95", "reset", 900.0)
     assert not told.HasField("certificate")
 
 
 def test_device_lists_every_pod_with_an_open_grant() -> None:
     record = DeviceRecord("GPU-a0", open_grants=(replace(grant(1, "old"), certificate="cert-1"), grant(2)))
-    old, nameless = messages.device_message(DeviceView(device(0), record)).tenancies
-    assert (old.grant, old.tenant_namespace, old.pod, old.uid, old.container) == (1, "team-a", "old", "uid-1", "main")
-    assert (old.kind, old.at, old.certificate, old.exception) == ("other-tenant", 1000.0, "cert-1", "")
-    assert (nameless.grant, nameless.tenant_namespace, nameless.pod, nameless.uid, nameless.container) == (
+    old, nameless = messages.device_message(DeviceView(device(0), record)).open_grants
+    assert (old.sequence, old.tenant, old.pod, old.pod_uid, old.container) == (1, "team-a", "old", "uid-1", "main")
+    assert (old.hand_over_kind, old.granted_at, old.certificate_id, old.exception) == (
+        "other-tenant",
+        1000.0,
+        "cert-1",
+        "",
+    )
+    assert (nameless.sequence, nameless.tenant, nameless.pod, nameless.pod_uid, nameless.container) == (
         2,
         *("", "", "", ""),
     )
@@ -303,14 +322,21 @@ def test_device_message_carries_the_health_evidence() -> None:
         recovery_attempts=(RecoveryAttempt(1.5, reset=True, operator_ordered=True), RecoveryAttempt(2.5, reset=False)),
     )
     told = messages.device_message(DeviceView(device(0), record, recovery_blocker="8 resets within an hour."))
-    assert (told.waits, told.must_reset, told.clean_scrubs) == ("8 resets within an hour.", True, 1)
-    assert [(each.code, each.since) for each in told.lasting] == [("too-hot", 2.5)]
-    assert dict(told.lifetime) == {"retired_pages": 3, "xid-95": 7}
-    assert [(each.at, each.code, each.tenant_namespace) for each in told.strikes] == [
+    assert (told.recovery_blocker, told.reset_pending, told.probation_scrubs_passed) == (
+        "8 resets within an hour.",
+        True,
+        1,
+    )
+    assert [(each.code, each.since) for each in told.conditions] == [("too-hot", 2.5)]
+    assert dict(told.lifetime_counters) == {"retired_pages": 3, "xid-95": 7}
+    assert [(each.timestamp, each.code, each.tenant) for each in told.quarantines] == [
         (1.0, "xid-95", "team-a"),
         (2.0, "too-hot", ""),
     ]
-    assert [(each.at, each.reset, each.ordered) for each in told.attempts] == [(1.5, True, True), (2.5, False, False)]
+    assert [(each.timestamp, each.reset, each.by_operator) for each in told.recovery_attempts] == [
+        (1.5, True, True),
+        (2.5, False, False),
+    ]
 
 
 def test_device_message_carries_expected_and_found_baseline_facts() -> None:
@@ -321,13 +347,13 @@ def test_device_message_carries_expected_and_found_baseline_facts() -> None:
     )
     of = replace(device(0), traits=(("vbios", "2"), ("serial", "never told"), ("pci_address", "0000:0a:00.0")))
     told = messages.device_message(DeviceView(of, replace(CLEAN, baseline=baseline))).baseline
-    assert (told.at, told.actor, told.reason) == (900.0, "uid:7", "moved")
-    assert [(each.name, each.expected, each.found) for each in told.facts] == [
+    assert (told.recorded_at, told.actor, told.reason) == (900.0, "uid:7", "moved")
+    assert [(each.name, each.expected, each.actual) for each in told.facts] == [
         ("inforom", "G1", ""),
         ("model", of.model, of.model),
         ("vbios", "1", "2"),
     ]
-    assert [(each.name, each.expected) for each in told.conditions] == [("pcie-width", "x8 of x16")]
+    assert [(each.name, each.expected) for each in told.accepted_conditions] == [("pcie-width", "x8 of x16")]
 
 
 def test_device_without_a_baseline_has_no_baseline_facts() -> None:
@@ -349,8 +375,12 @@ def test_service_info_carries_key_audit_head_paths_and_groups() -> None:
     told = messages.service_info_message(info)
     assert (told.key_id, told.public_key) == ("sha256:00", "PEM")
     assert (told.audit_head.sequence, told.audit_head.hash) == (7, "00ff")
-    assert dict(told.places) == {"state": "/var/lib/scrubber", "cgroups": "/sys/fs/cgroup"}
-    assert (told.policy_refused, told.kubelet, told.pid) == ("mine.yaml:2: no", "It lists nothing.", os.getpid())
+    assert dict(told.paths) == {"state": "/var/lib/scrubber", "cgroups": "/sys/fs/cgroup"}
+    assert (told.policy_rejection, told.kubelet_status, told.pid) == (
+        "mine.yaml:2: no",
+        "It lists nothing.",
+        os.getpid(),
+    )
     assert (told.admin_group, told.read_group) == ("ops", "look")
 
 
@@ -361,7 +391,7 @@ def test_certificate_message_contains_the_signed_bytes(standing: CertificateStat
     told = messages.signed_certificate_message(CertificateView(signed, standing))
     assert verify_signature(key.public_key, told.payload, told.certificate.signature)
     assert parse_statement(told.payload) == CERTIFICATE
-    assert (told.certificate.key_id, told.certificate.next_grant, told.standing) == (key.key_id, 3, standing.value)
+    assert (told.certificate.key_id, told.certificate.next_grant, told.status) == (key.key_id, 3, standing.value)
 
 
 def test_certificate_from_before_signing_keys_has_no_signature() -> None:
@@ -378,15 +408,16 @@ def test_audit_page_message_carries_rows_in_their_hashed_form() -> None:
     for each, shown in zip((row, of_the_node), told.rows, strict=True):
         for name in (each.name for each in fields(AuditRow)):
             value = getattr(each, name)
-            assert (getattr(shown, name) == value) if value is not None else not shown.HasField(name)
+            there = NAMES_IN_MESSAGES.get(name, name)
+            assert (getattr(shown, there) == value) if value is not None else not shown.HasField(there)
 
 
 def test_scrub_message_carries_its_evidence() -> None:
     finding = Finding(Step.HOLDERS, "leftover", Severity.NOTE, "PID 7 was ended.", {"ended": 1})
     step = StepResult(Step.HOLDERS, Verdict.PASSED, 0.25, (finding,), {"walked": True}, ("other users",))
     told = messages.scrub_message(ScrubRecord("s1", "GPU-a0", PathKind.SLOW, ScrubTrigger.RELEASE, 1.0, steps=(step,)))
-    assert (told.ended, told.outcome, told.occasion) == (0.0, "", "release")
-    assert json.loads(told.steps[0].measured_json) == {"walked": True}
+    assert (told.finished_at, told.outcome, told.trigger) == (0.0, "", "release")
+    assert json.loads(told.steps[0].measurements_json) == {"walked": True}
     assert json.loads(told.steps[0].findings[0].evidence_json) == {"ended": 1}
     assert list(told.steps[0].not_covered) == ["other users"]
 
@@ -438,7 +469,7 @@ def test_scrub_message_carries_its_evidence() -> None:
                         Step.HOLDERS,
                         Verdict.FAILED,
                         0.1,
-                        (Finding(Step.HOLDERS, "held", Severity.BLOCKING, NOT_TEXT, {"command": NOT_TEXT}),),
+                        (Finding(Step.HOLDERS, "device-busy", Severity.BLOCKING, NOT_TEXT, {"command": NOT_TEXT}),),
                         {"command": NOT_TEXT},
                         (NOT_TEXT,),
                     ),
@@ -451,16 +482,18 @@ def test_process_name_that_is_not_utf8_does_not_break_an_answer(told: Callable[[
     assert told().SerializeToString()
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def test_hand_over_without_a_timeout_waits_as_long_as_the_policy_allows() -> None:
-    request = pb.HandOverRequest(device_ids=["b", "a", "a"], reserved_unseen=["a"])
+    request = pb.HandOverRequest(device_ids=["b", "a", "a"], unreserved_ids=["a"])
     assert messages.parse_hand_over_call(request) == HandOverCall(("b", "a", "a"), None, frozenset({"a"}))
 
 
 def test_id_announced_twice_in_a_resource_mapping_is_refused() -> None:
-    twice = pb.AnnounceRequest(resource="a.b/c", offers=[pb.Offer(id="0", device="x"), pb.Offer(id="0", device="y")])
+    twice = pb.SetResourceMappingRequest(
+        resource="a.b/c", mappings=[pb.IdMapping(id="0", device_id="x"), pb.IdMapping(id="0", device_id="y")]
+    )
     with pytest.raises(InvalidRequest, match="twice"):
         messages.parse_resource_mapping(twice)
 
@@ -477,7 +510,7 @@ def test_impossible_wait_time_is_refused(seconds: float) -> None:
 
 def test_unseen_reservation_of_a_device_outside_the_request_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="names b"):
-        messages.parse_hand_over_call(pb.HandOverRequest(device_ids=["a"], reserved_unseen=["a", "b"]))
+        messages.parse_hand_over_call(pb.HandOverRequest(device_ids=["a"], unreserved_ids=["a", "b"]))
 
 
 @pytest.mark.parametrize("name", ["", "Fast", "medium"])
@@ -490,7 +523,7 @@ def test_unknown_scrub_path_is_refused(name: str) -> None:
 def test_operator_action_with_an_unusable_reason_is_refused(reason: str, why: str) -> None:
     for request in (
         pb.QuarantineRequest(device="0", reason=reason),
-        pb.BreakGlassRequest(device="0", reason=reason, seconds=60.0),
+        pb.BreakGlassRequest(device="0", reason=reason, duration_seconds=60.0),
         pb.ResetRequest(device="0", reason=reason),
         pb.AcceptBaselineRequest(device="0", reason=reason),
     ):
@@ -501,11 +534,12 @@ def test_operator_action_with_an_unusable_reason_is_refused(reason: str, why: st
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1800.0, 7 * 86400.0])
 def test_break_glass_duration_is_taken_from_the_request(seconds: float) -> None:
     assert (
-        messages.parse_break_glass_seconds(pb.BreakGlassRequest(device="0", reason="why", seconds=seconds)) == seconds
+        messages.parse_break_glass_seconds(pb.BreakGlassRequest(device="0", reason="why", duration_seconds=seconds))
+        == seconds
     )
 
 
 @pytest.mark.parametrize("seconds", [-0.001, math.nan, math.inf, -math.inf, 7 * 86400.1, 1e300])
 def test_impossible_break_glass_duration_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidRequest, match=r"between 0 \(which ends it\) and 604800 seconds"):
-        messages.parse_break_glass_seconds(pb.BreakGlassRequest(device="0", reason="why", seconds=seconds))
+        messages.parse_break_glass_seconds(pb.BreakGlassRequest(device="0", reason="why", duration_seconds=seconds))

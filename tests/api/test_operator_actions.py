@@ -1,4 +1,4 @@
-"""Orders of a person, and what proves things, through the real sockets: who asked and why arrives, and the bytes come back."""
+"""Operator actions and proofs through the real sockets: actor and reason arrive, and bytes return unchanged."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ROWS = tuple(
 
 
 class OrderedNode(FakeNode):
-    """One whose resets go on until they are let go, whose certificates are signed, and whose audit has pages.
+    """A node whose resets wait for the test, whose certificates are signed, and whose audit has pages.
 
     Attributes:
-        going: set while a reset is followed; ``let_go`` once its follower was let go of.
+        going: set while a caller follows a reset; ``let_go`` once that caller has disconnected.
         pages: what a reader of the audit gets.
         gives_up: raised after them.
-        shown: what the last person who accepted a baseline had been shown.
+        shown: the values that the last operator who accepted a baseline had been shown.
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ async def test_baseline_acceptance_records_actor_and_reason_and_returns_the_devi
     told = (await admin.accept_baseline("0", " new VBIOS ")).device
     assert node.asked == [("accept-baseline", "GPU-a0", "new VBIOS", ACTOR)]
     assert (told.id, told.baseline.actor, told.baseline.reason) == ("GPU-a0", ACTOR, "new")
-    assert [(each.name, each.expected, each.found) for each in told.baseline.facts] == [
+    assert [(each.name, each.expected, each.actual) for each in told.baseline.facts] == [
         ("model", of.model, of.model),
     ]
 
@@ -218,7 +218,7 @@ async def test_exported_certificate_contains_the_signed_bytes_and_verifies(node:
     told = await read.certificate(CERTIFICATE.id)
     assert verify_signature(node.key.public_key, told.payload, told.certificate.signature)
     assert not verify_signature(EphemeralKey().public_key, told.payload, told.certificate.signature)
-    assert (told.certificate.id, told.certificate.key_id, told.standing) == (CERTIFICATE.id, node.key.key_id, "used")
+    assert (told.certificate.id, told.certificate.key_id, told.status) == (CERTIFICATE.id, node.key.key_id, "consumed")
 
 
 @pytest.mark.parametrize(("name", "why"), [("", "Say which certificate"), ("cert-x", "no certificate cert-x")])
@@ -227,7 +227,7 @@ async def test_unknown_certificate_is_an_error(name: str, why: str, read: ReadCl
         await read.certificate(name)
 
 
-# -- the audit ---------------------------------------------------------------------------------------------------------
+# -- the audit trail ---------------------------------------------------------------------------------------------------
 
 
 async def test_audit_is_read_page_by_page_as_stored(node: OrderedNode, read: ReadClient) -> None:
@@ -264,7 +264,7 @@ async def test_history_is_filtered_by_tenant_and_outcome(node: OrderedNode, read
     assert node.asked == [HistoryQuery("GPU-a0", None, 101, "team-a", "failed")], "one more, to know whether there is"
 
 
-# -- what runs here ----------------------------------------------------------------------------------------------------
+# -- the running service -----------------------------------------------------------------------------------------------
 
 
 async def test_service_info_contains_the_service_pid(read: ReadClient) -> None:
@@ -272,7 +272,7 @@ async def test_service_info_contains_the_service_pid(read: ReadClient) -> None:
 
 
 async def test_older_service_without_a_method_reports_the_missing_method(node: OrderedNode, short_tmp: Path) -> None:
-    """As a new command finds it: the code tells it apart from a service that is away."""
+    """What a newer command receives: the status code distinguishes it from a service that is unavailable."""
     async with grpc.aio.insecure_channel(grpc_target(Sockets(short_tmp / "s").path(Purpose.READ))) as channel:
         ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/scrubber.v1.Read/GetTheMoon")
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -1,4 +1,4 @@
-"""Garbage, wrong sockets and defects: each is answered in words, and the server lives on."""
+"""Garbage, wrong sockets and defects: each is answered with an error message, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.api.service import FakeNode
 
 DEADLINE = 30.0
 METHODS = {
-    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "Announce"),
+    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "SetResourceMapping"),
     Purpose.READ: (
         "ListDevices",
         "WatchDevices",
@@ -54,7 +54,7 @@ async def node(short_tmp: Path, log: LogCapture) -> AsyncIterator[FakeNode]:
 
 
 async def refusal(sockets: Path, purpose: Purpose, method: str, request: bytes = b"") -> grpc.aio.AioRpcError:
-    """What the socket for ``purpose`` says to raw bytes."""
+    """Return the error with which the socket for ``purpose`` answers raw bytes."""
     async with grpc.aio.insecure_channel(grpc_target(Sockets(sockets).path(purpose))) as channel:
         ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         try:
@@ -87,7 +87,7 @@ async def test_caller_on_the_wrong_socket_is_directed_to_the_right_one(
         f"{served.capitalize()}.{method} is not served on the {asked} socket; "
         f"ask on {served}/{served}.sock, in the same directory."
     )
-    assert told(error) == {"scrubber-error": "NotPermitted", "scrubber-code": "wrong-socket"}
+    assert told(error) == {"scrubber-error": "PermissionDenied", "scrubber-code": "wrong-socket"}
     assert node.asked == []
 
 
@@ -176,7 +176,7 @@ async def test_refusal_details_hidden_from_the_plugin_are_logged(
         with pytest.raises(NotReady):
             await plugin.hand_over(["GPU-a0"], wait_seconds=1, timeout=DEADLINE)
     (refused,) = [each for each in log.entries if each["event"] == "api.refused"]
-    assert refused["sentence"] == "GPU-a0 waits for team-b/old."
+    assert refused["message"] == "GPU-a0 waits for team-b/old."
     assert (refused["error"], refused["code"]) == ("NotReady", "pod-not-over")
 
 
@@ -184,5 +184,5 @@ async def _read_until_closed(reader: asyncio.StreamReader) -> None:
     try:
         while await reader.read(65536):
             pass
-    except ConnectionError:  # hung up on before the noise was read, or before all of it was written
+    except ConnectionError:  # disconnected before the garbage was read, or before all of it was written
         return

@@ -1,4 +1,4 @@
-"""The three services through their real sockets and clients: what is asked arrives, what is answered comes back."""
+"""The three services through their real sockets and clients: requests and answers arrive completely."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_quarantined_device_is_not_advertised(node: FakeNode, plugin: Plug
 
 async def test_pod_notice_reaches_the_plugin_at_once(node: FakeNode, plugin: PluginClient) -> None:
     notice = PodNotice(
-        Pod("team-a", "train", "uid-1"), ("GPU-a0",), "GpuNotHandedOver", "GPU-a0 is being scrubbed.", 900.0, True
+        Pod("team-a", "train", "uid-1"), ("GPU-a0",), "GpuHandOverRefused", "GPU-a0 is being scrubbed.", 900.0, True
     )
     async with asyncio.timeout(DEADLINE), aclosing(plugin.watch_snapshots()) as snapshots:
         assert list((await anext(snapshots)).notices) == []
@@ -125,7 +125,7 @@ async def test_any_number_of_watchers_receive_the_same_snapshots(node: FakeNode,
 async def test_device_list_is_not_ready_before_every_device_was_checked(
     node: FakeNode, read: ReadClient, admin: AdminClient
 ) -> None:
-    """An empty list would say that the node has none, and a name that is not found that there is no such device."""
+    """An empty list would mean that the node has no devices, and an unknown name that there is no such device."""
     await node.show(ready=False)
     with pytest.raises(NotReady, match="has not looked at every device yet"):
         await read.devices()
@@ -134,7 +134,7 @@ async def test_device_list_is_not_ready_before_every_device_was_checked(
     with pytest.raises(NotReady, match="has not looked at every device yet"):
         await admin.quarantine("GPU-a0", "it looks odd")
     assert node.asked == []
-    await read.history()  # the audit is there before the devices are
+    await read.history()  # the audit is available before the devices are
     await node.show(ready=True)
     assert len((await read.devices()).devices) == 2
 
@@ -171,11 +171,11 @@ async def test_hand_over_reaches_the_engine_and_returns_its_grants(node: FakeNod
         ["GPU-a0", "GPU-a1"], wait_seconds=2.5, reserved_unseen=["GPU-a1"], timeout=DEADLINE
     )
     assert node.asked == [HandOverCall(("GPU-a0", "GPU-a1"), 2.5, frozenset({"GPU-a1"}))]
-    assert [(each.id, each.grant, each.path, each.certificate, each.kind) for each in answer.devices] == [
+    assert [(each.id, each.grant, each.path, each.certificate_id, each.hand_over_kind) for each in answer.devices] == [
         ("GPU-a0", 1, "slow", "cert-1", "other-tenant"),
         ("GPU-a1", 2, "slow", "cert-1", "other-tenant"),
     ]
-    assert 0 <= answer.seconds < DEADLINE
+    assert 0 <= answer.duration_seconds < DEADLINE
 
 
 async def test_cancelled_caller_cancels_the_wait_in_the_engine(node: FakeNode, plugin: PluginClient) -> None:
@@ -193,7 +193,7 @@ async def test_service_that_does_not_answer_in_time_counts_as_unavailable(node: 
     node.busy.clear()
     async with asyncio.timeout(DEADLINE):
         seconds = 0.1
-        while not node.waiting.is_set():  # where the machine stood still, the time was over before the engine was asked
+        while not node.waiting.is_set():  # on a stalled machine, the timeout expired before the engine got the request
             with pytest.raises(Unavailable, match="did not answer in time") as refused:
                 await plugin.hand_over(["GPU-a0"], wait_seconds=25, timeout=seconds)
             assert refused.value.public_message == "The scrub service on this node does not answer."
@@ -242,9 +242,9 @@ async def test_devices_are_listed(node: FakeNode, read: ReadClient) -> None:
 async def test_service_info_reports_version_and_ledger_health(node: FakeNode, read: ReadClient) -> None:
     node.ledger = "The disk is full."
     told = await read.service_info()
-    assert (told.node, told.boot, told.driver, told.backend) == ("node-1", "boot-1", "sim-1", "sim")
+    assert (told.node_name, told.boot_id, told.driver_version, told.backend) == ("node-1", "boot-1", "sim-1", "sim")
     assert (told.policy, told.policy_digest, told.enforcement) == ("default", "d1", "enforce")
-    assert (told.ledger, told.epoch) == ("The disk is full.", "epoch-1")
+    assert (told.ledger_status, told.epoch) == ("The disk is full.", "epoch-1")
 
 
 async def test_open_breaker_is_reported_in_the_service_info(node: FakeNode, read: ReadClient) -> None:
@@ -255,14 +255,18 @@ async def test_open_breaker_is_reported_in_the_service_info(node: FakeNode, read
         soft_signals_stopped_reason="2 of 8 are out.",
     )
     told = (await read.service_info()).breaker
-    assert (told.resets, told.resets_until, told.soft) == ("8 resets in an hour.", 1234.5, "2 of 8 are out.")
+    assert (told.resets_stopped_reason, told.resets_stopped_until, told.soft_quarantines_stopped_reason) == (
+        "8 resets in an hour.",
+        1234.5,
+        "2 of 8 are out.",
+    )
 
 
 async def test_history_is_the_audit_trail_newest_first(node: FakeNode, read: ReadClient) -> None:
     node.remember("handover.granted", "GPU-a0", seconds=0.5)
     node.remember("scrub.finished", "GPU-a1")
     told = await read.history()
-    assert [(each.sequence, each.name, each.device) for each in told.entries] == [
+    assert [(each.sequence, each.event, each.device_id) for each in told.entries] == [
         (2, "scrub.finished", "GPU-a1"),
         (1, "handover.granted", "GPU-a0"),
     ]
@@ -317,7 +321,7 @@ async def test_history_page_names_the_start_of_the_next_page(
 ) -> None:
     happen(node, 5)
     page = await read.history(limit=limit, before=before)
-    assert (sequences(page), page.next_before) == (told, next_before)
+    assert (sequences(page), page.next_before_sequence) == (told, next_before)
 
 
 async def test_client_fetches_as_many_bounded_pages_as_requested(node: FakeNode, read: ReadClient) -> None:
@@ -329,8 +333,8 @@ async def test_client_fetches_as_many_bounded_pages_as_requested(node: FakeNode,
         (201, 301),
     ]
     everything = await read.history(limit=None)
-    assert (len(everything.entries), everything.next_before) == (2300, 0)
-    assert (await read.history(limit=1001)).next_before == 1300
+    assert (len(everything.entries), everything.next_before_sequence) == (2300, 0)
+    assert (await read.history(limit=1001)).next_before_sequence == 1300
 
 
 async def test_history_request_for_more_than_one_page_is_refused(read: ReadClient) -> None:
@@ -341,7 +345,7 @@ async def test_history_request_for_more_than_one_page_is_refused(read: ReadClien
 async def test_history_page_too_large_for_a_message_ends_earlier(node: FakeNode, read: ReadClient) -> None:
     happen(node, 5, why="x" * (1 << 20))
     page: pb.GetHistoryResponse = await read._call(read._stub.GetHistory(pb.GetHistoryRequest()))
-    assert (sequences(page), page.next_before) == ([5, 4, 3], 3)
+    assert (sequences(page), page.next_before_sequence) == ([5, 4, 3], 3)
     assert sequences(await read.history()) == [5, 4, 3, 2, 1]
 
 
@@ -372,7 +376,7 @@ async def test_unknown_event_is_refused_even_beside_a_known_one(node: FakeNode, 
 
 async def test_history_of_a_removed_device_may_be_empty_after_filtering(node: FakeNode, read: ReadClient) -> None:
     happen(node, 3, device="GPU-gone")
-    assert sequences(await read.history("GPU-gone", events=["glass.broken"])) == []
+    assert sequences(await read.history("GPU-gone", events=["break-glass.started"])) == []
 
 
 async def test_history_of_a_removed_device_is_followed_to_its_last_page(node: FakeNode, read: ReadClient) -> None:
@@ -425,10 +429,10 @@ async def test_quarantine_and_its_release_carry_reason_and_actor(node: FakeNode,
 
 async def test_break_glass_override_has_duration_reason_and_actor(node: FakeNode, admin: AdminClient) -> None:
     broken = (await admin.break_glass("0", 1800.0, " a deadline ")).device
-    assert (broken.id, broken.glass.until, broken.glass.reason) == ("GPU-a0", 2800.0, "a deadline")
-    assert broken.glass.actor == _own_actor()
+    assert (broken.id, broken.break_glass.expires_at, broken.break_glass.reason) == ("GPU-a0", 2800.0, "a deadline")
+    assert broken.break_glass.actor == _own_actor()
     ended = (await admin.break_glass("GPU-a0", 0, "it held")).device
-    assert not ended.HasField("glass")
+    assert not ended.HasField("break_glass")
     assert node.asked == [
         ("break-glass", "GPU-a0", 1800.0, "a deadline", _own_actor()),
         ("break-glass", "GPU-a0", 0.0, "it held", _own_actor()),
@@ -503,7 +507,7 @@ async def test_closed_client_reconnects(node: FakeNode, plugin: PluginClient) ->
 
 
 def test_client_does_not_import_the_engine_or_a_server() -> None:
-    """It is imported by the command line, which has to be quick, and by the plugin, which may not know the engine."""
+    """The command line imports it, which has to be quick, and so does the plugin, which must not import the engine."""
     program = "import sys, scrubber.api.client; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,4 +1,4 @@
-"""The children of a daemon that a test started, and signals that reach them and nobody else."""
+"""The children of a daemon that a test started, and signals that reach only them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DaemonChild:
     module: str
 
     def signal(self, number: signals.Signals) -> bool:
-        """Send a signal if the process is still that child; False when it has ended meanwhile."""
+        """Send a signal if the process is still that child; return False when it has ended meanwhile."""
         handle = self.signal_and_keep(number)
         if handle is None:
             return False
@@ -29,7 +29,7 @@ class DaemonChild:
         return True
 
     def signal_and_keep(self, number: signals.Signals) -> int | None:
-        """The same, and the process's pidfd, for the caller to close; None when it has ended meanwhile."""
+        """Send a signal and return the process's pidfd, for the caller to close; None when it has ended meanwhile."""
         handle: int | None = None
         try:
             handle = os.pidfd_open(self.pid)
@@ -44,19 +44,19 @@ class DaemonChild:
 
 
 def children_of(parent: int) -> list[DaemonChild]:
-    """The living children of ``parent`` that run a module, oldest PID first."""
+    """Return the living children of ``parent`` that run a module, lowest PID first."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     return [child for pid in pids if (child := _child(pid, parent)) is not None]
 
 
 def parent_of(pid: int) -> int:
-    """Its parent's PID; 0 when there is no such process."""
+    """Return the PID of its parent; 0 when there is no such process."""
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def state_of(pid: int) -> str:
-    """The state letter of a process (proc(5)); ``Z`` when there is none."""
+    """Return the state letter of a process (proc(5)); ``Z`` when there is none."""
     fields = _stat(pid)
     return fields[0] if fields else "Z"
 

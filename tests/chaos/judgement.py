@@ -1,11 +1,12 @@
-"""What the soak's reader makes of what it heard: every breach is a sentence, and no sentence means that there was none.
+"""The judgement of a soak run: every breach is one message, and an empty list means that there was none.
 
-Three records that do not know of each other are held against each other: what tenants said of themselves (:class:`Heard`),
-what the soak and its emulated kubelet say that they did (:class:`Facts`), and the ledger's own tables, read as a stranger
-would. Standard library only: the judge shares no code with whom it judges.
+Three independent records are compared: what tenants reported about themselves (:class:`Heard`), what the soak and its
+emulated kubelet recorded about their own actions (:class:`Facts`), and the ledger's tables, read without its code.
+Standard library only: the judge shares no code with what it judges.
 
-One thing is not the service's: between a restart of the kubelet and the next registration of its plugin the kubelet starts
-containers that it asks nobody about. Whom such a start harms it harms by itself; those starts are told apart and counted.
+One breach is not the service's fault: between a restart of the kubelet and the next registration of its plugin the
+kubelet starts containers without calling the plugin. Harm by such a start is caused by the kubelet alone; those starts
+are recognized and counted.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from tests.chaos.ledger_tables import LedgerTables
 __all__ = ["Event", "Facts", "Heard", "PodFacts", "Stranger", "Verdict", "judge", "read_facts"]
 
 SLACK = 5.0
-"""Seconds that a container may take from the kubelet's decision to start it to its first word."""
+"""Seconds that a container may take from the kubelet's decision to start it to its first message."""
 MEANWHILE = 0.5
-"""Seconds by which a view of the service may be older than its reader believes."""
+"""Seconds by which a view of the service may be older than its reader assumes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One thing said, with who said it; ``ended`` is the reader's own word. ``at`` is on the monotonic clock.
+    """One message and its sender; ``ended`` is reported by the reader itself. ``at`` is on the monotonic clock.
 
-    ``what``: ``hello``, ``came`` (what was found on a device), ``wrote``, ``damaged``, ``signalled``, ``left`` (it is about
-    to end by itself), ``ended``, ``beside`` (somebody of another pod has its device).
+    ``what``: ``hello``, ``came`` (what was found on a device), ``wrote``, ``damaged``, ``signalled``, ``left`` (it is
+    about to exit normally), ``ended``, ``beside`` (a process of another pod has its device).
     """
 
     what: str
@@ -58,7 +59,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What the emulated kubelet recorded of itself."""
+    """An event that the emulated kubelet recorded."""
 
     at: float
     name: str
@@ -75,7 +76,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What the soak asked of a pod, and when the kubelet had it no longer. None: never."""
+    """What the soak requested for a pod, and when the kubelet stopped listing it. None: never."""
 
     uid: str
     name: str
@@ -91,7 +92,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A process of the node that opened a device which the service had called clean, at ``clean_at``."""
+    """A process of the node that opened a device which the service had reported as clean, at ``clean_at``."""
 
     pid: int
     device: str
@@ -100,20 +101,20 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The soak's own account.
+    """The soak's record of its own actions.
 
     Attributes:
-        soak_pid: who alone may signal a tenant: the kubelet is emulated in that process.
+        soak_pid: the only process that may signal a tenant: it contains the emulated kubelet.
         dying_grace: of the policy, seconds.
-        wall: what to add to the monotonic clock to get the ledger's.
+        wall: seconds to add to the monotonic clock to get the ledger's.
         devices: id → name in a container.
-        kubelet_starts: when each life of the kubelet began.
+        kubelet_starts: when each run of the kubelet began.
         orders: processes that the soak itself was about to kill, and when.
-        exits: daemon → exit codes of its lives.
-        waited: pods that waited for ever, in a sentence each.
-        unsettled: what did not come to rest in the end, in a sentence each.
+        exits: daemon → exit codes of its runs.
+        waited: pods that never stopped waiting, one message each.
+        unsettled: what did not reach its final state at the end, one message each.
         assigned: at a roll-call, device → UID of the pod that the kubelet's checkpoint names.
-        granted: at the same, device → name of the pod that the service names.
+        granted: at the same roll-call, device → name of the pod that the service names.
         ledger: a copy of the ledger's database.
     """
 
@@ -136,14 +137,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Sentences, and what was counted on the way."""
+    """The breaches, and what was counted on the way."""
 
     breaches: list[str]
     counts: dict[str, int]
 
 
 def read_facts(path: Path) -> Facts:
-    """What :func:`dataclasses.asdict` and JSON made of :class:`Facts`."""
+    """Read :class:`Facts` from the JSON of its :func:`dataclasses.asdict`."""
     document: dict[str, Any] = json.loads(path.read_text())
     document["events"] = [Event(**{**each, "devices": tuple(each["devices"])}) for each in document["events"]]
     document["pods"] = {uid: PodFacts(**each) for uid, each in document["pods"].items()}
@@ -153,7 +154,7 @@ def read_facts(path: Path) -> Facts:
 
 
 def judge(heard: Sequence[Heard], facts: Facts) -> Verdict:
-    """Everything against everything."""
+    """Compare all records with each other."""
     case = _Case(heard, facts)
     ledger = LedgerTables(facts.ledger) if facts.ledger else None
     breaches = [
@@ -175,7 +176,7 @@ def judge(heard: Sequence[Heard], facts: Facts) -> Verdict:
 
 
 class _Case:
-    """What was heard, sorted by who said it and about what."""
+    """The messages, sorted by sender and subject."""
 
     def __init__(self, heard: Sequence[Heard], facts: Facts) -> None:
         self.facts = facts
@@ -206,7 +207,7 @@ class _Case:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def foreign_bytes(self) -> Iterator[str]:
-        """Whoever starts finds zeros, or what the very same container left."""
+        """A starting container finds zeros, or what the same container left."""
         for each in self._said["came"]:
             strange = int(each.facts["strange"])
             if not strange or (each.role == "main" and each.number in self._holes):
@@ -217,7 +218,7 @@ class _Case:
             yield f"foreign bytes: {each.who} found {strange} on {each.facts['device']} at {each.at:.3f}: {found}"
 
     def touched_memory(self) -> Iterator[str]:
-        """What a tenant wrote stays as long as somebody of it holds the device."""
+        """What a tenant wrote stays for as long as a process of its pod holds the device."""
         for each in self._said["damaged"]:
             device = each.facts["device"]
             by_the_kubelet = any(
@@ -230,14 +231,14 @@ class _Case:
                 yield f"touched memory: {wrong} bytes of {each.who} on {device} changed by {each.at:.3f}: {found}"
 
     def company(self) -> Iterator[str]:
-        """Nobody is let start beside somebody of another pod."""
+        """No container is permitted to start beside one of another pod."""
         for each in self._said["beside"]:
             if each.number not in self._holes:
                 other, pid = each.facts["other"], each.facts["other_pid"]
                 yield f"two at once: {each.who} has {each.facts['device']} beside {other} (PID {pid}) at {each.at:.3f}"
 
     def _handed_over_meanwhile(self, stranger: Heard) -> bool:
-        """Whether a tenant may have come between the view in which the device was clean and the stranger's reading."""
+        """Return whether a tenant may have come between the view with a clean device and the stranger's reading."""
         seen = [each.clean_at for each in self.facts.strangers if each.pid == stranger.pid]
         begun = min(seen, default=stranger.at) - MEANWHILE
         device = stranger.facts["device"]
@@ -251,7 +252,7 @@ class _Case:
                 yield f"no gate: {each.who} started at {each.at:.3f}, and its start was asked about by nobody"
 
     def _starts_past_the_gate(self) -> Iterator[Heard]:
-        """Containers with a device whose start no answer of the gate came before, since the same container's last."""
+        """Return starts of containers with a device that did not pass the gate since the container's last start."""
         before: dict[tuple[str, str], float] = {}
         for each in self._mains:
             passes = self._passes[each.container]
@@ -261,7 +262,7 @@ class _Case:
             before[each.container] = each.at
 
     def _in_the_kubelets_own_hole(self, at: float) -> bool:
-        """Whether a restarted kubelet did not know its plugin yet when it decided on a start that was heard ``at``."""
+        """Return whether a restarted kubelet had no plugin yet when it decided on a start reported ``at``."""
         restarts = self.facts.kubelet_starts[1:]
         number = bisect.bisect_right(restarts, at)
         if number == 0:
@@ -274,13 +275,13 @@ class _Case:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def ends_that_nobody_ordered(self) -> Iterator[str]:
-        """A process that ended without a word was ended: by the soak, by the kubelet, or rightly by the service."""
+        """A process that ended without a message was killed: by the soak, by the kubelet, or rightly by the service."""
         for each in self._said["ended"]:
             if each.number not in self._left and each.role and (why := self._unlawful(each)):
                 yield f"ended: {each.who} at {each.at:.3f}: {why}"
 
     def _unlawful(self, end: Heard) -> str:
-        """Why nobody had a right to end this process; empty if somebody had."""
+        """Return why this process must not have been killed; empty if it was killed rightly."""
         if any(pid == end.pid and self._born[end.number] <= at <= end.at for pid, at in self.facts.orders):
             return ""
         if end.role == "stranger":
@@ -291,9 +292,9 @@ class _Case:
         first_death = self._first_deaths.get(end.run, float("inf"))
         orphaned = end.role != "main" and first_death <= end.at
         if orphaned and not pod.leave_children:
-            return ""  # the runtime ends a container whole
+            return ""  # the runtime kills a whole container
         if pod.turned_away and any(pod.created <= each <= end.at for each in self.facts.kubelet_starts[1:]):
-            return ""  # a restarted kubelet would not have it any more, and ended it
+            return ""  # a restarted kubelet refused the pod and killed it
         if pod.deleted is not None and end.role == "main" and end.at >= pod.deleted + pod.grace:
             return ""
         gone = min(each for each in (pod.left, pod.forced, float("inf")) if each is not None)
@@ -313,7 +314,7 @@ class _Case:
                 yield f"signalled: {each.who} got signal {each.facts['number']} from PID {sender} at {each.at:.3f}"
 
     def tenants_that_said_nothing(self) -> Iterator[str]:
-        """A reader that hears nothing finds nothing: every container that was started has said what it found."""
+        """A reader without messages finds no breach, so every started container must have reported what it found."""
         words = Counter(each.container for each in self._mains)
         found = Counter(each.number for each in self._said["came"])
         for key, starts in Counter((event.uid, event.container) for event in self._events["ContainerStarted"]).items():
@@ -330,22 +331,22 @@ class _Case:
                 yield f"unheard: a tenant of pod {event.uid} failed by itself at {event.at:.3f}"
 
     def whoever_lives_on(self) -> Iterator[str]:
-        """In the end every pod is gone, and so is everybody of it."""
+        """At the end no pod and no process of any pod is left."""
         ended = {each.number for each in self._said["ended"]}
         for each in self._said["hello"]:
             if each.number not in ended:
                 yield f"lives on: {each.who}"
 
     def daemons_that_ended_by_themselves(self) -> Iterator[str]:
-        """The weather ends them by SIGKILL and by SIGTERM, which is no news to one that has only just been started."""
+        """The weather ends daemons by SIGKILL and by SIGTERM, which kills one that has just started (status -15)."""
         for daemon, codes in self.facts.exits.items():
             for code in sorted(set(codes) - {0, -9, -15}):
                 yield f"daemon: {daemon} ended {codes.count(code)} times with status {code}"
 
-    # -- accounts --------------------------------------------------------------------------------------------------
+    # -- records of the kubelet and the service --------------------------------------------------------------------
 
     def two_accounts_of_one_device(self) -> Iterator[str]:
-        """Where everybody is to have a device, the kubelet's checkpoint and the service name the same pods."""
+        """When all devices are in use, the kubelet's checkpoint and the service name the same pods."""
         for device in sorted({*self.facts.assigned, *self.facts.granted}):
             uid, granted = self.facts.assigned.get(device), self.facts.granted.get(device)
             pod = self.facts.pods.get(uid) if uid is not None else None
@@ -354,7 +355,7 @@ class _Case:
                 yield f"accounts: {device} is assigned to {assigned}, and granted to {granted}"
 
     def gated_starts(self) -> Iterator[tuple[Event, float]]:
-        """Starts that passed the gate, each with the time of the start before it on any of its devices."""
+        """Return starts that passed the gate, each with the time of the previous start on any of its devices."""
         of_container: dict[tuple[str, str], float] = {}
         of_device: dict[str, float] = {}
         never = float("-inf")

@@ -1,4 +1,4 @@
-"""What the ledger's tables say to somebody who does not know the ledger: plain SQL and JSON, and nobody's codec.
+"""Checks of the ledger's tables without the ledger's code: plain SQL and JSON, no codec.
 
 A part of the soak's judge (:mod:`tests.chaos.judgement`); standard library only.
 """
@@ -16,7 +16,7 @@ __all__ = ["GatedStart", "LedgerTables"]
 
 
 class GatedStart(Protocol):
-    """A start that the gate let pass; ``at`` is on the monotonic clock."""
+    """A start that passed the gate; ``at`` is on the monotonic clock."""
 
     @property
     def at(self) -> float: ...
@@ -29,7 +29,7 @@ class GatedStart(Protocol):
 
 
 class LedgerTables:
-    """Devices, grants, and how many audit rows of each name there are."""
+    """Devices, grants, and the number of audit rows of each name."""
 
     def __init__(self, path: str) -> None:
         connection = sqlite3.connect(path)
@@ -47,11 +47,11 @@ class LedgerTables:
             connection.close()
 
     def breaches(self, starts: Iterable[tuple[GatedStart, float]], wall: float) -> Iterator[str]:
-        """What is not as it should be once everybody is gone.
+        """Return what is wrong after the last pod is gone.
 
         Args:
-            starts: each with the time of the start before it on any of its devices.
-            wall: what to add to the monotonic clock to get the ledger's.
+            starts: each with the time of the previous start on any of its devices.
+            wall: seconds to add to the monotonic clock to get the ledger's.
         """
         for device, record in self._devices.items():
             out_of_service = record["health"] in ("quarantined", "condemned") and record["cause"] is not None
@@ -79,10 +79,10 @@ class LedgerTables:
         names = {
             "grants": "handover.granted",
             "scrubs": "scrub.finished",
-            "leftovers ended": "leftover.ended",
+            "leftovers ended": "leftover.process.killed",
             "quarantines": "health.quarantined",
             "returns from quarantine": "health.healthy",
-            "uses that nobody granted": "use.ungranted",
+            "uses that nobody granted": "unauthorized.use.detected",
             "pods adopted": "device.adopted",
         }
         return {title: self._audit[name] for title, name in names.items()}

@@ -1,4 +1,4 @@
-"""A process that commits as fast as it can and says so: one line with the version for each change that is stored."""
+"""A process that commits as fast as it can and prints one line with the version for each change that is stored."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from tests.ledger_samples import GPU, certificate, event, record, scrub
 
 
 async def write(directory: Path, max_audit_rows: int) -> None:
-    """Commit until killed; every change holds its version in each of its parts."""
+    """Commit until killed; every change contains its version in each of its parts."""
     ledger = SqliteLedger(directory, max_audit_rows=max_audit_rows)
     state = await ledger.load()
     version = state.records[GPU].version if GPU in state.records else 0

@@ -1,6 +1,6 @@
-"""What becomes of the pods of the soak: each life is drawn from the seed and its number alone.
+"""The lives of the soak's pods: each is drawn from the seed and its number alone.
 
-So the same seed makes the same pods, whatever the machine does meanwhile.
+The same seed therefore makes the same pods, whatever the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMESPACES = ("team-a", "team-b", "team-c", "team-d")
 
 
 class End(StrEnum):
-    """How a pod comes to its end."""
+    """How a pod ends."""
 
     ITSELF = "by itself"
     DELETED = "deleted"
@@ -33,14 +33,14 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A pod and what is done to it. Seconds.
+    """A pod and what is done to it. Times in seconds.
 
     Attributes:
-        after: from its start to its end, where it does not end by itself.
+        after: from its start to its end, unless it ends itself.
         grace: of its deletion.
-        dying_for: how long its processes live on after a forced deletion, if nobody ends them.
-        restarts: of its main container, to be waited for first.
-        again: whether a pod of the same name comes after it, while its processes may still live.
+        dying_for: how long its processes live on after a forced deletion, unless they are killed.
+        restarts: of its main container, to wait for first.
+        again: whether a pod of the same name follows, while its processes may still live.
     """
 
     kind: str
@@ -54,13 +54,13 @@ class Life:
 
 
 def tenant(reader: Path, name: str, seconds: float | str, **words: str) -> tuple[str, ...]:
-    """The command of a container that runs :mod:`tests.chaos.tenant`."""
+    """Return the command of a container that runs :mod:`tests.chaos.tenant`."""
     told = {"reader": str(reader), "name": name, "seconds": str(seconds), **words}
     return (sys.executable, "-I", "-S", str(TENANT), *(f"{key}={value}" for key, value in told.items()))
 
 
 class Lives:
-    """Pods whose tenants tell ``reader``; at most ``devices`` devices a pod."""
+    """Pods whose tenants report to ``reader``; at most ``devices`` devices a pod."""
 
     def __init__(self, reader: Path, seed: int, *, devices: int, shortest: float = 0.15, longest: float = 0.8) -> None:
         self._reader = reader
@@ -69,7 +69,7 @@ class Lives:
         self._shortest, self._longest = shortest, longest
 
     def life(self, number: int) -> Life:
-        """Life number ``number``: always the same."""
+        """Return life number ``number``: always the same."""
         draw = _Draw(self, random.Random(f"{self._seed}/{number}"), number)
         (kind,) = draw.rng.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])
         return _KINDS[kind][1](draw, kind)
@@ -77,7 +77,7 @@ class Lives:
     def kinds(self) -> Sequence[str]:
         return tuple(_KINDS)
 
-    # What one draw needs of it
+    # Used by a draw
 
     @property
     def reader(self) -> Path:
@@ -92,7 +92,7 @@ class Lives:
 
 
 class _Draw:
-    """One pod in the making."""
+    """One pod being drawn."""
 
     def __init__(self, lives: Lives, rng: random.Random, number: int) -> None:
         self.rng = rng
@@ -114,7 +114,7 @@ class _Draw:
         return ContainerSpec(name, argv, {RESOURCE: gpus} if gpus else {}, restart=restart)
 
     def plain(self, name: str = "plain", *, restart: RestartPolicy = RestartPolicy.ALWAYS) -> ContainerSpec:
-        """A container without a device that runs as long as its pod."""
+        """Return a container without a device that runs as long as its pod."""
         return self.container(name, gpus=0, seconds="forever", restart=restart)
 
     def pod(self, *containers: ContainerSpec, init: Sequence[ContainerSpec] = (), leave: bool = False) -> PodSpec:
@@ -141,13 +141,13 @@ def _deaf(draw: _Draw, kind: str) -> Life:
 
 
 def _held(draw: _Draw, kind: str) -> Life:
-    """By a mapping, or by a descriptor that is nobody's now."""
+    """The device is held only by a mapping, or by a descriptor in flight."""
     how = draw.rng.choice(("map", "flight"))
     return Life(kind, draw.pod(draw.container(seconds="forever", hold=how)), End.DELETED, draw.after(), 0.0)
 
 
 def _forced(draw: _Draw, kind: str) -> Life:
-    """Its process lives on beside whoever gets its device next, for longer than the policy's grace or shorter."""
+    """Its process lives on beside the next user of its device, for longer or shorter than the policy's grace period."""
     main = draw.container(seconds="forever", deaf="yes", hold=draw.rng.choice(("fd", "map")))
     dying = draw.rng.uniform(0.1, 2.5)
     return Life(kind, draw.pod(main), End.FORCED, draw.after(), dying_for=dying, again=draw.rng.random() < 0.3)
@@ -159,7 +159,7 @@ def _forced_with_children(draw: _Draw, kind: str) -> Life:
 
 
 def _leaves(draw: _Draw, kind: str) -> Life:
-    """Whoever it leaves behind outlives the pod and has to be ended."""
+    """A process that it leaves behind outlives the pod and has to be killed."""
     whom = draw.rng.choice(("child", "child", "escaped", "escaped,child", "idle", "forker"))
     return Life(kind, draw.pod(draw.container(leave=whom, exit=draw.rng.choice(("0", "kill"))), leave=True))
 
@@ -173,7 +173,7 @@ def _crashes(draw: _Draw, kind: str) -> Life:
 
 
 def _crashes_beside_a_child(draw: _Draw, kind: str) -> Life:
-    """What an earlier run left is rightfully there while the pod is listed; it ends by itself."""
+    """Processes of an earlier run are legitimate while the pod is listed; the child ends itself."""
     main = draw.container(exit="3", seconds="0.15", leave="child", life="0.8", restart=RestartPolicy.ALWAYS)
     return Life(kind, draw.pod(main, leave=True), End.DELETED, 0.1, restarts=1)
 
@@ -206,7 +206,7 @@ def _sidecar(draw: _Draw, kind: str) -> Life:
 
 
 def _crashes_beside_a_plain_container(draw: _Draw, kind: str) -> Life:
-    """Which is older than every start of the other one but, where it is the second, the first."""
+    """The plain container is older than every start of the other one, or, where it is second, all but the first."""
     how = draw.rng.choice(("3", "kill"))
     restart = draw.rng.choice((RestartPolicy.ALWAYS, RestartPolicy.ON_FAILURE))
     both = [draw.container(exit=how, seconds="0.3", restart=restart), draw.plain(restart=restart)]
@@ -222,7 +222,7 @@ def _killed_beside_a_plain_container(draw: _Draw, kind: str) -> Life:
 
 
 def _plain_sidecar(draw: _Draw, kind: str) -> Life:
-    """It runs while a device goes from an init container to the main one, and while that one starts again."""
+    """It runs while a device passes from an init container to the main one, and while that one restarts."""
     init = [draw.container("init"), draw.plain("side")]
     if draw.rng.random() < 0.3:
         init.reverse()
@@ -233,7 +233,7 @@ def _plain_sidecar(draw: _Draw, kind: str) -> Life:
 
 
 def _sidecar_that_crashes(draw: _Draw, kind: str) -> Life:
-    """It has a device of its own, and starts again while main containers, with one and without, run on."""
+    """It has its own device, and restarts while main containers, with one and without, keep running."""
     side = draw.container("side", seconds="0.3", exit=draw.rng.choice(("3", "kill")), restart=RestartPolicy.ALWAYS)
     mains = [draw.container(seconds="forever", gpus=draw.rng.choice((0, 1))), draw.plain()]
     return Life(kind, draw.pod(*mains, init=[side]), End.DELETED, draw.after() + 0.5)
@@ -268,4 +268,4 @@ _KINDS: dict[str, tuple[int, Callable[[_Draw, str], Life]]] = {
     "sidecar that crashes": (4, _sidecar_that_crashes),
     "deleted before its start": (3, _unstarted),
 }
-"""How often each kind comes, in a hundred or so."""
+"""How often each kind comes, in about a hundred."""

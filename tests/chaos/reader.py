@@ -1,11 +1,11 @@
-"""The independent reader of the soak: it hears every tenant, and judges. A process of its own.
+"""The independent reader of the soak: receives every tenant's messages, and judges. A separate process.
 
 ``python -m tests.chaos.reader DIRECTORY`` listens on ``DIRECTORY/reader.sock``. Each connection is one process, whose
-PID the kernel tells; its end is the end of the process, however it came, and nobody else can say it. A line ``judge
-FACTS`` on standard input is answered with the verdict as one line of JSON: what was heard, against what the soak says
-that it did itself (:mod:`tests.chaos.judgement`).
+PID comes from the kernel. The end of the connection is the end of the process, for any reason, and cannot be forged. A
+line ``judge FACTS`` on standard input is answered with the verdict as one line of JSON: the received messages compared
+with the soak's record of its own actions (:mod:`tests.chaos.judgement`).
 
-Promise: neither the service's code nor the plugin's is in this process, so no mistake is shared with them.
+This process contains neither the service's code nor the plugin's, so that it shares no mistake with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FOREIGN = {"scrubber", "plugin"}
 
 @dataclass(slots=True)
 class _Speaker:
-    """One process that is connected, as it introduced itself."""
+    """One connected process, as it introduced itself."""
 
     line: socket.socket
     number: int
@@ -45,7 +45,7 @@ class _Speaker:
 
 
 class Hearing:
-    """Everything that was said, in the order in which it was heard."""
+    """All messages, in the order in which they were received."""
 
     def __init__(self, place: Path) -> None:
         self.heard: list[Heard] = []
@@ -61,13 +61,13 @@ class Hearing:
         self._selector.register(self._door, selectors.EVENT_READ)
 
     def also(self, fd: int) -> None:
-        """Wake :meth:`turn` for ``fd`` as well."""
+        """Make :meth:`turn` return for ``fd`` as well."""
         self._selector.register(fd, selectors.EVENT_READ)
 
     def turn(self, timeout: float | None) -> set[int]:
-        """Wait for something, hear whoever has something to say; the descriptors of :meth:`also` that are ready."""
+        """Wait for input and receive all messages; return the ready descriptors of :meth:`also`."""
         ready = {key.fd for key, _ in self._selector.select(timeout)}
-        self._now = time.monotonic()  # one for all: which of these came first is not known
+        self._now = time.monotonic()  # one time for all: their order is unknown
         if self._door.fileno() in ready:
             self._let_in()
         for fd in ready & self._speakers.keys():
@@ -75,7 +75,7 @@ class Hearing:
         return ready - self._speakers.keys() - {self._door.fileno()}
 
     def drain(self) -> None:
-        """Hear everything that was said by now."""
+        """Receive every message sent by now."""
         while any(key.fd in self._speakers or key.fd == self._door.fileno() for key, _ in self._selector.select(0)):
             self.turn(0)
 
@@ -119,7 +119,7 @@ class Hearing:
             self._see_who_is_beside(speaker, at)
 
     def _see_who_is_beside(self, speaker: _Speaker, at: float) -> None:
-        """Whether somebody of another pod has a device of ``speaker`` now: who has ended is no longer connected."""
+        """Record processes of other pods that have a device of ``speaker`` now: ended ones are no longer connected."""
         for other in list(self._speakers.values()):
             shared = set(other.devices) & set(speaker.devices)
             if shared and other.uid != speaker.uid and other.role != "stranger" and not _has_ended(other.line):
@@ -137,14 +137,14 @@ class Hearing:
 
 
 def _has_ended(line: socket.socket) -> bool:
-    """Whether the end of this connection is there, behind what was said before it."""
+    """Return whether the connection has ended, even if unread messages precede the end."""
     waiting = select.poll()
     waiting.register(line, select.POLLRDHUP)
     return bool(waiting.poll(0))
 
 
 def main(directory: str) -> int:
-    """Hear until standard input ends; answers 0."""
+    """Receive until standard input ends; return 0."""
     hearing = Hearing(Path(directory) / "reader.sock")
     orders = sys.stdin.fileno()
     hearing.also(orders)

@@ -1,10 +1,10 @@
-"""The soak: pods by the thousand over a few devices, while everything around them is killed, falls ill and lies.
+"""The soak: thousands of pods over a few devices, while all components around them are killed, fail and misreport.
 
 ``python -m tests.chaos.soak --pods 2000 --devices 16 --seed N``
 
-The shipped daemons run over the simulated node under the emulated kubelet. Whatever the pods and the weather do is drawn
-from one seed. An independent reader hears every tenant and judges (:mod:`tests.chaos.reader`); this module only makes
-things happen, and keeps an account of what it did. Exit status 1 on any breach; then logs, facts and ledger are kept.
+The shipped daemons run over the simulated node under the emulated kubelet. All actions of the pods and the weather are
+drawn from one seed. An independent reader receives every tenant's messages and judges (:mod:`tests.chaos.reader`); this
+module only causes events, and records what it did. Exit status 1 on any breach; then logs, facts and ledger are kept.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.chaos.weather import Weather
 __all__ = ["Outcome", "main", "report", "soak"]
 
 LULL = 3.0
-"""Seconds after which the weather goes on although no pod has come."""
+"""Seconds after which the weather continues although no pod has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a soak came to."""
+    """The result of a soak."""
 
     seed: int
     verdict: Verdict
@@ -49,11 +49,11 @@ class Outcome:
     kinds: Counter[str]
     seconds: float
     processor: tuple[float, float]
-    """Seconds of processor time: of the soak's own process with its kubelet, and of everybody else."""
+    """Seconds of CPU time: of the soak's own process with its kubelet, and of all others."""
 
 
 class Lanes:
-    """Pods one after the other, in several lanes: those that are wanted, and up to four times as many until ``enough``."""
+    """Pods in several lanes, one after another: the requested number, or up to four times as many until ``enough``."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Lanes:
         self.kinds: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """One lane."""
+        """Run one lane."""
         while self.started < self._wanted or (self.started < 4 * self._wanted and not self._enough()):
             self.count += 1
             life = self._lives.life(self.count)
@@ -113,7 +113,7 @@ class Lanes:
             await self._live(replace(life, again=False))
 
     async def _bind(self, spec: PodSpec) -> EmulatedPod:
-        """As the scheduler does: one pod at a time, and only where there is room."""
+        """Bind like the scheduler: one pod at a time, and only where there is room."""
         wanted = spec.request(RESOURCE)
         async with self._scheduler:
             await self._node.stage.kubelet.wait_until(
@@ -122,7 +122,7 @@ class Lanes:
             return self._node.create(spec)
 
     async def _under_way(self, pod: EmulatedPod) -> bool:
-        """Whether all of its containers have started once; a pod that the kubelet would not have is deleted."""
+        """Return whether all of its containers have started once; a pod that the kubelet refused is deleted."""
         try:
             await pod.wait(is_under_way, FOR_EVER)
         except TimeoutError as error:
@@ -140,7 +140,7 @@ class Lanes:
         return True
 
     async def _restarted(self, pod: EmulatedPod, times: int) -> None:
-        with suppress(TimeoutError, PodEnded):  # the kubelet's back-off, or a kubelet that would not have it any more
+        with suppress(TimeoutError, PodEnded):  # the kubelet's back-off, or a kubelet that refused the pod
             await pod.wait(lambda status: status.containers["main"].restarts >= times or status.phase.terminal, 10.0)
 
     async def _over(self, pod: EmulatedPod) -> None:
@@ -161,11 +161,12 @@ async def soak(
     acts: Set[str] = frozenset(),
     progress: bool = False,
 ) -> Outcome:
-    """One soak, from the first pod to the verdict.
+    """Run one soak, from the first pod to the verdict.
 
     Args:
-        pace: pods between two acts of the weather, at least and at most: a slow machine has no more of it than a fast one.
-        acts: of the weather; until they have happened more pods come, up to four times as many.
+        pace: minimum and maximum of pods between two acts of the weather: their number does not depend on the machine's
+            speed.
+        acts: acts of the weather that have to happen; until then more pods come, up to four times as many.
     """
     began = time.monotonic()
     async with standing(records, devices=devices, memory=memory) as node:
@@ -203,13 +204,13 @@ async def soak(
 
 
 async def _in_all_weathers(weather: Weather, lanes: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All lanes to their end; then nothing is ill any more, and nothing happens."""
+    """Run all lanes to their end; then undo all faults and stop the weather."""
     enough = asyncio.Event()
     blowing = asyncio.create_task(weather.run(enough))
     living = asyncio.create_task(_all_of(lanes))
     try:
         await asyncio.wait({blowing, living}, return_when=asyncio.FIRST_COMPLETED)
-        if not blowing.done():  # it ends before the lanes by a fault of its own
+        if not blowing.done():  # only an error ends it before the lanes
             await living
     finally:
         living.cancel()
@@ -226,19 +227,19 @@ async def _all_of(lanes: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _chance(seed: int, whose: str) -> random.Random:
-    """One generator each, so that nobody's draws depend on when another one draws."""
+    """Return a separate generator for each user, so that draws do not depend on the timing of others."""
     return random.Random(f"{seed}/{whose}")
 
 
 async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """``work``, broken off by SIGTERM as by an interrupt: what it has started ends with it."""
+    """Run ``work``; SIGTERM cancels it like an interrupt, and what it has started ends with it."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 
 
 def report(outcome: Outcome) -> str:
-    """The summary, for people."""
+    """Return the summary in readable form."""
     lines = [f"{count:>12,}  {what}" for what, count in outcome.verdict.counts.items()]
     lines += [f"{count:>12,}  weather: {what}" for what, count in outcome.weather.most_common()]
     lines += [f"{count:>12,}  pods: {what}" for what, count in outcome.kinds.most_common()]
@@ -252,7 +253,7 @@ def report(outcome: Outcome) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers the exit status: 0, or 1 on any breach."""
+    """Return the exit status: 0, or 1 on any breach."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pods", type=int, default=2000, help="how many are to start (default 2000)")
     parser.add_argument("--devices", type=int, default=16, help="simulated GPUs (default 16)")

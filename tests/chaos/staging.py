@@ -1,4 +1,4 @@
-"""The stage of the chaos tests: the shipped daemons on small devices, with a policy and a kubelet on a faster clock."""
+"""The stage of the chaos tests: the shipped daemons on small devices, with shortened times of policy and kubelet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scrubber.emulator.playground import Playground, fast_kubelet_timings
 __all__ = ["POLICY", "SOON", "chaos_stage", "until"]
 
 SOON = 30.0
-"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+"""Seconds within which an expected event happens, on a busy machine too. It is a timeout; no test measures it."""
 
 POLICY = """\
 name: chaos
@@ -35,7 +35,7 @@ recovery:
 breaker:
   maxResets: 10000
 """
-"""A device does not fall ill here because the machine is busy: its pod would not be admitted."""
+"""No device becomes unhealthy because the machine is busy: its pod would not be admitted."""
 TIMINGS = replace(fast_kubelet_timings(0.05), pre_start_retry=(0.3, 0.5), relist_delay=(0.0, 0.05))
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 async def chaos_stage(
     tmp_path: Path, *, devices: int = 4, memory: str = "4MiB", memory_floor: str = "1500ms", policy: str = POLICY
 ) -> AsyncIterator[Playground]:
-    """Both daemons running. Their logs end up in ``tmp_path``, which pytest keeps for whoever reads a failure.
+    """Run both daemons. Their logs end up in ``tmp_path``, which pytest keeps for the analysis of failures.
 
     Args:
         memory_floor: how long an eraser may take; slow clearing is a fault when it takes longer.
@@ -63,7 +63,7 @@ async def chaos_stage(
 
 
 async def until(look: Callable[[], _T], what: str) -> _T:
-    """The first true answer of ``look``: for what only ``/proc`` or a file tells, which rings no bell.
+    """Poll ``look`` and return its first true result: for ``/proc`` or a file, which offer no notification.
 
     Raises:
         TimeoutError: ``what`` did not happen in time.

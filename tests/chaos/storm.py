@@ -1,7 +1,7 @@
-"""What goes on in the chaos test: pods that come and go, a hand that kills, and a supervisor that starts again.
+"""The actors of the chaos test: pods that come and go, a killer, and a supervisor that restarts.
 
-Everything random comes from one seeded generator. What happened is judged afterwards (:mod:`tests.chaos.verdict`), from
-three records that do not know of each other: the tenants' own reports, the kubelet's events, and the ledger.
+Everything random comes from one seeded generator. The result is judged afterwards (:mod:`tests.chaos.verdict`), from
+three independent records: the tenants' own reports, the kubelet's events, and the ledger.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ EVERYTHING = {
     *("service", "plugin", "eraser", "question"),
     *("service killed in mid-clear", "eraser stopped", "kubelet restarted"),
 }
-"""What the hand does in every run, whatever the dice say."""
+"""What happens in every run, independent of the random draws."""
 START_LIMIT = 60.0
-"""Seconds within which every pod that waits has started once nothing is killed any more."""
+"""Seconds within which every waiting pod has started once nothing is killed any more."""
 STORM_LIMIT = 240.0
-"""The same while things are killed: only against waiting for ever."""
+"""The same limit while processes are killed: only against waiting forever."""
 
 
 def witness(report: Path, name: str, hold: str, *flags: str) -> tuple[str, ...]:
-    """The command of a container that runs the witness."""
+    """Return the command of a container that runs the witness."""
     return (sys.executable, "-S", "-E", str(WITNESS), str(report), name, hold, *flags)
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Starts a daemon again whenever it ends, as systemd or the kubelet would; :attr:`deaths` says how it ended."""
+    """Restarts a daemon whenever it ends, as systemd or the kubelet would; :attr:`deaths` counts its exit codes."""
 
     daemon: Daemon
     rng: random.Random
@@ -66,7 +66,7 @@ class Supervisor:
     """Called once, before the next start."""
 
     async def run(self) -> None:
-        """Until cancelled; the daemon may be running already."""
+        """Run until cancelled; the daemon may be running already."""
         loop = asyncio.get_running_loop()
         while True:
             if self.daemon.process is None or self.daemon.process.returncode is not None:
@@ -81,7 +81,7 @@ class Supervisor:
             await asyncio.sleep(self.rng.uniform(0.0, 0.3))
 
     def kill(self) -> bool:
-        """``kill -9``; False when it is down."""
+        """Send SIGKILL; return False when it is down."""
         process = self.daemon.process
         if process is None or process.returncode is not None:
             return False
@@ -90,7 +90,7 @@ class Supervisor:
 
 
 async def _to_the_end(start: Coroutine[Any, Any, None]) -> None:
-    """A process that is just being made must not be lost to a cancellation."""
+    """Complete the start of a process even if cancelled, so that the process is not lost."""
     starting = asyncio.ensure_future(start)
     try:
         await asyncio.shield(starting)
@@ -100,7 +100,7 @@ async def _to_the_end(start: Coroutine[Any, Any, None]) -> None:
 
 
 class Workload:
-    """Pods that come and go, each a witness or several. One at a time per lane, as many lanes as you run."""
+    """Pods that come and go, each with one or more witnesses. One at a time per lane; run as many lanes as needed."""
 
     def __init__(self, stage: Playground, report: Path, rng: random.Random, enough: asyncio.Event) -> None:
         self._stage = stage
@@ -110,12 +110,12 @@ class Workload:
         self._count = 0
         self.started = 0
         self.turned_away: list[str] = []
-        """Pods that the kubelet itself refused at admission, before anybody could ask for a start."""
+        """Pods that the kubelet itself refused at admission, before any start was requested."""
         self.damaged: list[str] = []
-        """Pods whose witness said by its exit code that its bytes were touched."""
+        """Pods whose witness reported by its exit code that its bytes were changed."""
 
     async def run(self) -> None:
-        """One lane: pod after pod until ``enough`` is set; the last one is brought to its end.
+        """Run one lane: pod after pod until ``enough`` is set; the last one is run to its end.
 
         Raises:
             TimeoutError: a pod that was admitted did not start, although nothing was killed any more.
@@ -158,7 +158,7 @@ class Workload:
             await self._stage.kubelet.delete(pod, force=True, linger=self._rng.uniform(0.2, 1.5))
 
     async def _leaves_a_child(self, namespace: str, name: str) -> None:
-        main = self._main(namespace, name, self._time(), "--leave-child")
+        main = self._main(namespace, name, self._time(), "--leave-leftover")
         pod = await self._start(PodSpec(name, namespace, [main], leave_children=True))
         if pod is not None:
             await self._over(pod)
@@ -167,7 +167,7 @@ class Workload:
         main = self._main(namespace, name, self._time(), restart=RestartPolicy.ALWAYS)
         pod = await self._start(PodSpec(name, namespace, [main]))
         if pod is not None:
-            with suppress(TimeoutError):  # a kubelet that was restarted meanwhile may have ended it
+            with suppress(TimeoutError):  # a kubelet that was restarted meanwhile may have killed it
                 await pod.wait(lambda status: status.containers["main"].restarts >= 2 or status.phase.terminal, 15)
             await self._stage.kubelet.delete(pod)
 
@@ -220,7 +220,7 @@ class Workload:
         )
 
     async def _start(self, spec: PodSpec) -> EmulatedPod | None:
-        """The pod once its last container has started, or None when the kubelet itself would not have it."""
+        """Return the pod once its last container has started, or None when the kubelet itself refused it."""
         pod = await self._stage.kubelet.run(spec)
         await pod.wait(lambda status: _is_under_way(status) or self._enough.is_set(), STORM_LIMIT)
         await pod.wait(_is_under_way, START_LIMIT)
@@ -233,7 +233,7 @@ class Workload:
         return pod
 
     async def _over(self, pod: EmulatedPod) -> None:
-        """Wait for its end and delete it. A kubelet that was restarted may fail a pod; its end is what counts here."""
+        """Wait for its end and delete it. A restarted kubelet may fail a pod; only its end counts here."""
         await pod.wait(lambda status: status.phase.terminal, START_LIMIT)
         codes = [each.exit_code for each in pod.status.containers.values()]
         if pod.phase is PodPhase.FAILED and 1 in codes:
@@ -246,13 +246,13 @@ def _is_over(pidfd: int) -> bool:
 
 
 def _is_under_way(status: PodStatus) -> bool:
-    """Whether every container of the pod has started once, or the pod is over."""
+    """Return whether every container of the pod has started once, or the pod is over."""
     started = all(each.state is not ContainerState.WAITING for each in status.containers.values())
     return started or status.phase.terminal
 
 
 class Hand:
-    """Kills, at random points, what it may: the two daemons and the service's own children."""
+    """Kills its permitted targets at random times: the two daemons and the service's children."""
 
     def __init__(self, stage: Playground, service: Supervisor, plugin: Supervisor, rng: random.Random) -> None:
         self._stage = stage
@@ -262,10 +262,10 @@ class Hand:
         self.kills: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
         self._stopped: list[int] = []
-        """Pidfds."""
+        """Pidfds of stopped erasers."""
 
     async def run(self, wanted: int) -> None:
-        """Until ``wanted`` kills are done, and everything that may happen has happened."""
+        """Run until ``wanted`` kills are done, and every possible act has happened."""
         acts = {self._eraser: 34, self._question: 30, self._the_service: 17, self._the_plugin: 9}
         acts |= {self._slowness: 12, self._stopped_eraser: 6}
         restarts = [wanted // 4, wanted // 2, wanted * 3 // 4]
@@ -273,7 +273,7 @@ class Hand:
             (act,) = self._rng.choices(list(acts), weights=list(acts.values()))
             act()
             if act in (self._the_service, self._the_plugin) and self._rng.random() < 0.5:
-                # Kills that follow each other at once leave no pod the time to start, and then break nothing.
+                # Kills in immediate succession leave no pod the time to start, and then break nothing.
                 await until(lambda: self._stage.kubelet.allocatable(RESOURCE) > 0, "a device that can be given out")
             if restarts and self.kills.total() >= restarts[0]:
                 restarts.pop(0)
@@ -282,9 +282,10 @@ class Hand:
             await asyncio.sleep(self._rng.uniform(0.02, 0.38))
 
     async def let_go(self) -> None:
-        """Let every eraser that was stopped go on, and wait for its end.
+        """Continue every eraser that was stopped, and wait for its end.
 
-        One that was stopped before the kernel was told to watch its parent may have outlived it: it ends by itself.
+        One that was stopped before the kernel was told to watch its parent may have outlived it: it then exits on its
+        own.
 
         Raises:
             TimeoutError: one did not end.
@@ -311,7 +312,7 @@ class Hand:
             self.kills["question"] += 1
 
     def _the_service(self) -> None:
-        # Also while it starts; but mostly it should come to do something worth being killed in.
+        # Also while it starts; but mostly it should have work in progress when it is killed.
         up = asyncio.get_running_loop().time() - self._service.up_since
         if up < self._rng.choice((0.2, 1.5, 2.5, 4.0)):
             return
@@ -325,7 +326,7 @@ class Hand:
             self.kills["plugin"] += 1
 
     def _stopped_eraser(self) -> None:
-        """An eraser that gets no further; sometimes the service is killed over it."""
+        """Stop an eraser; sometimes also kill the service meanwhile."""
         child = self._child(lambda child: child.module == ERASER)
         if child is not None and (handle := child.signal_and_keep(signal.SIGSTOP)) is not None:
             self.others["eraser stopped"] += 1
@@ -334,7 +335,7 @@ class Hand:
                 self.kills["service"] += 1
 
     def _slowness(self) -> None:
-        """How long clearing takes from now on, so that kills fall into the middle of it."""
+        """Change how long clearing takes from now on, so that kills occur in the middle of it."""
         for index in range(len(self._stage.device_files())):
             slowly = self._rng.choice((0.001, 0.2, 0.5, 0.9))
             control.add_faults(self._stage.sim_dir, str(index), slow_clear=slowly)

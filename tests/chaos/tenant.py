@@ -1,18 +1,18 @@
-"""A tenant of the soak: it testifies to what it finds, what is done to its bytes, and who signals it.
+"""A tenant of the soak: it reports what it finds, changes to its bytes, and who signals it.
 
-It reads every byte of each ``dev/simgpu*`` first thing, then writes its own text all over, looks at it again and again,
-and tells an independent reader (:mod:`tests.chaos.reader`) of each step, over a connection that ends when it ends,
-however it ends. Every signal that can be blocked is, so that one is told with its sender instead of acted upon.
+First it reads every byte of each ``dev/simgpu*``, then it fills them with its own text and checks that repeatedly. It
+reports each step to an independent reader (:mod:`tests.chaos.reader`), over a connection that ends when it ends, for
+any reason. Every signal that can be blocked is, so that it is reported with its sender instead of acted upon.
 
 It imports nothing of the project, and little else: two thousand pods run it. Words of the command line::
 
     reader=SOCKET name=NAMESPACE/POD/CONTAINER seconds=S|forever
     exit=CODE|kill     how it ends when its time is over (default 0)
     deaf=yes           it does not end on SIGTERM
-    hold=fd|map|flight how it holds its devices: open, mapped alone, or by a descriptor in flight
-    leave=KIND[,KIND]  whom it leaves behind: child, escaped (both hold what it holds), idle (holds nothing), forker
+    hold=fd|map|flight how it holds its devices: open, only mapped, or by a descriptor in flight
+    leave=KIND[,KIND]  processes left behind: child, escaped (both hold what it holds), idle (holds nothing), forker
     life=S|forever     how long those live (default forever)
-    device=PATH as=simgpuN   no tenant but a stranger: it opens the device, reads it, and writes nothing
+    device=PATH as=simgpuN   an unauthorized process instead of a tenant: opens and reads the device, writes nothing
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from typing import NoReturn
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks at the own bytes."""
+"""Seconds between two checks of its own bytes."""
 BLOCK = 4096
 SHOWN = 48
 FORKS_EVERY = 0.004
@@ -80,7 +80,7 @@ class Device:
 
 
 class Tenant:
-    """One process; what it leaves behind are copies of it with a connection of their own."""
+    """One process; what it leaves behind are copies of it with separate connections."""
 
     def __init__(self, words: dict[str, str]) -> None:
         self._words = words
@@ -114,7 +114,7 @@ class Tenant:
         print("ready", flush=True)
         self._stay(ends, own=True, deaf=self._words.get("deaf") == "yes")
 
-    # -- what it tells ---------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------------
 
     def _connect(self, role: str) -> None:
         if self._line is not None:
@@ -144,7 +144,7 @@ class Tenant:
                 wrong, first = strangeness(found, wanted, zeros_too=False)
                 self._say("damaged", device=device.name, wrong=wrong, found=first.hex() or "none")
 
-    # -- how it lives ----------------------------------------------------------------------------------------------
+    # -- its life --------------------------------------------------------------------------------------------------
 
     def _stay(self, ends: float, *, own: bool, deaf: bool = False) -> NoReturn:
         over = False
@@ -165,7 +165,7 @@ class Tenant:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(int(code) if code != "kill" else 1)
 
-    # -- whom it leaves behind -------------------------------------------------------------------------------------
+    # -- processes it leaves behind --------------------------------------------------------------------------------
 
     def _leave(self, kind: str) -> None:
         ends = _ends(self._words.get("life", "forever"))
@@ -186,7 +186,7 @@ class Tenant:
         self._stay(ends, own=True, deaf=True)
 
     def _fork_on(self, ends: float) -> NoReturn:
-        """Never the same process for longer than a moment. It tells nobody: who ends it is seen by its device alone."""
+        """Fork endlessly, so that no process lives long. It reports nothing: its end shows only in its device's use."""
         assert self._line is not None
         self._line.close()
         while time.monotonic() < ends:
@@ -197,7 +197,7 @@ class Tenant:
 
 
 def strangeness(found: bytes, wanted: bytes, *, zeros_too: bool) -> tuple[int, bytes]:
-    """How many bytes are not as wanted (nor zero, if that is as good), and the beginning of the first such block."""
+    """Return how many bytes are wrong (zeros may count as right), and the beginning of the first wrong block."""
     if found == wanted or (zeros_too and not found.strip(b"\0")):
         return 0, b""
     strange, first = abs(len(found) - len(wanted)), b""
@@ -216,7 +216,7 @@ def _ends(seconds: str) -> float:
 
 
 def _fork() -> int:
-    return os.fork()  # noqa: TID251 - a single thread, no event loop, and a tenant that forks is what is asked for
+    return os.fork()  # noqa: TID251 - a single thread, no event loop, and the tenant has to fork
 
 
 def _reap() -> None:

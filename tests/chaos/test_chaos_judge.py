@@ -1,4 +1,4 @@
-"""The judge of the chaos test finds each flaw that it is there to find, and none where there is none."""
+"""The judge of the chaos test finds every flaw that it should find, and no others."""
 
 from __future__ import annotations
 

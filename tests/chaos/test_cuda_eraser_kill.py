@@ -1,6 +1,6 @@
-"""Death while an NVIDIA device is cleared: of the eraser, of the zygote, of the service, of none of them for ever.
+"""Death while an NVIDIA device is cleared: of the eraser, of the zygote, of the service, or none but stopped forever.
 
-Each time the fence comes down when its maker is dead and not before, nothing is reported as cleared, and the next scrub
+Each time the fence is removed when its maker is dead and not before, nothing is reported as cleared, and the next scrub
 finds what was left.
 """
 
@@ -53,7 +53,7 @@ async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
 
 @contextmanager
 def another_service(rig: CudaRig) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """A service that is in mid-clear on the device: itself, and the PIDs of its zygote and its eraser."""
+    """Run a service in mid-clear on the device; yields it and the PIDs of its zygote and its eraser."""
     command = [sys.executable, "-c", SERVICE, str(rig.world.root), str(rig.state)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as service:
         try:
@@ -76,7 +76,7 @@ async def over(pid: int) -> None:
 
 
 def is_fenced(rig: CudaRig, device: Device) -> bool:
-    """Whether the fence stands; its note does exactly then."""
+    """Return whether the fence is set; asserts that its note exists exactly then."""
     stands = rig.gpu.mode(device) == "exclusive-process"
     assert rig.note(device).exists() == stands
     return stands
@@ -132,7 +132,7 @@ async def test_fence_left_by_a_killed_service_is_removed_by_the_next_one(rig: Cu
 
 @pytest.mark.parametrize("moment", ["up", "down"])
 async def test_service_killed_between_note_and_fence_leaves_no_permanent_fence(rig: CudaRig, moment: str) -> None:
-    """Noted and not yet fenced; not fenced any more and still noted."""
+    """The note exists without a fence: before the fence is set, and after it is removed."""
     device = rig.device()
     service = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SERVICE, str(rig.world.root), str(rig.state), moment, cwd=ROOT

@@ -1,7 +1,7 @@
-"""kill -9, two hundred times and more, of everything that may die, under pods that come and go.
+"""kill -9, two hundred times and more, of every process that may die, under pods that come and go.
 
-The tenants give evidence themselves: each reads its device first thing, writes its own text and watches it. What they
-saw, what the kubelet did, and what the ledger says must agree (:mod:`tests.chaos.verdict`).
+The tenants are witnesses: each first reads its device, then writes its own text and watches it. Their reports, the
+kubelet's events and the ledger must agree (:mod:`tests.chaos.verdict`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LANES = 4
 
 @pytest.fixture
 def seed() -> int:
-    """Of everything random in the test; ``CHAOS_SEED`` repeats a run as far as the machine does."""
+    """The seed of everything random in the test; ``CHAOS_SEED`` repeats a run as far as the machine allows."""
     return int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(10**9))
 
 
-@pytest.mark.timeout(900)  # each of its two hundred kills is made good again, which takes seconds on a busy machine
+@pytest.mark.timeout(900)  # recovery from each of two hundred kills takes seconds on a busy machine
 async def test_two_hundred_sigkills_leave_no_dirty_grant_no_damaged_tenant_and_no_gap_in_the_ledger(
     tmp_path: Path, seed: int
 ) -> None:
@@ -51,7 +51,7 @@ async def test_two_hundred_sigkills_leave_no_dirty_grant_no_damaged_tenant_and_n
                     storm.create_task(workload.run())
                 await hand.run(KILLS)
                 async with asyncio.timeout(STORM_LIMIT):
-                    while workload.started <= 2 * LANES:  # noqa: ASYNC110 - on a slow machine the kills leave few the time
+                    while workload.started <= 2 * LANES:  # noqa: ASYNC110 - on a slow machine kills delay the starts
                         await asyncio.sleep(0.05)
                 enough.set()
             control.clear_faults(stage.sim_dir, None, ["slow-clear"])

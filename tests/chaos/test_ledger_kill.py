@@ -1,4 +1,4 @@
-"""kill -9 at any moment: what was acknowledged is there, nothing is there by half, and the next service can start."""
+"""kill -9 at any moment: acknowledged changes are stored, none is stored partially, and the next service can start."""
 
 import asyncio
 import random
@@ -13,11 +13,11 @@ from tests.ledger_samples import GPU, scrub
 ROOT = Path(__file__).parents[2]
 KILLS = 20
 MAX_AUDIT_ROWS = 150
-"""Small, so that some of the kills land in a commit that prunes."""
+"""Small, so that some of the kills hit a commit that prunes."""
 
 
 async def written_until_killed(directory: Path, acknowledgements: int) -> int | None:
-    """Start a writer, kill it after so many acknowledgements; the last version it acknowledged, if any."""
+    """Start a writer, kill it after so many acknowledgements; return the last version it acknowledged, if any."""
     writer = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -47,7 +47,7 @@ async def test_every_acknowledged_commit_survives_sigkill(tmp_path: Path) -> Non
     home = tmp_path / "state"
     acknowledged = 0
     for round_ in range(KILLS):
-        # The first writers are killed while they make or open the ledger, the others while they write.
+        # The first writers are killed while they create or open the ledger, the others while they write.
         last = await written_until_killed(home, 0 if round_ < 3 else dice.randint(1, 60))
         acknowledged = acknowledged if last is None else last
 

@@ -1,4 +1,4 @@
-"""Death in the middle of clearing a device: of the service, of the eraser, of neither but for ever stopped.
+"""Death in the middle of clearing a device: of the service, of the eraser, or of neither but stopped forever.
 
 Each time the next tenant, of another namespace, reads every byte of the device before it does anything else.
 """
@@ -41,13 +41,13 @@ async def running(stage: Playground, spec: PodSpec) -> EmulatedPod:
 
 
 async def refused(pod: EmulatedPod) -> str:
-    """What the pod's status says once its start was refused."""
+    """Return the message in the pod's status once its start was refused."""
     status = await pod.wait(lambda each: each.containers["main"].reason == "CreateContainerConfigError", SOON)
     return status.containers["main"].message
 
 
 async def found_only_zeros(stage: Playground, pod: EmulatedPod, report: Path, *, soon: float = SOON) -> None:
-    """Wait for the pod's end: it came to a device without a byte of anybody's, and was left alone."""
+    """Wait for the pod's end and assert that its device was empty and stayed unchanged by others."""
     await pod.wait(PodPhase.SUCCEEDED, soon)
     came, left = (line for line in read_reports(report) if line.name == pod.full_name)
     assert (came.what, came.strange, came.found) == ("came", 0, "")
@@ -56,7 +56,7 @@ async def found_only_zeros(stage: Playground, pod: EmulatedPod, report: Path, *,
 
 @asynccontextmanager
 async def in_mid_clear(tmp_path: Path, report: Path) -> AsyncIterator[tuple[Playground, DaemonChild]]:
-    """One device that team-a's pod has filled and given back: a slow eraser is somewhere in the middle of it."""
+    """Provide one device that team-a's pod has filled and released, with a slow eraser in the middle of it."""
     async with chaos_stage(tmp_path, devices=1, memory="8MiB", memory_floor="30s") as stage:
         pod = await running(stage, tenant(report, "team-a", "first", "forever"))
         control.add_faults(stage.sim_dir, "0", slow_clear=25)
@@ -73,7 +73,7 @@ async def in_mid_clear(tmp_path: Path, report: Path) -> AsyncIterator[tuple[Play
 
 
 def half_cleared(stage: Playground) -> bool:
-    """Whether the first bytes are zeros and the last ones are still team-a's; nobody may be at work on the device."""
+    """Return whether the first bytes are zeros and the last ones still team-a's; requires an idle device."""
     memory = (stage.device_files()[0].parent / "memory").read_bytes()
     return not memory[:4096].strip(b"\0") and b"team-a/first" in memory[-4096:]
 
@@ -119,7 +119,7 @@ async def test_orphaned_eraser_is_killed_before_its_device_is_scrubbed_again(
     async with in_mid_clear(tmp_path, report) as (stage, eraser):
         await stage.service.kill()
         await until(lambda: state_of(eraser.pid) in "ZX", "the eraser's end")
-        # An eraser whose parent lives on, and that is stopped: it neither ends by itself nor lets go of its lock.
+        # An eraser whose parent lives on, and that is stopped: it neither exits nor releases its lock.
         elsewhere = SimBackend(stage.sim_dir)
         (device,) = await elsewhere.inventory.devices()
         begun = asyncio.Event()
@@ -140,8 +140,8 @@ async def test_orphaned_eraser_is_killed_before_its_device_is_scrubbed_again(
         finally:
             work.cancel()
             await elsewhere.close()
-        ended = [row for row in (await stage.read_client.history()).entries if row.name == "eraser.orphan"]
-        assert [json.loads(row.fields_json) for row in ended] == [{"pid": orphan.pid, "ended": True}]
+        ended = [row for row in (await stage.read_client.history()).entries if row.event == "eraser.orphan.found"]
+        assert [json.loads(row.fields_json) for row in ended] == [{"pid": orphan.pid, "killed": True}]
 
 
 async def test_stopped_eraser_is_killed_at_its_deadline_and_the_waiting_pod_starts(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_stopped_eraser_is_killed_at_its_deadline_and_the_waiting_pod_star
         assert erasers[0].signal(signal.SIGSTOP)
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
         control.clear_faults(stage.sim_dir, "0")
-        await found_only_zeros(stage, waiting, report, soon=3 * SOON)  # twenty seconds of it pass on a quiet machine
+        await found_only_zeros(stage, waiting, report, soon=3 * SOON)  # this takes twenty seconds on an idle machine
 
 
 async def test_pod_whose_device_faults_between_two_containers_starts_once_the_device_has_recovered(

@@ -1,4 +1,4 @@
-"""The soak's reader hears what tenants see and how they end; the tenants are processes over a plain file."""
+"""The soak's reader receives what tenants see and how they end; the tenants are processes over a plain file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hearing(short_tmp: Path) -> Iterator[Hearing]:
 
 @pytest.fixture
 def root(short_tmp: Path) -> Path:
-    """A container's directory with one device of zeros in it."""
+    """Provide a container's directory with one device of zeros in it."""
     device = short_tmp / "dev" / "simgpu3"
     device.parent.mkdir()
     device.write_bytes(bytes(SIZE))
@@ -40,7 +40,7 @@ Started = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Started]:
-    """Starts a tenant; whoever is left of its session in the end is killed."""
+    """Start tenants; remaining processes of their sessions are killed at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(uid: str = "u-1", seconds: str = "forever", **words: str) -> subprocess.Popen[bytes]:
@@ -58,7 +58,7 @@ def start(root: Path) -> Iterator[Started]:
 
 
 def until(hearing: Hearing, wanted: Callable[[Heard], bool]) -> Heard:
-    """The first thing heard that is ``wanted``."""
+    """Return the first received message that is ``wanted``."""
     ends = time.monotonic() + SOON
     while not (found := [each for each in hearing.heard if wanted(each)]):
         assert time.monotonic() < ends, f"not heard: {hearing.heard}"

@@ -1,4 +1,4 @@
-"""The soak, small enough for every run; and the proof that its reader would have said so.
+"""The soak, small enough for every run, and the proof that its reader would report breaches.
 
 ``python -m tests.chaos.soak`` is the same with 2,000 pods over 16 devices (``make soak``).
 """
@@ -26,7 +26,7 @@ SEED = 20261120
 
 @pytest.fixture(autouse=True)
 def forked() -> None:
-    """Nothing is: as in ``make soak`` each daemon is an interpreter of its own, and the soak's child."""
+    """Disable forking: as in ``make soak`` each daemon is a separate interpreter, and the soak's child."""
 
 
 @pytest.mark.timeout(900)  # fifty pods, one after the other in few lanes, take minutes on a busy machine
@@ -63,7 +63,7 @@ async def test_soak_reports_killed_overwritten_and_signalled_tenants(tmp_path: P
         os.close(memory)
         await another_process_sends_sigterm(pid_of(signalled))
         await signalled.wait(PodPhase.SUCCEEDED, SOON)
-        # It says so within its next look, and its end waits for a last one.
+        # The next check reports it, and the end waits for a last one.
         await node.delete(scribbled, grace=SOON)
         for pod in (killed, signalled):
             await node.delete(pod, grace=0.0)
@@ -81,11 +81,11 @@ async def test_soak_reports_an_ungated_start_on_a_dirty_device(
 ) -> None:
     async with standing(tmp_path, devices=1, policy=PATIENT) as node:
         first = await lodging(node, "first")
-        await node.stage.service.kill()  # nobody clears what it leaves
+        await node.stage.service.kill()  # its data is not cleared
         watched = {path.name for path in node.stage.kubelet.plugins_registry.glob("*.sock")}
         await node.stage.plugin.stop()
         await node.delete(first, grace=SOON)
-        # A watched socket that has gone takes along whoever is registered when the kubelet notices it.
+        # When the kubelet notices that a watched socket is gone, it deregisters whatever is registered at that moment.
         await node.stage.kubelet.wait_until(
             lambda kubelet: kubelet.allocatable(RESOURCE) == 0 and watched <= deregistered(kubelet), SOON
         )
@@ -102,7 +102,7 @@ async def test_soak_reports_an_ungated_start_on_a_dirty_device(
 
 
 async def lodging(node: WatchedNode, name: str) -> EmulatedPod:
-    """A pod that has its device, and has written all over it."""
+    """Return a pod that has its device, and has filled it with its text."""
     command = tenant(node.socket, f"team-a/{name}/main", "forever")
     pod = node.create(PodSpec(name, "team-a", [ContainerSpec("main", command, {RESOURCE: 1})]))
     await pod.wait(PodPhase.RUNNING, SOON)

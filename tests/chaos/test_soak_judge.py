@@ -1,4 +1,4 @@
-"""The soak's judge finds each breach that it is there to find, and none where somebody had the right."""
+"""The soak's judge finds every breach that it should find, and none where an action was legitimate."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_judge_reports_assignments_that_differ_between_kubelet_and_ledger() -> N
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """One device with the grant of ``STARTED``, by the columns that the judge reads."""
+    """Provide a ledger with one device and the grant of ``STARTED``, with the columns that the judge reads."""
     connection = sqlite3.connect(tmp_path / "ledger.db")
     connection.executescript(
         "CREATE TABLE devices (device TEXT, document TEXT);"
@@ -204,7 +204,7 @@ def test_judge_reports_a_device_still_granted_or_dirty_at_the_end(tmp_path: Path
     assert "grants open in the end" in breaches(WHOLE, ledger=where)[0]
     change(ledger, "devices", open_grants=[], hygiene="dirty")
     assert "dirty and healthy in the end" in breaches(WHOLE, ledger=where)[0]
-    change(ledger, "devices", health="quarantined", cause={"code": "lost"})
+    change(ledger, "devices", health="quarantined", cause={"code": "device-lost"})
     assert breaches(WHOLE, ledger=where) == []
     change(ledger, "devices", health="quarantined", cause=None)
     assert breaches(WHOLE, ledger=where) != []

@@ -1,6 +1,6 @@
-"""Storms: a driver that reports XIDs without end about one device, while everybody else goes on as if it were not there.
+"""Storms: a driver that reports endless XIDs about one device, while all other devices keep working normally.
 
-Nothing is timed. A storm is a process of its own, and pods come and go on the other devices for as long as it rages.
+Nothing is timed. A storm is a separate process, and pods come and go on the other devices for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RATE = 1000
 XIDS = 4000
 MINUTE = 60.0
 MOST_CODES = 32
-"""Codes of one device that the service tells of within a minute."""
+"""Codes of one device that the service reports within a minute."""
 
 RAISE = """
 import json, sys
@@ -50,17 +50,17 @@ if "serve" in sys.orig_argv:
     from scrubber.adapters.ledger.sqlite import SqliteLedger
     SqliteLedger.__init__.__kwdefaults__["max_audit_rows"] = {rows}
 """
-"""What has a service keep fewer rows than it would: it has no flag for it, and 100,000 are too many for a test."""
+"""Makes a service keep fewer audit rows: it has no flag for that, and 100,000 are too many for a test."""
 
 
 @dataclass
 class Weather:
-    """What was seen while a storm raged.
+    """Observations during a storm.
 
     Attributes:
-        healths: index of a device → every health that it was seen in.
+        healths: index of a device → every health that it had.
         found: what each pod found on its device.
-        minutes: begun while it raged.
+        minutes: minutes begun during the storm.
     """
 
     healths: dict[str, set[str]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Weather:
 
 @asynccontextmanager
 async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tuple[Playground, str]]:
-    """Four devices, one of which a tenant has; that one's id."""
+    """Provide four devices, one of which a tenant has, and the id of that one."""
     async with chaos_stage(tmp_path, memory_floor="30s") as stage:
         if hook is not None:
             (tmp_path / "sitecustomize.py").write_text(hook)
@@ -86,7 +86,7 @@ async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tu
 
 
 async def rage(stage: Playground, device: str, codes: Sequence[int], *, xids: int = XIDS) -> Weather:
-    """Raise ``xids`` XIDs of ``codes``, and run pods on the other devices until it is over."""
+    """Raise ``xids`` XIDs of ``codes``, and run pods on the other devices until that is done."""
     weather, began = Weather(), time.time()
     arguments = (str(stage.sim_dir), device, str(list(codes)), str(xids), str(RATE))
     storm = await asyncio.create_subprocess_exec(sys.executable, "-c", RAISE, *arguments)
@@ -109,7 +109,7 @@ async def rage(stage: Playground, device: str, codes: Sequence[int], *, xids: in
 
 
 async def _look(stage: Playground, weather: Weather) -> None:
-    """Ask for the devices again and again, as an operator would; the answers have to keep coming."""
+    """Query the devices repeatedly, as an operator would; the answers have to keep coming."""
     while True:
         async with asyncio.timeout(SOON):
             devices = (await stage.read_client.devices()).devices
@@ -153,7 +153,7 @@ async def test_storm_of_application_xids_changes_no_health_and_writes_one_audit_
         others_were_left_alone(weather, index)
         assert weather.healths[index] == {"healthy"}
         told = await rows(stage, device, began)
-        assert {each.name for each in told} == {"health.signal"}
+        assert {each.event for each in told} == {"health.errors-reported"}
         assert 1 <= len(told) <= weather.minutes
         await and_the_service_lived(stage, pid)
 
@@ -167,7 +167,7 @@ async def test_storm_of_xids_of_all_classes_quarantines_that_device_and_no_other
         others_were_left_alone(weather, index)
         assert "quarantined" in weather.healths[index]
         told = await rows(stage, device, began)
-        signals = Counter(each.fields_json for each in told if each.name == "health.signal")
+        signals = Counter(each.fields_json for each in told if each.event == "health.errors-reported")
         assert 1 <= signals.total() <= MOST_CODES * weather.minutes
         assert len(told) <= len(codes) * weather.minutes
         await and_the_service_lived(stage, pid)

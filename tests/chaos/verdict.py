@@ -1,4 +1,4 @@
-"""What the records of a chaos run say, each against the others. Every function answers sentences; none means all is well."""
+"""Comparison of the records of a chaos run. Every function returns messages; an empty result means no flaw."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the ledger holds of grants and certificates, and the names of its audit rows in order."""
+    """The ledger's grants and certificates, and the names of its audit rows in order."""
 
     grants: dict[str, tuple[Grant, ...]]
     certificates: dict[str, Certificate]
@@ -54,12 +54,12 @@ class Record:
 
 
 def read_reports(path: Path) -> list[Report]:
-    """Every witness's lines, in the order in which they were written."""
+    """Return every witness's lines, in the order in which they were written."""
     return [Report(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def read_ledger(directory: Path, scratch: Path) -> Record:
-    """The ledger of a service that has stopped, from a copy in ``scratch``."""
+    """Return the ledger of a stopped service, from a copy in ``scratch``."""
     for each in directory.glob("ledger.db*"):
         shutil.copy(each, scratch / each.name)
     connection = sqlite3.connect(scratch / "ledger.db")
@@ -76,7 +76,7 @@ def read_ledger(directory: Path, scratch: Path) -> Record:
 
 
 def dirty_starts(reports: Sequence[Report], events: Sequence[KubeletEvent]) -> list[str]:
-    """Containers that were let start and found bytes that were neither zero nor their own."""
+    """Return containers with a permitted start that found bytes that were neither zero nor their own."""
     skipped = skipped_starts(events)
     starts: defaultdict[str, list[KubeletEvent]] = defaultdict(list)
     for event in events:
@@ -92,12 +92,12 @@ def dirty_starts(reports: Sequence[Report], events: Sequence[KubeletEvent]) -> l
 
 
 def bytes_that_were_touched(reports: Sequence[Report]) -> list[str]:
-    """Containers whose bytes did not stay theirs while they lived."""
+    """Return containers whose bytes were changed by others while they lived."""
     return [f"{each.name} (PID {each.pid}) lost {each.damaged} bytes" for each in reports if each.damaged]
 
 
 def skipped_starts(events: Sequence[KubeletEvent]) -> list[KubeletEvent]:
-    """Starts that the kubelet asked nobody about: its own hole, between its restart and our registration."""
+    """Return starts without a call of the plugin: the kubelet makes them between its restart and our registration."""
     skipped = []
     for start in events:
         if start.name == "ContainerStarted":
@@ -108,10 +108,10 @@ def skipped_starts(events: Sequence[KubeletEvent]) -> list[KubeletEvent]:
 
 
 def starts_without_a_grant(events: Sequence[KubeletEvent], record: Record, *, wall: float) -> list[str]:
-    """Starts that the kubelet was let make, and no grant of the ledger since the last start on the device is for.
+    """Return permitted starts for which the ledger has no grant since the last start on the device.
 
     Args:
-        wall: what to add to a time of the kubelet's clock to make it the ledger's.
+        wall: seconds to add to a time of the kubelet's clock to get the ledger's.
     """
     flaws = []
     skipped = skipped_starts(events)
@@ -128,7 +128,7 @@ def starts_without_a_grant(events: Sequence[KubeletEvent], record: Record, *, wa
 
 
 def certificates_that_do_not_carry_their_grant(record: Record) -> list[str]:
-    """Grants that rest on no certificate of their own, on one used before, or on one that is older than the last grant."""
+    """Return grants without a separate certificate, with a used one, or with one older than the last grant."""
     flaws = []
     seen: dict[str, str] = {}
     for device, grants in record.grants.items():
@@ -173,7 +173,7 @@ def _let_start(event: KubeletEvent, start: KubeletEvent) -> bool:
 def _start_before(
     start: KubeletEvent, events: Sequence[KubeletEvent], *, same_container: bool, device: str = ""
 ) -> float:
-    """When the start before this one was: of the same container, or of any on ``device``; minus infinity if none."""
+    """Return the time of the previous start: of the same container, or of any on ``device``; minus infinity if none."""
     earlier = [
         event.at
         for event in events

@@ -1,7 +1,7 @@
-"""The node of the soak: daemons, kubelet, an independent reader, and the account of what is done to all of them.
+"""The node of the soak: daemons, kubelet, an independent reader, and the record of what is done to all of them.
 
-Promise: whatever the soak does to a process or a pod is on the account before it is done, so that the reader can tell it
-from what others do.
+Everything that the soak does to a process or a pod is recorded before it is done, so that the reader can distinguish it
+from the actions of others.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = ["FOR_EVER", "PATIENT", "WatchedNode", "is_under_way", "standing"]
 DYING_GRACE = 1.0
 """Of the chaos tests' policy (:mod:`tests.chaos.staging`), seconds."""
 FOR_EVER = 90.0
-"""Seconds after which a pod that waits is said to wait for ever. Whatever the weather does passes in a few."""
+"""Seconds after which a waiting pod counts as waiting forever. Every act of the weather passes in a few."""
 TOLD = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
-"""What the reader is told of the kubelet's events."""
+"""The kubelet events that the reader receives."""
 PATIENT = POLICY.replace("limits:\n", "limits:\n  eraserSlots: 6\n") + "diagnostics:\n  recovery: none\n"
-"""Devices change hands all the time here: few slots and a second of diagnostics would be most of the run. None falls ill
-because the machine is busy."""
+"""Devices change hands constantly here: few slots and a second of diagnostics would take most of the run. No device
+becomes unhealthy because the machine is busy."""
 QUICKLY = PATIENT.replace("driverCall: 10s", "driverCall: 1s")
-"""And they fall ill: a driver that does not answer is to be noticed."""
+"""Here devices do become unhealthy: a driver that does not answer is detected."""
 CLEAN = 60.0
-"""Seconds within which devices come to rest once nothing happens to them any more."""
+"""Seconds within which devices become clean once nothing happens to them any more."""
 TREE = Path(__file__).resolve().parents[2]
 
 
 class WatchedNode:
-    """A running node with an independent reader, and the account of what is done to it. Made by :func:`standing`."""
+    """A running node with an independent reader, and the record of what is done to it. Created by :func:`standing`."""
 
     def __init__(self, stage: Playground, reader: asyncio.subprocess.Process, records: Path) -> None:
         self.stage = stage
@@ -84,7 +84,7 @@ class WatchedNode:
             await self.stage.kubelet.delete(pod, force=True, linger=dying_for)
 
     def kill(self, pod: EmulatedPod) -> None:
-        """``kill -9`` of the pod's first container's first process, told beforehand; nothing when it is not there."""
+        """Send SIGKILL to the first process of the pod's first container, if it exists; recorded beforehand."""
         pid = next(iter(pod.status.containers.values())).pid
         if pid is None:
             return
@@ -98,7 +98,7 @@ class WatchedNode:
                 os.close(handle)
 
     def strike(self) -> None:
-        """Kill somebody who will be started again, if there is one."""
+        """Kill a container that will be restarted, if there is one."""
         for pod in self._here.values():
             first = pod.spec.all_containers[0]
             if first.restart is RestartPolicy.ALWAYS and pod.status.containers[first.name].pid is not None:
@@ -106,7 +106,7 @@ class WatchedNode:
                 return
 
     async def note_departures(self) -> None:
-        """Note when the kubelet has a pod no longer, until cancelled."""
+        """Record when the kubelet stops listing a pod, until cancelled."""
 
         def look(_: object) -> bool:
             for uid, pod in list(self._here.items()):
@@ -118,7 +118,7 @@ class WatchedNode:
         await self.stage.kubelet.wait_until(look, float("inf"))
 
     def free(self) -> int:
-        """Devices that the kubelet would give out now, where the scheduler does not know yet of what it has taken back."""
+        """Return how many devices the kubelet would hand out now, if the scheduler does not know of releases yet."""
         kept = sum(pod.spec.request(RESOURCE) for pod in self._here.values())
         return self.stage.kubelet.allocatable(RESOURCE) - kept
 
@@ -129,10 +129,10 @@ class WatchedNode:
         known, facts = self._bound[pod.uid]
         self._bound[pod.uid] = known, replace(facts, **changes)
 
-    # -- the account -----------------------------------------------------------------------------------------------
+    # -- the record ------------------------------------------------------------------------------------------------
 
     async def roll_call(self) -> None:
-        """Every device in use at once: whom the kubelet and the service say that it is in use by."""
+        """Use every device at once, and record the pods to which the kubelet and the service attribute them."""
         kubelet = self.stage.kubelet
         pods = [self.create(self.guest(number)) for number in range(kubelet.allocatable(RESOURCE))]
         for pod in pods:
@@ -148,7 +148,8 @@ class WatchedNode:
         answer = await self.stage.run_command("devices", "-o", "json")
         for device in _items(answer.stdout):
             if device["hygiene"] == "in-use":
-                self.granted[device["id"]] = f"{device['tenant_namespace']}/{device['pod']}"
+                holder = device["assignedTo"]
+                self.granted[device["metadata"]["name"]] = f"{holder['tenant']}/{holder['pod']}"
         for pod in pods:
             await self.delete(pod, grace=2.0)
 
@@ -158,7 +159,7 @@ class WatchedNode:
         return PodSpec(name, "roll-call", [ContainerSpec("main", command, {RESOURCE: 1})])
 
     async def settle(self) -> None:
-        """Wait until every device is clean. What is out of service with a cause may stay so; the ledger says it."""
+        """Wait until every device is clean. A device out of service with a cause may stay so; the ledger records it."""
         with suppress(TimeoutError):
             await self.stage.wait_until_clean(CLEAN)
             wanted = len(self.stage.device_files())
@@ -167,12 +168,13 @@ class WatchedNode:
         for each in _items(answer.stdout):
             out = each["health"] in ("quarantined", "condemned") and each["cause"] is not None
             if each["state"] != "clean" and not out:
-                self.unsettled.append(f"device {each['index']} is {each['state']}, in use by {each['pod']}")
+                user = (each["assignedTo"] or {}).get("pod")
+                self.unsettled.append(f"device {each['index']} is {each['state']}, in use by {user}")
         if answer.returncode != 0:
             self.unsettled.append(f"the service does not answer: {answer.stderr.strip()}")
 
     async def judge(self) -> Verdict:
-        """Stop the daemons, and ask the reader what it makes of everything."""
+        """Stop the daemons, and request the reader's verdict."""
         for name, daemon in (("plugin", self.stage.plugin), ("service", self.stage.service)):
             if daemon.process is not None:
                 self.exits.setdefault(name, []).append(await daemon.stop(SOON))
@@ -201,7 +203,7 @@ class WatchedNode:
             wall=self._wall,
             devices=names,
             events=events,
-            # A pod may be deleted by force in the moment in which a restarted kubelet turns it away.
+            # A pod may be deleted by force at the moment a restarted kubelet refuses it.
             pods={
                 uid: replace(facts, turned_away=facts.turned_away or _was_turned_away(pod))
                 for uid, (pod, facts) in self._bound.items()
@@ -219,7 +221,7 @@ class WatchedNode:
 
 
 def _items(written: str) -> list[dict[str, Any]]:
-    """What a command listed as JSON; nothing where it wrote nothing."""
+    """Return what a command listed as JSON; nothing if it wrote nothing."""
     return list(json.loads(written)["items"]) if written else []
 
 
@@ -228,7 +230,7 @@ def _was_turned_away(pod: EmulatedPod) -> bool:
 
 
 def is_under_way(status: PodStatus) -> bool:
-    """Whether every container of the pod has started once, or the pod is over."""
+    """Return whether every container of the pod has started once, or the pod is over."""
     containers = status.containers.values()
     started = all(each.state is not ContainerState.WAITING or each.exit_code is not None for each in containers)
     return started or status.phase.terminal or status.gone
@@ -238,7 +240,7 @@ def is_under_way(status: PodStatus) -> bool:
 async def standing(
     records: Path, *, devices: int, memory: str = "1MiB", policy: str = QUICKLY
 ) -> AsyncIterator[WatchedNode]:
-    """A node with both daemons and a reader; what it leaves to be read is in ``records``."""
+    """Provide a node with both daemons and a reader; its records are left in ``records``."""
     async with chaos_stage(records, devices=devices, memory=memory, policy=policy) as stage:
         reader = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.chaos.reader", str(stage.directory)),

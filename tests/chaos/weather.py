@@ -1,7 +1,7 @@
-"""What happens to the node of the soak meanwhile: daemons that die, devices that fall ill, strangers that look in.
+"""The events on the soak's node: daemons that die, devices that fail, unauthorized processes that read devices.
 
-Everything random comes from one seeded generator; everything that it does to a process of a pod it tells beforehand, and
-whatever it made ill it heals again.
+Everything random comes from one seeded generator. Everything it does to a process of a pod is recorded beforehand, and
+every fault that it causes is removed again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _ILLNESSES: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "a holder that cannot be ended": (2, {"unkillable": True}, ("unkillable",)),
     "resets that fail": (1, {"reset": "fail"}, ("reset",)),
 }
-"""Name → how often, the fault, and what is lifted again after a while; the rest is for the service to heal."""
+"""Name → how often, the fault, and what is removed again after a while; the service has to repair the rest."""
 
 
 @dataclass(slots=True)
 class _Stopped:
-    """A process that stands still, by its pidfd."""
+    """A stopped process, by its pidfd."""
 
     handle: int
 
@@ -56,11 +56,11 @@ class _Stopped:
 
 @dataclass(slots=True)
 class Weather:
-    """Acts until it is stopped; :meth:`calm` undoes what lasts.
+    """Acts until it is stopped; :meth:`calm` undoes lasting effects.
 
     Attributes:
-        restarted: called right before the kubelet begins another life.
-        strike: kills a container that is to be started again, if there is one.
+        restarted: called right before another run of the kubelet begins.
+        strike: kills a container that will be restarted, if there is one.
         pause: waits between two acts.
     """
 
@@ -79,7 +79,7 @@ class Weather:
     _visits: int = 0
 
     async def run(self, enough: asyncio.Event) -> None:
-        """Everything once, in any order; then by chance. No act is broken off: it would leave something down."""
+        """Act once of each kind, in any order; then by chance. No act is interrupted: it would leave something down."""
         acts = self._possible()
         first = list(acts)
         self.rng.shuffle(first)
@@ -89,11 +89,11 @@ class Weather:
             if await acts[name][1]():
                 self.acts[name] += 1
             elif new:
-                first.insert(0, name)  # whom it concerns was not there: later
+                first.insert(0, name)  # its target did not exist: later
             await self.pause()
 
     async def calm(self) -> None:
-        """Heal everything, let go on whoever stands still, and see strangers out."""
+        """Remove all faults, continue stopped processes, and wait for the unauthorized ones to end."""
         while self._later:
             await asyncio.wait(self._later)
         while self._stopped:
@@ -123,7 +123,7 @@ class Weather:
     # -- daemons ---------------------------------------------------------------------------------------------------
 
     async def _end(self, daemon: Supervisor, number: signal.Signals) -> bool:
-        # Also while it starts; but mostly it should come to do something worth being ended in.
+        # Also while it starts; but mostly it should have work in progress when it is ended.
         up = asyncio.get_running_loop().time() - daemon.up_since
         await asyncio.sleep(max(0.0, self.rng.choice((0.0, 1.0, 2.0, 3.0)) - up))
         return _signal(daemon.daemon, number)
@@ -143,12 +143,12 @@ class Weather:
         return True
 
     async def _restart_both(self) -> bool:
-        """Until the plugin is back the kubelet asks nobody before it starts a container again."""
+        """Until the plugin is back, the kubelet restarts containers without calling it."""
         process = self.plugin.daemon.process
         if process is not None and _signal(self.plugin.daemon, signal.SIGKILL):
             await process.wait()
         await self._restart_kubelet(0.0)
-        await asyncio.sleep(self.rng.uniform(0.1, 0.3))  # the pods have arrived, and the plugin has not
+        await asyncio.sleep(self.rng.uniform(0.1, 0.3))  # the pods are restored, and the plugin is not
         self.strike()
         return True
 
@@ -165,7 +165,7 @@ class Weather:
         return True
 
     async def _one_of(self, daemon: int, *, eraser: bool) -> DaemonChild | None:
-        """Erasers live for a moment only: one is waited for, for another moment."""
+        """Erasers live only briefly: wait for one, also briefly."""
         for _ in range(40):
             found = [child for child in children_of(daemon) if (child.module == ERASER) is eraser]
             if found:
@@ -176,7 +176,7 @@ class Weather:
     # -- devices ---------------------------------------------------------------------------------------------------
 
     async def _slowness(self) -> bool:
-        """How long clearing takes from now on, so that ends fall into the middle of it."""
+        """Change how long clearing takes from now on, so that ends occur in the middle of it."""
         control.add_faults(self.stage.sim_dir, self._any(), slow_clear=self.rng.choice((0.001, 0.001, 0.001, 0.3, 0.8)))
         return True
 
@@ -192,12 +192,12 @@ class Weather:
         control.clear_faults(self.stage.sim_dir, device, lifted)
 
     async def _stranger(self) -> bool:
-        """A process of the node opens a device that the service calls clean, and reads it."""
+        """Open, as a process of the node, a device that the service reports as clean, and read it."""
         clean_at = asyncio.get_running_loop().time()
         try:
             answer = await self.stage.read_client.devices()
         except ScrubberError:
-            await self.stage.read_client.close()  # it was another life of the service that it knew
+            await self.stage.read_client.close()  # its connection belonged to an earlier run of the service
             return False
         clean = sorted(int(each.index) for each in answer.devices if each.state == "clean")
         if not clean:
@@ -227,7 +227,7 @@ async def _see_out(process: asyncio.subprocess.Process) -> None:
 
 
 def _signal(daemon: Daemon, number: signal.Signals) -> bool:
-    """Signal a daemon that lives; not by its :mod:`subprocess` object, which might reap it and lose how it ended."""
+    """Signal a living daemon; not by its :mod:`subprocess` object, which might reap it and lose its exit status."""
     process = daemon.process
     if process is None or process.returncode is not None:
         return False

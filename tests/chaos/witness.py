@@ -1,11 +1,11 @@
-"""A tenant that gives evidence: what it found on its devices when it came, and whether they were left alone while it lived.
+"""A tenant that reports what it found on its devices at its start, and whether they stayed unchanged while it lived.
 
-It reads every byte of each ``dev/simgpu*`` first thing, writes its own text all over, looks at it again and again until
+First it reads every byte of each ``dev/simgpu*``, then it fills them with its own text, checks that repeatedly until
 its time is over, and appends each observation to a report as one JSON line. It imports nothing of the project, so that
 it starts fast and cannot share a mistake with what it watches.
 
-``witness.py REPORT NAME SECONDS [--leave-child | --watch]``: ``NAME`` is the text; SECONDS may be ``forever``.
-Exit code: 0, or 1 once somebody else's bytes were on a device while it was held.
+``witness.py REPORT NAME SECONDS [--leave-leftover | --watch]``: ``NAME`` is the text; SECONDS may be ``forever``. Exit
+code: 0, or 1 once bytes of others were on a device while it was held.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 CHUNK = 1024 * 1024
 BLOCK = 4096
 LOOK_EVERY = 0.1
-"""Seconds between two looks at the own bytes."""
+"""Seconds between two checks of its own bytes."""
 
 
 def main(report: str, name: str, hold: str, *flags: str) -> int:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # its end in good order includes a last look
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a graceful end includes a last check
     ends = time.monotonic() + (float("inf") if hold == "forever" else float(hold))
     sink = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     own = f"{name} ".encode()
@@ -41,7 +41,7 @@ def main(report: str, name: str, hold: str, *flags: str) -> int:
             say("came", device=device, strange=strange, found=found)
         for fd in devices.values():
             fill(fd, own)
-    if "--leave-child" in flags:
+    if "--leave-leftover" in flags:
         subprocess.Popen([sys.executable, "-S", "-E", __file__, report, name, "forever", "--watch"], stdout=sys.stderr)
     print("ready", flush=True)
     damaged = 0
@@ -56,7 +56,7 @@ def main(report: str, name: str, hold: str, *flags: str) -> int:
 
 
 def look(fd: int, own: bytes, *, zeros_are_fine: bool) -> tuple[int, str]:
-    """How many bytes are not the own text (nor zero, if that is fine), and the beginning of the first of them."""
+    """Return how many bytes are wrong (zeros may count as right), and the beginning of the first wrong ones."""
     strange, found = 0, b""
     for offset in range(0, os.fstat(fd).st_size, CHUNK):
         size = min(CHUNK, os.fstat(fd).st_size - offset)

@@ -29,23 +29,35 @@ Script = Sequence["pb.ScrubUpdate | Exception | asyncio.Event | type[asyncio.Eve
 
 def device(index: int, **more: Any) -> pb.Device:
     """Device ``GPU-<index>a-0000…`` that nobody has."""
-    usual: dict[str, Any] = {"state": "dirty", "hygiene": "dirty", "health": "healthy", "offered": True}
+    usual: dict[str, Any] = {"state": "dirty", "hygiene": "dirty", "health": "healthy", "advertised": True}
     return pb.Device(id=f"GPU-{index}a-0000-1111-2222-333344445555", index=str(index), **(usual | more))
 
 
 def begun(of: pb.Device, step: str = "memory", phase: str = "clear", done: int = 0, **more: Any) -> pb.ScrubUpdate:
     """The news that ``of`` is being scrubbed."""
     progress = pb.ScrubProgress(
-        scrub=f"s-{of.index}", device=of.id, step=step, phase=phase, done_bytes=done, total_bytes=256 * MIB, **more
+        scrub_id=f"s-{of.index}",
+        device_id=of.id,
+        step=step,
+        phase=phase,
+        done_bytes=done,
+        total_bytes=256 * MIB,
+        **more,
     )
     return pb.ScrubUpdate(progress=progress)
 
 
 def result(of: pb.Device, outcome: str, *findings: pb.Finding, **more: Any) -> pb.ScrubUpdate:
     """The news that the scrub of ``of`` has ended, with what its first step found."""
-    usual: dict[str, Any] = {"path": "slow", "started": 1.0, "ended": 2.25, "occasion": "on-demand", "actor": "uid:0"}
+    usual: dict[str, Any] = {
+        "path": "slow",
+        "started_at": 1.0,
+        "finished_at": 2.25,
+        "trigger": "on-demand",
+        "actor": "uid:0",
+    }
     step = pb.StepResult(step="holders", verdict="passed" if outcome == "passed" else "failed", findings=findings)
-    scrub = pb.Scrub(id=f"s-{of.index}", device=of.id, outcome=outcome, steps=[step], **(usual | more))
+    scrub = pb.Scrub(id=f"s-{of.index}", device_id=of.id, outcome=outcome, steps=[step], **(usual | more))
     return pb.ScrubUpdate(result=pb.ScrubResult(scrub=scrub, device=of))
 
 
@@ -53,8 +65,8 @@ def passed(of: pb.Device, cleared: int = 64 * MIB, residue: int = 12) -> pb.Scru
     """The news that ``of`` was proved clean."""
     update = result(of, "passed")
     measured = f'{{"cleared_bytes": {cleared}, "residue_bytes": {residue}}}'
-    update.result.scrub.steps.append(pb.StepResult(step="memory", verdict="passed", measured_json=measured))
-    update.result.scrub.certificate = f"cert-{of.index}"
+    update.result.scrub.steps.append(pb.StepResult(step="memory", verdict="passed", measurements_json=measured))
+    update.result.scrub.certificate_id = f"cert-{of.index}"
     update.result.certificate.CopyFrom(CLEAN.certificate)
     update.result.certificate.id = f"cert-{of.index}"
     return update
@@ -92,12 +104,12 @@ class Node(Service):
         await self._answer(request, context)
         return self.plan
 
-    async def AcceptBaseline(self, request: Any, context: Any) -> pb.DeviceAnswer:
+    async def AcceptBaseline(self, request: Any, context: Any) -> pb.DeviceResponse:
         await self._answer(request, context)
         if self.refusal is not None:
             status = status_from_error(self.refusal, public=False)
             await context.abort(status.code, status.details, status.metadata)
-        return pb.DeviceAnswer(device=self.accepted)
+        return pb.DeviceResponse(device=self.accepted)
 
     async def _told(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
         await self._answer(request, context)

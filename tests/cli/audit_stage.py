@@ -1,4 +1,4 @@
-"""A service whose audit trail can be read, and what is done to trails."""
+"""A service whose audit trail can be read, and functions that tamper with trails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reading(scrubber_pb2_grpc.ReadServicer):
 
     async def ReadAudit(self, request: Any, context: Any) -> AsyncIterator[pb.AuditPage]:
         try:
-            async for page in self.ledger.pages(request.after):
+            async for page in self.ledger.pages(request.after_sequence):
                 yield messages.audit_page_message(page)
                 if self.error is not None:
                     raise self.error
@@ -50,7 +50,7 @@ class Reading(scrubber_pb2_grpc.ReadServicer):
 
 @asynccontextmanager
 async def reading(directory: Path) -> AsyncIterator[Reading]:
-    """A service whose trail has :data:`ROWS` rows, on the read socket below ``directory``."""
+    """Provide a service whose trail has :data:`ROWS` rows, on the read socket below ``directory``."""
     servicer, server = Reading(MemoryLedger(max_audit_rows=700)), grpc.aio.server()
     scrubber_pb2_grpc.add_ReadServicer_to_server(servicer, server)
     path = Sockets(directory).path(Purpose.READ)
@@ -66,12 +66,12 @@ async def reading(directory: Path) -> AsyncIterator[Reading]:
 
 
 async def grow(ledger: MemoryLedger, rows: int) -> None:
-    told = (event(at=100.0 + number, sentence=f"row \x1b[2J{number}") for number in range(rows))
+    told = (event(at=100.0 + number, message=f"row \x1b[2J{number}") for number in range(rows))
     await ledger.commit(LedgerChange(events=tuple(told)))
 
 
 def tamper(home: Path, statement: str) -> None:
-    """As whoever can write the file: around the triggers, which are put back afterwards."""
+    """Change the file as an attacker with write access: without the triggers, which are restored afterwards."""
     connection = sqlite3.connect(home / "ledger.db", isolation_level=None)
     triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
     for name, _ in triggers:

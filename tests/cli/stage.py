@@ -1,4 +1,4 @@
-"""A service that says what a test put in, on real sockets, and the command as a process that asks it."""
+"""A service with answers set by a test, on real sockets, and the command as a process that queries it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ CLEAN = pb.Device(
     health="healthy",
     certificate=pb.Certificate(
         id="c-7",
-        node="n1",
-        boot="b1",
-        driver="sim-1",
-        device="SIM-GPU-aa",
+        node_name="n1",
+        boot_id="b1",
+        driver_version="sim-1",
+        device_id="SIM-GPU-aa",
         sequence=7,
         previous_grant=3,
         path="slow",
-        scrub="s-9",
+        scrub_id="s-9",
         covered=["memory: 268435456 of 268435456 bytes cleared and verified"],
         not_covered=["on-chip memory"],
         policy="default",
         policy_digest="d",
         issued_at=1.5,
     ),
-    grants=3,
+    grant_count=3,
     numa_node=0,
     profile="1g.10gb",
     peers=["SIM-GPU-bb"],
-    traits={"vbios": "96.00.89", "pci_address": "0000:01:00.0"},
-    offered=True,
+    attributes={"vbios": "96.00.89", "pci_address": "0000:01:00.0"},
+    advertised=True,
     policy="default",
     enforcement="enforce",
 )
@@ -62,50 +62,52 @@ SICK = pb.Device(
     state="quarantined",
     hygiene="in-use",
     health="quarantined",
-    cause=pb.Cause(code="xid-95", sentence="XID 95 was \x1b[31mseen.", way_back="reset", since=2.5, actor="service"),
-    tenant_namespace="red",
+    cause=pb.Cause(
+        code="xid-95", message="XID 95 was \x1b[31mseen.", recovery_method="reset", since=2.5, actor="service"
+    ),
+    tenant="red",
     pod="train",
     container="main",
-    retry_at=9.5,
+    next_attempt_at=9.5,
     parent="SIM-GPU-aa",
-    scrub="s-10",
+    active_scrub_id="s-10",
     policy="default",
     enforcement="enforce",
-    failures=2,
+    failed_recoveries=2,
 )
 BROKEN = pb.Device(
     id="SIM-GPU-cc",
     index="2",
     state="quarantined",
-    offered=True,
+    advertised=True,
     policy="h200",
     enforcement="observe",
-    glass=pb.Glass(until=60.0, reason="a deadline\x1b[2J", actor="uid:7"),
+    break_glass=pb.BreakGlass(expires_at=60.0, reason="a deadline\x1b[2J", actor="uid:7"),
 )
 PASSED = pb.ScrubUpdate(
     result=pb.ScrubResult(
         scrub=pb.Scrub(
             id="s-9",
-            device="SIM-GPU-aa",
+            device_id="SIM-GPU-aa",
             path="slow",
-            occasion="on-demand",
-            started=1.0,
-            ended=1.5,
+            trigger="on-demand",
+            started_at=1.0,
+            finished_at=1.5,
             outcome="passed",
-            certificate="c-7",
+            certificate_id="c-7",
             actor="uid:0",
             steps=[
                 pb.StepResult(
                     step="memory",
                     verdict="passed",
-                    seconds=0.25,
-                    measured_json='{"residue_bytes": 12}',
+                    duration_seconds=0.25,
+                    measurements_json='{"residue_bytes": 12}',
                     findings=[
                         pb.Finding(
                             step="memory",
                             code="residue",
                             severity="note",
-                            sentence="12 bytes were not zero.",
+                            message="12 bytes were not zero.",
                             evidence_json='{"first_offset": 0}',
                         )
                     ],
@@ -118,20 +120,20 @@ PASSED = pb.ScrubUpdate(
 )
 HALFWAY = pb.ScrubUpdate(
     progress=pb.ScrubProgress(
-        scrub="s-9", device="SIM-GPU-aa", step="memory", phase="clear", done_bytes=50, total_bytes=100
+        scrub_id="s-9", device_id="SIM-GPU-aa", step="memory", phase="clear", done_bytes=50, total_bytes=100
     )
 )
 
 
 @dataclass
 class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
-    """Answers what a test put in, or raises it; remembers what it was asked."""
+    """Returns or raises what a test set; records the requests."""
 
     devices: list[pb.Device] = field(default_factory=lambda: [CLEAN, SICK])
     info: pb.ServiceInfo = field(default_factory=lambda: pb.ServiceInfo(policy="default", enforcement="enforce"))
     entries: list[pb.HistoryEntry] = field(default_factory=list)
     page: pb.GetHistoryResponse | None = None
-    """What every question about the past is answered with; None: with ``entries`` as they are asked for."""
+    """The answer to every query of the history; None: a selection of ``entries`` as requested."""
     updates: list[pb.ScrubUpdate] = field(default_factory=lambda: [HALFWAY, PASSED])
     error: Exception | None = None
     endless: bool = False
@@ -141,7 +143,7 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def becomes(self, *devices: pb.Device) -> None:
-        """From now on there are these devices; whoever watches is told."""
+        """Replace the devices; watchers are notified."""
         self.devices = list(devices)
         self.changed.set()
 
@@ -169,11 +171,15 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
 
     async def GetHistory(self, request: Any, context: Any) -> pb.GetHistoryResponse:
         await self._answer(request, context)
-        older = [each for each in self.entries if not request.before or each.sequence < request.before]
+        older = [
+            each for each in self.entries if not request.before_sequence or each.sequence < request.before_sequence
+        ]
         page = older[: request.limit]
         if self.page is not None:
             return self.page
-        return pb.GetHistoryResponse(entries=page, next_before=page[-1].sequence if len(page) < len(older) else 0)
+        return pb.GetHistoryResponse(
+            entries=page, next_before_sequence=page[-1].sequence if len(page) < len(older) else 0
+        )
 
     async def Scrub(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
         await self._answer(request, context)
@@ -185,22 +191,22 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
         finally:
             self.left.set()
 
-    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
+    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceResponse:
         await self._answer(request, context)
-        return pb.DeviceAnswer(device=SICK)
+        return pb.DeviceResponse(device=SICK)
 
-    async def Unquarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
+    async def Unquarantine(self, request: Any, context: Any) -> pb.DeviceResponse:
         await self._answer(request, context)
-        return pb.DeviceAnswer(device=CLEAN)
+        return pb.DeviceResponse(device=CLEAN)
 
-    async def BreakGlass(self, request: Any, context: Any) -> pb.DeviceAnswer:
+    async def BreakGlass(self, request: Any, context: Any) -> pb.DeviceResponse:
         await self._answer(request, context)
-        return pb.DeviceAnswer(device=BROKEN if request.seconds else SICK)
+        return pb.DeviceResponse(device=BROKEN if request.duration_seconds else SICK)
 
 
 @asynccontextmanager
 async def serving(directory: Path, servicer: Service | None = None) -> AsyncIterator[Service]:
-    """A service on the read and the admin socket below ``directory``, which is what ``--socket`` takes."""
+    """Provide a service on the read and the admin socket below ``directory``, which is the value of ``--socket-dir``."""
     servicer, server = servicer or Service(), grpc.aio.server()
     scrubber_pb2_grpc.add_ReadServicer_to_server(servicer, server)
     scrubber_pb2_grpc.add_AdminServicer_to_server(servicer, server)
@@ -232,7 +238,7 @@ class Ended:
 
 def environment(sockets: Path, **more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SCRUBBER_")}
-    return inherited | {"SCRUBBER_SOCKET": str(sockets)} | more
+    return inherited | {"SCRUBBER_SOCKET_DIR": str(sockets)} | more
 
 
 async def start(

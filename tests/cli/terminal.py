@@ -1,7 +1,7 @@
-"""A terminal for tests: a command runs on a pty of a given size, and what it writes is seen as a person sees it.
+"""A terminal for tests: a command runs on a pty of a given size, and its output is read as displayed.
 
-The screen is emulated as far as our commands go: movement, erasing, the alternate screen. Whatever runs past the last
-column is noted, because on a real terminal it would break every line that is drawn after it.
+The emulation covers what our commands use: movement, erasing, the alternate screen. Output beyond the last column is
+recorded, because on a real terminal it would break every line that is drawn after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests import forkserver
 __all__ = ["WIDTHS", "Screen", "Terminal", "Told", "agrees_with", "at_terminal", "terminal"]
 
 WIDTHS = (80, 200)
-"""The widths at which every command is looked at."""
+"""The widths at which every command is tested."""
 _SOON = 30.0
 _GOLDEN = Path(__file__).parent / "golden"
 _SEQUENCE = re.compile(r"\x1b(?:\[([?0-9;]*)([@-~])|\][^\x07]*\x07|[()].|[=>78MDE])")
@@ -35,7 +35,7 @@ _SEQUENCE = re.compile(r"\x1b(?:\[([?0-9;]*)([@-~])|\][^\x07]*\x07|[()].|[=>78MD
 
 @dataclass
 class Screen:
-    """What stands on a terminal ``columns`` wide; ``lines`` grows where a real one scrolls."""
+    """The content of a terminal ``columns`` wide; ``lines`` grows where a real one scrolls."""
 
     columns: int
     lines: list[str] = field(default_factory=lambda: [""])
@@ -48,11 +48,11 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """The lines, without blanks at their ends and without empty ones below."""
+        """Return the lines, without trailing blanks and without empty lines at the end."""
         return "\n".join(line.rstrip() for line in self.lines).rstrip("\n") + "\n"
 
     def feed(self, written: str) -> str:
-        """Show ``written``; returns what of it is the beginning of a sequence that has not all arrived."""
+        """Display ``written``; return the part of it that is an incomplete escape sequence."""
         place = 0
         while place < len(written):
             if written[place] != "\x1b":
@@ -139,7 +139,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class Told:
-    """How a command at a terminal ended, and what stood there: lines as a person saw them, and the bytes behind them."""
+    """The exit status of a command at a terminal, and its output: lines as displayed, and the bytes behind them."""
 
     code: int
     text: str
@@ -149,7 +149,7 @@ class Told:
 
 
 class Terminal:
-    """A command at work on a terminal."""
+    """A running command on a terminal."""
 
     def __init__(self, process: asyncio.subprocess.Process, ours: int, theirs: int, columns: int) -> None:
         self.process = process
@@ -165,16 +165,16 @@ class Terminal:
         self._closing = asyncio.ensure_future(self._close_behind(theirs))
 
     def type(self, keys: str) -> None:
-        r"""Press keys; ``"\x03"`` is Ctrl-C, ``"\x04"`` Ctrl-D, ``"\x1a"`` Ctrl-Z."""
+        r"""Type keys; ``"\x03"`` is Ctrl-C, ``"\x04"`` Ctrl-D, ``"\x1a"`` Ctrl-Z."""
         os.write(self._ours, keys.encode())
 
     def resize(self, columns: int, rows: int = 50) -> None:
-        """Give the window another size; the command hears of it from the kernel."""
+        """Resize the window; the kernel notifies the command."""
         self.screen.columns = columns
         _set_size(self._ours, columns, rows)
 
     async def shows(self, text: str | re.Pattern[str], seconds: float = _SOON) -> re.Match[str]:
-        """Wait until ``text`` stands on the screen."""
+        """Wait until ``text`` is on the screen."""
         wanted = re.compile(re.escape(text)) if isinstance(text, str) else text
         deadline = time.monotonic() + seconds
         while (found := wanted.search(self.screen.text)) is None:
@@ -185,7 +185,7 @@ class Terminal:
         return found
 
     async def ended(self, seconds: float = _SOON) -> Told:
-        """Wait until the command has ended; asserts that nothing ran past the width."""
+        """Wait until the command has ended; asserts that no output exceeded the width."""
         async with asyncio.timeout(seconds):
             reading = self.process.stdout
             piped = b"" if reading is None else await reading.read()
@@ -198,7 +198,7 @@ class Terminal:
 
     @property
     def is_as_before(self) -> bool:
-        """Whether a person finds the terminal as it was: cursor, screen, echo."""
+        """Return whether the terminal is restored: cursor, screen, echo."""
         return self.screen.cursor_shown and not self.screen.alternate and self.attributes == self._attributes
 
     @property
@@ -213,7 +213,7 @@ class Terminal:
             return
 
     async def _close_behind(self, theirs: int) -> None:
-        # Until it has ended: were nobody to have the other end open for a moment, the reading would end, too.
+        # Until it has ended: reading stops when the other end is closed by all processes, even for a moment.
         try:
             await self.process.wait()
         finally:
@@ -223,7 +223,7 @@ class Terminal:
         try:
             got = os.read(self._ours, 65536)
         except OSError as error:
-            # What a pty's master says once nobody has the other end open any more.
+            # The error of a pty's master once no process has the other end open.
             if error.errno != errno.EIO:
                 raise
             got = b""
@@ -253,13 +253,13 @@ async def terminal(
     streams: Collection[str] = ("stdin", "stdout", "stderr"),
     program: Collection[str] | None = None,
 ) -> AsyncIterator[Terminal]:
-    """A command that runs on a terminal; it is killed at the end if it still does.
+    """Run a command on a terminal; it is killed at the end if it is still running.
 
     Args:
         words: its arguments.
-        environment: besides this process's own, of which no ``SCRUBBER_``, ``NO_COLOR`` or ``COLUMNS`` is passed on.
+        environment: in addition to that of this process, except ``SCRUBBER_*``, ``NO_COLOR`` and ``COLUMNS``.
         streams: which of its streams are the terminal; another stdin is empty, another stdout is :attr:`Told.out`.
-        program: what is run; ``scrubber`` when None.
+        program: the program to run; ``scrubber`` when None.
     """
     ours, theirs = pty.openpty()
     _set_size(ours, columns, rows)
@@ -281,7 +281,7 @@ async def terminal(
             "scrubber.cli.main", *words, terminal=name, on_terminal=[numbers[each] for each in streams], **options
         )
     else:
-        # The first terminal that the leader of a session opens becomes its own: Ctrl-C and changes of size reach it.
+        # The first terminal that a session leader opens becomes its controlling terminal: Ctrl-C and resizes reach it.
         opened = " ".join(f"{numbers[each]}<>{name}" for each in streams)
         process = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", f'exec "$0" "$@" {opened}', *program, *words), **options, start_new_session=True
@@ -296,13 +296,13 @@ async def terminal(
 
 
 async def at_terminal(*words: str, columns: int, environment: Mapping[str, str] | None = None, **more: Any) -> Told:
-    """Run a command on a terminal until it ends by itself."""
+    """Run a command on a terminal until it exits."""
     async with terminal(*words, columns=columns, environment=environment, **more) as there:
         return await there.ended()
 
 
 def agrees_with(name: str, text: str) -> None:
-    """Assert that ``text`` is what ``golden/NAME.txt`` says. With ``GOLDEN=write`` in the environment it becomes that."""
+    """Assert that ``text`` equals ``golden/NAME.txt``; ``GOLDEN=write`` in the environment replaces the file."""
     file = _GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
         _GOLDEN.mkdir(exist_ok=True)

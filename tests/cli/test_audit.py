@@ -1,4 +1,4 @@
-"""``scrubber audit``: the trail of a service and of a stopped one's directory, whole and tampered with."""
+"""``scrubber audit``: the trail of a service and of a stopped service's directory, intact and tampered with."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def service(short_tmp: Path) -> AsyncIterator[Reading]:
 
 @pytest.fixture
 async def home(tmp_path: Path) -> Path:
-    """The state directory of a service that has stopped; its trail has twenty rows."""
+    """Return the state directory of a stopped service; its trail has twenty rows."""
     await fill(tmp_path / "state", ROWS)
     return tmp_path / "state"
 
@@ -40,13 +40,13 @@ class TestVerifyService:
             "kind": "AuditReport",
             "source": "service",
             "verdict": "intact",
-            "sentence": "The audit trail is intact: 620 rows.",
-            "rows": 620,
-            "first": {"sequence": 1, "at": 100.0},
-            "last": {"sequence": 620, "at": 699.0},
+            "message": "The audit trail is intact: 620 rows.",
+            "rowCount": 620,
+            "first": {"sequence": 1, "timestamp": "1970-01-01T00:01:40.000000Z"},
+            "last": {"sequence": 620, "timestamp": "1970-01-01T00:11:39.000000Z"},
             "pruned": None,
             "head": {"sequence": 620, "hash": head.hash},
-            "kept": [],
+            "savedHeads": [],
         }
 
     async def test_name_output_prints_the_head_to_save(self, service: Reading, short_tmp: Path) -> None:
@@ -58,35 +58,35 @@ class TestVerifyService:
         await grow(service.ledger, 5)
         ended = await run(short_tmp, "audit", "verify", "--head", written(kept).upper(), "-o", "json")
         assert verdict(ended) == (0, "intact")
-        assert ended.json["kept"] == [
+        assert ended.json["savedHeads"] == [
             {
                 "sequence": ROWS,
                 "hash": kept.hash,
-                "standing": "found",
-                "sentence": "Row 20 is the one that was kept.",
+                "status": "found",
+                "message": "Row 20 is the one that was kept.",
             }
         ]
 
     async def test_cut_off_tail_is_detected_by_a_head_beyond_the_end(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"{ROWS + 1}:{'a' * 64}", "-o", "json")
         assert verdict(ended) == (1, "broken")
-        assert ended.json["kept"][0]["standing"] == "cut-off"
-        assert ended.json["sentence"] == "The audit trail ends at row 20: its end was cut off."
+        assert ended.json["savedHeads"][0]["status"] == "truncated"
+        assert ended.json["message"] == "The audit trail ends at row 20: its end was cut off."
 
     async def test_rewritten_trail_is_detected_by_a_different_hash(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"7:{'a' * 64}", "-o", "json")
         assert verdict(ended) == (1, "broken")
-        assert ended.json["kept"][0]["standing"] == "replaced"
-        assert ended.json["sentence"].endswith("now: it, or a row before it, was written anew.")
+        assert ended.json["savedHeads"][0]["status"] == "replaced"
+        assert ended.json["message"].endswith("now: it, or a row before it, was written anew.")
 
     async def test_head_before_the_pruned_end_gives_no_verdict(self, service: Reading, short_tmp: Path) -> None:
         kept = service.ledger.head()
         await grow(service.ledger, 700)
         ended = await run(short_tmp, "audit", "verify", "--head", written(kept), "-o", "json")
-        assert verdict(ended) == (1, "cannot-tell")
+        assert verdict(ended) == (1, "unknown")
         pruned = ended.json["pruned"]
         assert pruned["sequence"] > kept.sequence
-        assert "cannot be compared any more" in ended.json["sentence"]
+        assert "cannot be compared any more" in ended.json["message"]
         assert (await run(short_tmp, "audit", "verify", "--head", written(AuditHead(**pruned)))).code == 0
 
     async def test_one_contradicting_head_makes_the_trail_broken(self, service: Reading, short_tmp: Path) -> None:
@@ -94,13 +94,13 @@ class TestVerifyService:
         words = ("audit", "verify", "--head", kept, "--head", f"3:{'b' * 64}", "-o", "json")
         ended = await run(short_tmp, *words)
         assert verdict(ended) == (1, "broken")
-        assert [each["standing"] for each in ended.json["kept"]] == ["found", "replaced"]
+        assert [each["status"] for each in ended.json["savedHeads"]] == ["found", "replaced"]
 
     async def test_replaced_head_and_cut_off_head_are_distinguished(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"3:{'b' * 64}", "--head", f"99:{'c' * 64}")
         assert ended.code == 1
         assert "3:bbbbbbbbbbbb replaced" in ended.out
-        assert "99:cccccccccccc cut-off" in ended.out
+        assert "99:cccccccccccc truncated" in ended.out
 
     @pytest.mark.parametrize("head", ["20", f"0:{'a' * 64}", "20:abcdef"])
     async def test_malformed_head_is_refused_before_any_row_is_read(self, short_tmp: Path, head: str) -> None:
@@ -111,17 +111,16 @@ class TestVerifyService:
     async def test_changed_row_is_detected_independently_of_the_service(
         self, service: Reading, short_tmp: Path
     ) -> None:
-        """The service is asked for rows only: what it says of itself counts for nothing."""
+        """Only rows are requested from the service: its own verification results do not count."""
         rows = service.ledger._rows.audit
         rows[6] = type(rows[6])(7, 0.0, "nothing.happened", None, None, "x", "{}", rows[6].prev_hash, rows[6].hash)
         ended = await run(short_tmp, "audit", "verify", "-o", "json")
         assert verdict(ended) == (1, "broken")
-        assert ended.json["sentence"] == "Audit row 7 was changed after it was written."
+        assert ended.json["message"] == "Audit row 7 was changed after it was written."
 
     async def test_empty_and_missing_device_names_keep_different_hashes(
         self, service: Reading, short_tmp: Path
     ) -> None:
-        """No device and a device without a name have different hashes."""
         odd = (Event("odd", 1.0, "", "", ""), Event("odd", 1.0, None, None))
         await service.ledger.commit(LedgerChange(events=odd))
         assert verdict(await run(short_tmp, "audit", "verify", "-o", "json")) == (0, "intact")
@@ -158,9 +157,9 @@ class TestVerifyLedger:
             return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in home.iterdir()}
 
         before = digest()
-        ended = await run(short_tmp, "audit", "verify", "--ledger", str(home), "-o", "json")
+        ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home), "-o", "json")
         assert verdict(ended) == (0, "intact")
-        assert (ended.json["source"], ended.json["rows"]) == ("ledger", ROWS)
+        assert (ended.json["source"], ended.json["rowCount"]) == ("ledger", ROWS)
         assert digest() == before
 
     @pytest.mark.parametrize(
@@ -176,33 +175,33 @@ class TestVerifyLedger:
         self, home: Path, short_tmp: Path, statement: str, complaint: str
     ) -> None:
         tamper(home, statement)
-        ended = await run(short_tmp, "audit", "verify", "--ledger", str(home), "-o", "json")
+        ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home), "-o", "json")
         assert verdict(ended) == (1, "broken")
-        assert complaint in ended.json["sentence"]
-        ended = await run(short_tmp, "audit", "verify", "--ledger", str(home), "-o", "name")
+        assert complaint in ended.json["message"]
+        ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home), "-o", "name")
         assert (ended.code, ended.out) == (1, ""), "the head of a broken trail is nothing to keep"
         assert complaint in ended.err
 
     async def test_tail_cut_off_together_with_its_head_is_detected_only_by_a_saved_head(
         self, home: Path, short_tmp: Path
     ) -> None:
-        ended = await run(short_tmp, "audit", "verify", "--ledger", str(home), "-o", "name")
+        ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home), "-o", "name")
         kept = ended.out.strip()
         tamper(home, "DELETE FROM audit WHERE sequence > 15")
         tamper(
             home, "UPDATE chain SET (head_sequence, head_hash) = (SELECT sequence, hash FROM audit WHERE sequence = 15)"
         )
-        words = ("audit", "verify", "--ledger", str(home), "-o", "json")
+        words = ("audit", "verify", "--ledger-dir", str(home), "-o", "json")
         assert verdict(await run(short_tmp, *words)) == (0, "intact")
         ended = await run(short_tmp, *words, "--head", kept)
         assert verdict(ended) == (1, "broken")
-        assert ended.json["kept"][0]["standing"] == "cut-off"
+        assert ended.json["savedHeads"][0]["status"] == "truncated"
 
     async def test_ledger_open_in_a_service_is_refused(self, home: Path, short_tmp: Path) -> None:
         ledger = SqliteLedger(home)
         await ledger.load()
         for word in ("verify", "export"):
-            ended = await run(short_tmp, "audit", word, "--ledger", str(home))
+            ended = await run(short_tmp, "audit", word, "--ledger-dir", str(home))
             assert (ended.code, ended.out) == (3, "")
             assert "ask that service, stop it first, or look at a copy" in ended.err
         await ledger.close()
@@ -214,14 +213,14 @@ class TestVerifyLedger:
         self, home: Path, short_tmp: Path, content: bytes, complaint: str
     ) -> None:
         (home / "ledger.db").write_bytes(content)
-        ended = await run(short_tmp, "audit", "verify", "--ledger", str(home))
+        ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home))
         assert (ended.code, ended.out) == (1, "")
         assert complaint in ended.err
         assert str(home) in ended.err, "it is named where it lies, not where its copy lay"
 
     async def test_directory_without_a_ledger_gives_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
         for word in ("verify", "export"):
-            ended = await run(short_tmp, "audit", word, "--ledger", str(tmp_path))
+            ended = await run(short_tmp, "audit", word, "--ledger-dir", str(tmp_path))
             assert (ended.code, ended.out) == (1, "")
             assert f"There is no ledger in {tmp_path}" in ended.err
 
@@ -252,15 +251,19 @@ class TestAuditHead:
 @pytest.mark.parametrize("columns", WIDTHS)
 class TestTerminalOutput:
     async def test_broken_verdict_fits_the_terminal(self, home: Path, columns: int) -> None:
-        told = await at_terminal("audit", "verify", "--ledger", str(home), "--head", f"7:{'a' * 64}", columns=columns)
+        told = await at_terminal(
+            "audit", "verify", "--ledger-dir", str(home), "--head", f"7:{'a' * 64}", columns=columns
+        )
         assert told.code == 1
         agrees_with(f"audit-verify-broken-{columns}", told.text)
 
     async def test_intact_verdict_fits_the_terminal(self, service: Reading, short_tmp: Path, columns: int) -> None:
-        told = await at_terminal("audit", "verify", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        told = await at_terminal(
+            "audit", "verify", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
+        )
         assert told.code == 0
         agrees_with(f"audit-verify-intact-{columns}", told.text)
 
     async def test_audit_head_is_never_wrapped(self, service: Reading, short_tmp: Path, columns: int) -> None:
-        told = await at_terminal("audit", "head", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        told = await at_terminal("audit", "head", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
         assert told.text == f"{written(service.ledger.head())}\n"

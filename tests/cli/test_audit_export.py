@@ -1,4 +1,4 @@
-"""``scrubber audit export``, and what ``audit verify`` says of the file: of a whole one, and of one that is not."""
+"""``scrubber audit export``, and ``audit verify`` on complete and incomplete exports."""
 
 import asyncio
 import json
@@ -24,15 +24,15 @@ async def service(short_tmp: Path) -> AsyncIterator[Reading]:
 
 @pytest.fixture
 async def home(tmp_path: Path) -> Path:
-    """The state directory of a service that has stopped; its trail has twenty rows."""
+    """Return the state directory of a stopped service; its trail has twenty rows."""
     await fill(tmp_path / "state", ROWS)
     return tmp_path / "state"
 
 
 @pytest.fixture
 async def exported(home: Path, short_tmp: Path) -> Path:
-    """An export of :func:`home`."""
-    ended = await run(short_tmp, "audit", "export", "--ledger", str(home))
+    """Return an export of :func:`home`."""
+    ended = await run(short_tmp, "audit", "export", "--ledger-dir", str(home))
     assert (ended.code, ended.err) == (0, "")
     file = home.parent / "trail.jsonl"
     file.write_text(ended.out)
@@ -43,7 +43,7 @@ class TestVerifyFile:
     async def test_export_is_verified_without_a_service(self, exported: Path, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
         assert verdict(ended) == (0, "intact")
-        assert (ended.json["source"], ended.json["rows"]) == ("file", ROWS)
+        assert (ended.json["source"], ended.json["rowCount"]) == ("file", ROWS)
 
     async def test_export_is_verified_from_standard_input(self, exported: Path, short_tmp: Path) -> None:
         with exported.open("rb") as stream:
@@ -58,7 +58,7 @@ class TestVerifyFile:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
         assert verdict(ended) == (1, "broken")
         assert re.match(
-            r"Line \d+ of .*trail.jsonl is no audit row \(.*\): it was edited or cut off", ended.json["sentence"]
+            r"Line \d+ of .*trail.jsonl is no audit row \(.*\): it was edited or cut off", ended.json["message"]
         )
 
     async def test_file_that_is_no_export_gives_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
@@ -76,7 +76,7 @@ class TestVerifyFile:
     async def test_ledger_and_file_options_together_are_refused(
         self, exported: Path, home: Path, short_tmp: Path
     ) -> None:
-        ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "--ledger", str(home))
+        ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "--ledger-dir", str(home))
         assert (ended.code, ended.out) == (2, "")
         assert "give either a ledger or a file" in ended.err
 
@@ -91,7 +91,7 @@ class TestExport:
         head = service.ledger.head()
         assert first == {
             "apiVersion": "cli.scrubber.dev/v1",
-            "kind": "AuditTrail",
+            "kind": "AuditLog",
             "pruned": {"sequence": 0, "hash": ""},
             "head": {"sequence": ROWS, "hash": head.hash},
         }
@@ -99,23 +99,23 @@ class TestExport:
             "apiVersion": "cli.scrubber.dev/v1",
             "kind": "AuditRow",
             "sequence": 1,
-            "at": 100.0,
-            "name": "device.touched",
-            "device": "GPU-a",
-            "scrub": None,
+            "timestamp": 100.0,
+            "event": "device.marked-dirty",
+            "deviceID": "GPU-a",
+            "scrubID": None,
             "actor": "service",
-            "fields": '{"sentence":"row \\u001b[2J0"}',
-            "prev_hash": "",
-            "hash": rows[1]["prev_hash"],
+            "fields": '{"message":"row \\u001b[2J0"}',
+            "previousHash": "",
+            "hash": rows[1]["previousHash"],
         }
         assert rows[-1]["hash"] == head.hash
         assert "\x1b" not in ended.out
 
     async def test_service_and_its_ledger_directory_export_the_same(self, home: Path, short_tmp: Path) -> None:
-        ended = await run(short_tmp, "audit", "export", "--ledger", str(home), "--after", "12")
+        ended = await run(short_tmp, "audit", "export", "--ledger-dir", str(home), "--after", "12")
         first, *rows = (json.loads(line) for line in ended.out.splitlines())
         assert [row["sequence"] for row in rows] == list(range(13, ROWS + 1))
-        assert first["pruned"] == {"sequence": 12, "hash": rows[0]["prev_hash"]}
+        assert first["pruned"] == {"sequence": 12, "hash": rows[0]["previousHash"]}
 
     async def test_partial_export_is_verified_from_its_first_row(
         self, service: Reading, tmp_path: Path, short_tmp: Path
@@ -127,7 +127,7 @@ class TestExport:
         words = ("audit", "verify", "--file", str(file), "-o", "json")
         assert verdict(await run(short_tmp, *words, "--head", written(kept))) == (0, "intact")
         assert verdict(await run(short_tmp, *words, "--head", f"{ROWS}:{'0' * 64}")) == (1, "broken")
-        assert verdict(await run(short_tmp, *words, "--head", f"3:{'0' * 64}")) == (1, "cannot-tell")
+        assert verdict(await run(short_tmp, *words, "--head", f"3:{'0' * 64}")) == (1, "unknown")
 
     async def test_export_after_a_row_beyond_the_end_is_refused(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "export", "--after", "21")
@@ -142,7 +142,7 @@ class TestExport:
     async def test_closed_output_of_an_export_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
         reading, writing = os.pipe()
         os.close(reading)
-        process = await start(short_tmp, "audit", "export", "--ledger", str(home), stdout=writing)
+        process = await start(short_tmp, "audit", "export", "--ledger-dir", str(home), stdout=writing)
         os.close(writing)
         _, err = await process.communicate()
         assert (process.returncode, err) == (1, b"")
@@ -171,7 +171,7 @@ class TestExport:
 
     async def test_export_of_a_trail_without_its_end_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
         tamper(home, "DELETE FROM audit WHERE sequence > 15")
-        ended = await run(short_tmp, "audit", "export", "--ledger", str(home))
+        ended = await run(short_tmp, "audit", "export", "--ledger-dir", str(home))
         assert ended.code == 1
         assert len(ended.out.splitlines()) == 16
         assert "ends at row 15, but 20 rows were written: what was exported is not all of it" in ended.err

@@ -1,4 +1,4 @@
-"""``scrubber baseline``: what differs is told and is no yes, and only a person with a reason makes it right."""
+"""``scrubber baseline``: differences are shown, and only an operator with a reason can accept them."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -16,11 +16,13 @@ VBIOS, OTHER = "96.00.89.00.01", "96.00.89.00.7f"
 
 def taken(*facts: tuple[str, str, str], conditions: Sequence[tuple[str, str, str]] = ()) -> pb.Baseline:
     return pb.Baseline(
-        at=60.0,
+        recorded_at=60.0,
         actor="uid:7",
         reason="new board",
-        facts=[pb.Fact(name=name, expected=expected, found=found) for name, expected, found in facts],
-        conditions=[pb.Fact(name=name, expected=expected, found=found) for name, expected, found in conditions],
+        facts=[pb.Fact(name=name, expected=expected, actual=found) for name, expected, found in facts],
+        accepted_conditions=[
+            pb.Fact(name=name, expected=expected, actual=found) for name, expected, found in conditions
+        ],
     )
 
 
@@ -29,7 +31,7 @@ CHANGED = device(
     1,
     state="dirty, suspect",
     model="NVIDIA H200",
-    traits={"serial": "1651", "vbios": OTHER, "pci_address": "0000:3b:00.0"},
+    attributes={"serial": "1651", "vbios": OTHER, "pci_address": "0000:3b:00.0"},
     baseline=taken(
         ("model", "NVIDIA H200", "NVIDIA H200"),
         ("serial", "1651", "1651"),
@@ -56,28 +58,28 @@ class TestBaselineShow:
         assert ended.json == {
             "apiVersion": "cli.scrubber.dev/v1",
             "kind": "Baseline",
-            "device": CHANGED.id,
+            "metadata": {"name": CHANGED.id},
             "index": "1",
-            "as_expected": False,
-            "at": 60.0,
+            "matches": False,
+            "recordedAt": "1970-01-01T00:01:00.000000Z",
             "actor": "uid:7",
             "reason": "new board",
             "facts": [
-                {"name": "model", "expected": "NVIDIA H200", "found": "NVIDIA H200"},
-                {"name": "serial", "expected": "1651", "found": "1651"},
-                {"name": "vbios", "expected": VBIOS, "found": OTHER},
-                {"name": "inforom", "expected": "G001.0000.03.03", "found": None},
+                {"name": "model", "expected": "NVIDIA H200", "actual": "NVIDIA H200"},
+                {"name": "serial", "expected": "1651", "actual": "1651"},
+                {"name": "vbios", "expected": VBIOS, "actual": OTHER},
+                {"name": "inforom", "expected": "G001.0000.03.03", "actual": None},
             ],
-            "conditions": [
-                {"name": "pcie-width", "expected": "x8 of x16", "found": "x8 of x16"},
-                {"name": "nvlink-down", "expected": "2", "found": None},
+            "acceptedConditions": [
+                {"name": "pcie-width", "expected": "x8 of x16", "actual": "x8 of x16"},
+                {"name": "nvlink-down", "expected": "2", "actual": None},
             ],
         }
 
     async def test_show_without_a_device_lists_all_devices(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", "-o", "json")
         assert (ended.code, ended.json["kind"]) == (1, "BaselineList")
-        assert [each["as_expected"] for each in ended.items] == [True, False, None]
+        assert [each["matches"] for each in ended.items] == [True, False, None]
 
     async def test_device_that_matches_its_baseline_exits_with_zero(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", SAME.id)
@@ -86,8 +88,8 @@ class TestBaselineShow:
 
     async def test_device_without_a_baseline_exits_with_one(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", "2", "-o", "json")
-        assert (ended.code, ended.json["as_expected"], ended.json["at"]) == (1, None, None)
-        assert (ended.json["facts"], ended.json["conditions"]) == ([], [])
+        assert (ended.code, ended.json["matches"], ended.json["recordedAt"]) == (1, None, None)
+        assert (ended.json["facts"], ended.json["acceptedConditions"]) == ([], [])
 
     @pytest.mark.parametrize(
         ("condition", "code"),
@@ -119,7 +121,7 @@ class TestBaselineShow:
     async def test_terminal_output_shows_the_differences(
         self, node: Node, short_tmp: Path, columns: int, words: tuple[str, ...]
     ) -> None:
-        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         told = await at_terminal("baseline", "show", *words, columns=columns, environment=there)
         assert told.code == 1
         agrees_with(f"baseline-{'one' if words else 'all'}-{columns}", told.text)
@@ -134,10 +136,10 @@ class TestBaselineAccept:
             pb.AcceptBaselineRequest(
                 device=CHANGED.id,
                 reason="new VBIOS",
-                shown={"model": "NVIDIA H200", "serial": "1651", "vbios": OTHER},
+                expected_facts={"model": "NVIDIA H200", "serial": "1651", "vbios": OTHER},
             ),
         ]
-        assert (ended.json["kind"], ended.json["as_expected"]) == ("Baseline", True)
+        assert (ended.json["kind"], ended.json["matches"]) == ("Baseline", True)
         assert OTHER in ended.err
 
     async def test_device_that_changed_since_being_shown_is_refused(self, node: Node, short_tmp: Path) -> None:
@@ -147,19 +149,19 @@ class TestBaselineAccept:
         assert ended.err.endswith(f"Error: {node.refusal}\n")
 
     async def test_facts_without_an_earlier_baseline_are_shown_as_new(self, node: Node, short_tmp: Path) -> None:
-        node.devices = [device(2, model="NVIDIA H200", traits={"vbios": OTHER})]
+        node.devices = [device(2, model="NVIDIA H200", attributes={"vbios": OTHER})]
         ended = await run(short_tmp, "baseline", "accept", "2", "--reason", "first look", "--yes", "-o", "name")
         assert ended.code == 0
         assert [line.split() for line in ended.err.splitlines()[-2:]] == [
             ["model", "-", "NVIDIA", "H200", "new"],
             ["vbios", "-", OTHER, "new"],
         ]
-        assert dict(node.asked[-1].shown) == {"model": "NVIDIA H200", "vbios": OTHER}
+        assert dict(node.asked[-1].expected_facts) == {"model": "NVIDIA H200", "vbios": OTHER}
 
     async def test_accepted_device_with_a_pending_cause_is_rechecked_within_a_minute(
         self, node: Node, short_tmp: Path
     ) -> None:
-        node.accepted.cause.CopyFrom(pb.Cause(code="baseline-changed", sentence="vbios is another one."))
+        node.accepted.cause.CopyFrom(pb.Cause(code="baseline-mismatch", message="vbios is another one."))
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
         assert ended.code == 0
         assert ended.err.endswith(
@@ -187,7 +189,7 @@ class TestBaselineAccept:
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_confirmation_shows_the_facts_to_be_accepted(self, node: Node, short_tmp: Path, columns: int) -> None:
         words = ("baseline", "accept", "1", "--reason", "new VBIOS")
-        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         async with terminal(*words, columns=columns, environment=there) as person:
             await person.shows("Go on? [y/N]")
             agrees_with(f"baseline-accept-{columns}", person.screen.text)
@@ -195,9 +197,9 @@ class TestBaselineAccept:
     async def test_confirmation_names_the_warnings_that_become_normal(self, node: Node, short_tmp: Path) -> None:
         narrow = pb.Device()
         narrow.CopyFrom(CHANGED)
-        narrow.lasting.extend([pb.Lasting(code="pcie-width"), pb.Lasting(code="retired-pages")])
+        narrow.conditions.extend([pb.Condition(code="pcie-width"), pb.Condition(code="retired-pages")])
         node.devices = [narrow]
         words = ("baseline", "accept", "1", "--reason", "new VBIOS")
-        async with terminal(*words, columns=200, environment={"SCRUBBER_SOCKET": str(short_tmp)}) as person:
+        async with terminal(*words, columns=200, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}) as person:
             await person.shows("Go on? [y/N]")
             assert "counts as right, the warnings that stand too (pcie-width)." in person.screen.text

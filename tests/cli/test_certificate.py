@@ -1,4 +1,4 @@
-"""``scrubber certificate``: what there is, what one says, and whether it is the node that says so; hostile files included."""
+"""``scrubber certificate``: list, show, and verify the node's signature, including hostile files."""
 
 import base64
 import json
@@ -51,12 +51,28 @@ FAST = replace(
 )
 
 
+KEYS = {
+    "id": "metadata",
+    "boot": "bootID",
+    "device": "deviceID",
+    "driver": "driverVersion",
+    "issued_at": "issuedAt",
+    "node": "nodeName",
+    "not_covered": "notCovered",
+    "policy_digest": "policyDigest",
+    "previous_grant": "previousGrant",
+    "rests_on": "baseCertificateID",
+    "scrub": "scrubID",
+}
+"""What a field of a certificate is called in JSON, where that is another word."""
+
+
 def signed(certificate: Certificate, standing: str = "unused", key: Ed25519Key | None = KEY) -> pb.SignedCertificate:
     if key is not None:
         signature = base64.b64encode(key.sign(statement(certificate))).decode()
         certificate = replace(certificate, key_id=key.key_id, signature=signature)
     return pb.SignedCertificate(
-        certificate=certificate_message(certificate), payload=statement(certificate), standing=standing
+        certificate=certificate_message(certificate), payload=statement(certificate), status=standing
     )
 
 
@@ -66,16 +82,16 @@ def envelope(certificate: Certificate = SLOW, key: Ed25519Key = KEY) -> str:
 
 @dataclass
 class Certifying(Service):
-    """Two devices: one has a certificate that nothing used up, the other one's went with its newest pod's start."""
+    """Two devices: one has an unused certificate, the other one's was consumed by the start of its newest pod."""
 
-    certificates: list[pb.SignedCertificate] = field(default_factory=lambda: [signed(SLOW), signed(FAST, "used")])
+    certificates: list[pb.SignedCertificate] = field(default_factory=lambda: [signed(SLOW), signed(FAST, "consumed")])
 
     def __post_init__(self) -> None:
-        self.info = pb.ServiceInfo(node="n1", key_id=KEY.key_id, public_key=KEY.public_key)
+        self.info = pb.ServiceInfo(node_name="n1", key_id=KEY.key_id, public_key=KEY.public_key)
         first = pb.Device(id="SIM-GPU-aa", index="0", state="clean", certificate=certificate_message(SLOW))
         second = pb.Device(id="SIM-GPU-bb", index="1", state="in-use")
-        second.tenancies.add(grant=4, certificate="")
-        second.tenancies.add(grant=5, certificate=FAST.id)
+        second.open_grants.add(sequence=4, certificate_id="")
+        second.open_grants.add(sequence=5, certificate_id=FAST.id)
         self.devices = [first, second, pb.Device(id="SIM-GPU-cc", index="2", state="dirty")]
 
     async def GetCertificate(self, request: Any, context: Any) -> pb.SignedCertificate:
@@ -96,7 +112,7 @@ async def service(short_tmp: Path) -> AsyncIterator[Certifying]:
 
 
 def offline(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Ended:
-    """The command where no service is: its sockets would be in a directory that is not there."""
+    """Run the command without a service: its socket directory does not exist."""
     ended = subprocess.run(
         [sys.executable, "-m", "scrubber.cli.main", "certificate", *words],
         input=stdin,
@@ -122,17 +138,17 @@ class TestCertificateList:
         ended = await run(short_tmp, "certificate", "list")
         assert (ended.code, ended.err) == (0, "")
         header, first, second = (line.split() for line in ended.out.splitlines())
-        assert header == ["INDEX", "DEVICE", "CERTIFICATE", "PATH", "ISSUED", "STANDING", "KEY"]
+        assert header == ["INDEX", "DEVICE", "CERTIFICATE", "PATH", "ISSUED", "STATUS", "KEY"]
         assert first == ["0", "SIM-GPU-aa", SLOW.id, "slow", "1970-01-01T00:00:01Z", "unused", KEY.key_id[:19]]
         assert second[:4] == ["1", "SIM-GPU-bb", FAST.id, "fast"]
-        assert second[5:8] == ["used,", "grant", "5"]
+        assert second[5:8] == ["consumed,", "grant", "5"]
 
     async def test_list_is_printed_as_json_yaml_and_names(self, service: Certifying, short_tmp: Path) -> None:
         in_json = await run(short_tmp, "certificate", "list", "-o", "json")
         assert (in_json.json["apiVersion"], in_json.json["kind"]) == ("cli.scrubber.dev/v1", "CertificateList")
-        assert [(each["id"], each["standing"], each["signature_verdict"]) for each in in_json.items] == [
+        assert [(each["metadata"]["name"], each["status"], each["signatureStatus"]) for each in in_json.items] == [
             (SLOW.id, "unused", None),
-            (FAST.id, "used", None),
+            (FAST.id, "consumed", None),
         ]
         in_yaml = await run(short_tmp, "certificate", "list", "-o", "yaml")
         assert yaml.safe_load(in_yaml.out) == in_json.json
@@ -144,7 +160,7 @@ class TestCertificateList:
         service.certificates = [signed(SLOW)]
         ended = await run(short_tmp, "certificate", "list", "-o", "name")
         assert ended.out == f"{SLOW.id}\n"
-        # Names alone are for scripts: what else there is to say is said beside a table.
+        # Only names are for scripts: other messages appear only beside a table.
         told = await run(short_tmp, "certificate", "list")
         assert f"{FAST.id} of device 1 is not in the ledger any more." in told.err
 
@@ -164,7 +180,7 @@ class TestCertificateShow:
         assert ["device", "SIM-GPU-aa"] in shown
         assert ["covered", SLOW.covered[0]] in shown
         assert [rest for word, rest in shown if word == "not"] == [f"covered  {each}" for each in SLOW.not_covered]
-        assert ["standing", "unused"] in shown
+        assert ["status", "unused"] in shown
         assert ["key", KEY.key_id] in shown
         assert ["signature", "valid, by the key that the service on this node has now"] in shown
 
@@ -175,11 +191,11 @@ class TestCertificateShow:
         assert (said.pop("apiVersion"), said.pop("kind")) == ("cli.scrubber.dev/v1", "Certificate")
         assert said == {
             **claim_json(FAST),
-            "next_grant": 5,
-            "key_id": KEY.key_id,
+            "nextGrant": 5,
+            "keyID": KEY.key_id,
             "signature": base64.b64encode(KEY.sign(statement(FAST))).decode(),
-            "standing": "used",
-            "signature_verdict": "valid",
+            "status": "consumed",
+            "signatureStatus": "valid",
         }
 
     async def test_show_accepts_a_device_in_place_of_its_certificate(
@@ -220,14 +236,12 @@ class TestCertificateShow:
         ended = await run(short_tmp, "certificate", "show", SLOW.id)
         assert ended.code == 1
         assert "invalid: the node's key did not sign this" in ended.out
-        assert (await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")).json[
-            "signature_verdict"
-        ] == "invalid"
+        assert (await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")).json["signatureStatus"] == "invalid"
 
     @pytest.mark.parametrize(
         ("made", "verdict", "said"),
         [
-            (lambda: signed(SLOW, key=EphemeralKey()), "other-key", "it names another key than the service has now"),
+            (lambda: signed(SLOW, key=EphemeralKey()), "wrong-key", "it names another key than the service has now"),
             (lambda: signed(SLOW, key=None), "invalid", "the node's key did not sign this"),
         ],
     )
@@ -244,7 +258,7 @@ class TestCertificateShow:
         assert ended.code == 1, "what is unknown is not ok"
         assert said in ended.out
         in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
-        assert in_json.json["signature_verdict"] == verdict
+        assert in_json.json["signatureStatus"] == verdict
 
     async def test_key_id_of_a_signature_does_not_affect_verification(
         self, service: Certifying, short_tmp: Path
@@ -253,7 +267,7 @@ class TestCertificateShow:
         misnamed.certificate.key_id = "sha256:00"
         service.certificates = [misnamed]
         in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
-        assert (in_json.code, in_json.json["signature_verdict"]) == (0, "valid")
+        assert (in_json.code, in_json.json["signatureStatus"]) == (0, "valid")
 
     async def test_show_prints_the_signed_statement_not_the_unsigned_fields(
         self, service: Certifying, short_tmp: Path
@@ -264,11 +278,11 @@ class TestCertificateShow:
         ended = await run(short_tmp, "certificate", "show", SLOW.id)
         assert (ended.code, ended.out.count("not covered")) == (0, 2)
         in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
-        assert in_json.json["not_covered"] == list(SLOW.not_covered)
+        assert in_json.json["notCovered"] == list(SLOW.not_covered)
 
     async def test_void_certificate_is_shown_as_void(self, service: Certifying, short_tmp: Path) -> None:
-        service.certificates = [signed(SLOW, "void")]
-        assert "standing     void" in (await run(short_tmp, "certificate", "show", SLOW.id)).out
+        service.certificates = [signed(SLOW, "voided")]
+        assert "status       voided" in (await run(short_tmp, "certificate", "show", SLOW.id)).out
 
     async def test_control_characters_in_a_certificate_are_escaped(self, service: Certifying, short_tmp: Path) -> None:
         hostile = replace(SLOW, covered=("\x1b[2J\x07memory", "\ud800", "a\nb"), node="\x1b]0;x\x07")
@@ -285,7 +299,7 @@ class TestCertificateShow:
         self, service: Certifying, short_tmp: Path, words: tuple[str, ...], columns: int
     ) -> None:
         told = await at_terminal(
-            "certificate", *words, columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+            "certificate", *words, columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         )
         assert told.code == 0
         agrees_with(f"certificate-{'-'.join(words)}-{columns}", told.text)
@@ -326,7 +340,7 @@ class TestCertificateKey:
         assert ended == Ended(0, KEY.public_key, f"The key of node n1 is {KEY.key_id}.\n")
 
     async def test_service_without_a_key_is_reported_as_not_signing(self, service: Certifying, short_tmp: Path) -> None:
-        service.info = pb.ServiceInfo(node="n1")
+        service.info = pb.ServiceInfo(node_name="n1")
         ended = await run(short_tmp, "certificate", "key")
         assert (ended.code, ended.out) == (1, "")
         assert "signs no certificates" in ended.err
@@ -351,8 +365,8 @@ class TestCertificateVerify:
             "kind": "CertificateVerdict",
             "valid": True,
             "reason": None,
-            "key_id": KEY.key_id,
-            "signed_by": [KEY.key_id],
+            "keyID": KEY.key_id,
+            "signatureKeyIDs": [KEY.key_id],
             "certificate": claim_json(SLOW),
         }
 
@@ -510,7 +524,8 @@ class TestCertificateErrors:
         assert ended.stderr == b"Error: Standard output could not be written: No space left on device.\n"
 
     def test_signed_statement_keys_are_keys_of_the_json_certificate(self) -> None:
-        """The two shapes must not drift apart: one is of what was signed, the other one of what the service sends."""
+        """The two formats must stay in sync: one describes what was signed, the other what the service sends."""
         message = json_objects.certificate(certificate_message(FAST))
-        assert set(claim_json(FAST)) == {each.name for each in fields(Certificate)} - UNSIGNED_FIELDS
+        signed_fields = {each.name for each in fields(Certificate)} - UNSIGNED_FIELDS
+        assert set(claim_json(FAST)) == {KEYS.get(each, each) for each in signed_fields}
         assert {name: message[name] for name in claim_json(FAST)} == claim_json(FAST)

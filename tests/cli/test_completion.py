@@ -1,4 +1,4 @@
-"""Tab in the shells that people have: each of them runs here with the script that the command prints."""
+"""Tab completion in real shells: each of them runs here with the script that the command prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROMPT = "READY>"
 EMPTY_LINE = "\x15"
 PATIENCE = "20"
-"""Seconds. What is offered must not depend on how busy the machine is."""
+"""Seconds. The offered completions must not depend on the load of the machine."""
 BASH = (
     f"PS1='{PROMPT} '; bind 'set enable-bracketed-paste off'; bind 'set show-all-if-ambiguous on'; "
     "bind 'set page-completions off'; source <(scrubber completion bash)"
@@ -34,10 +34,10 @@ ZSH = (
 
 
 class Reticent(Service):
-    """Does not answer, when told so.
+    """A service that can be made not to answer.
 
     Attributes:
-        spared: seconds that it still had for its answer when whoever asked left.
+        spared: seconds left of the deadline when the client disconnected.
     """
 
     silent = False
@@ -68,13 +68,13 @@ class Shell:
     there: Terminal
 
     async def completes(self, begun: str, whole: str) -> None:
-        """Asserts that Tab makes ``begun`` to ``whole``, blanks at its end included, and leaves an empty line."""
+        """Assert that Tab completes ``begun`` to ``whole``, including trailing blanks; leaves an empty line."""
         self.there.type(f"{begun}\tX")
         await self.there.shows(f"{whole}X")
         self.there.type(EMPTY_LINE)
 
     async def offers(self, begun: str, *words: str) -> None:
-        """Asserts that Tab shows each of ``words``, which were not there before, and leaves an empty line."""
+        """Assert that Tab shows each of ``words``, which were not there before; leaves an empty line."""
         assert not any(word in self.there.screen.text for word in words)
         self.there.type(f"{begun}\t")
         for word in words:
@@ -84,7 +84,7 @@ class Shell:
 
 @asynccontextmanager
 async def shell(program: str, *words: str, first: str, directory: Path, **more: str) -> AsyncIterator[Shell]:
-    """``program`` at its prompt after the command ``first``."""
+    """Provide ``program`` at its prompt after the command ``first``."""
     async with terminal(
         *words, program=(program,), columns=200, environment={**surroundings(directory), **more}
     ) as there:
@@ -94,7 +94,7 @@ async def shell(program: str, *words: str, first: str, directory: Path, **more: 
 
 
 def surroundings(directory: Path) -> Mapping[str, str]:
-    """An environment in which ``scrubber`` is this one, and ``directory`` has the sockets of its service."""
+    """Return an environment in which ``scrubber`` is this version, and ``directory`` has the sockets of its service."""
     launcher = directory / "bin" / "scrubber"
     launcher.parent.mkdir(exist_ok=True)
     launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m scrubber.cli.main "$@"\n')
@@ -104,7 +104,7 @@ def surroundings(directory: Path) -> Mapping[str, str]:
         "PYTHONPATH": str(ROOT),
         "HOME": str(directory),
         "TERM": "dumb",
-        "SCRUBBER_SOCKET": str(directory),
+        "SCRUBBER_SOCKET_DIR": str(directory),
         "_SCRUBBER_PATIENCE": PATIENCE,
     }
 
@@ -161,16 +161,16 @@ class TestZsh:
 
 
 class TestFish:
-    """What Tab shows is what ``complete --do-complete`` says, which is the same engine without a terminal."""
+    """Tab shows the output of ``complete --do-complete``, which is the same engine without a terminal."""
 
     async def test_fish_completes_commands_options_values_and_files(self, short_tmp: Path) -> None:
         (short_tmp / "policies").mkdir()
         assert await fish(short_tmp, "scrubber unq") == [
-            "unquarantine\tLet a device back in.",
+            "unquarantine\tReturn a quarantined device to service, after probation.",
         ]
         assert await fish(short_tmp, "scrubber sim cr") == ["create\tMake a simulated node, and say what to run next."]
         assert await fish(short_tmp, "scrubber devices --outp") == [
-            "--output\tHow the answer is written: table, json, yaml or name."
+            "--output\tOutput format. One of: table, json, yaml, name."
         ]
         assert await fish(short_tmp, "scrubber devices -o js") == ["json"]
         assert await fish(short_tmp, "scrubber devices --output=js") == ["--output=json"]
@@ -179,10 +179,10 @@ class TestFish:
             "--sim-dir=policies/"
         ]
         assert {"default", "strict", "trusted"} <= set(await fish(short_tmp, "scrubber policy show "))
-        assert await fish(short_tmp, "scrubber history --event health.healthy --event gl") == [
-            "glass.\tall that begin so",
-            "glass.broken",
-            "glass.mended",
+        assert await fish(short_tmp, "scrubber history --event health.healthy --event break-g") == [
+            "break-glass.\tall that begin so",
+            "break-glass.ended",
+            "break-glass.started",
         ]
 
     async def test_fish_offers_the_devices_of_the_service_with_their_state(
@@ -197,7 +197,7 @@ class TestFish:
 
 
 async def fish(directory: Path, begun: str) -> list[str]:
-    """What fish offers for the line ``begun``, sorted: values, each with its description after a tab."""
+    """Return the completions of fish for the line ``begun``, sorted: values, each with its description after a tab."""
     code = "scrubber completion fish | source; complete --do-complete $argv[1]"
     process = await asyncio.create_subprocess_exec(
         *("fish", "--no-config", "-c", code, begun),
@@ -211,7 +211,7 @@ async def fish(directory: Path, begun: str) -> list[str]:
 
 
 async def answers(directory: Path, *words: str, **environment: str) -> list[list[str]]:
-    """The fields of each line that a shell is answered."""
+    """Return the fields of each line of the answer to a shell."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scrubber.cli.main", *words),
         env={**os.environ, **surroundings(directory), "_SCRUBBER_COMPLETE": "zsh", **environment},
@@ -232,7 +232,7 @@ class TestCandidates:
         self, service: Reticent, short_tmp: Path
     ) -> None:
         flags = await values(short_tmp, "device", "--limit", "5", "-ojson", "-")
-        assert flags == ["--socket", "--help"]
+        assert flags == ["--socket-dir", "--help"]
         assert "0" in await values(short_tmp, "device", "--limit", "5", "")
         assert await values(short_tmp, "device", "--limit", "5", "0", "") == [], "there is no second device"
         assert await values(short_tmp, "scrub", "0", "") != [], "there is one here"
@@ -248,10 +248,10 @@ class TestCandidates:
     async def test_service_is_contacted_at_the_socket_given_on_the_command_line(
         self, service: Reticent, short_tmp: Path
     ) -> None:
-        elsewhere = {"SCRUBBER_SOCKET": str(short_tmp / "nowhere")}
+        elsewhere = {"SCRUBBER_SOCKET_DIR": str(short_tmp / "nowhere")}
         assert await values(short_tmp, "device", "", **elsewhere) == []
-        assert "0" in await values(short_tmp, "device", "--socket", str(short_tmp), "", **elsewhere)
-        assert "0" in await values(short_tmp, "device", f"--socket={short_tmp}", "", **elsewhere)
+        assert "0" in await values(short_tmp, "device", "--socket-dir", str(short_tmp), "", **elsewhere)
+        assert "0" in await values(short_tmp, "device", f"--socket-dir={short_tmp}", "", **elsewhere)
 
     async def test_offered_certificates_are_those_of_devices(self, service: Reticent, short_tmp: Path) -> None:
         assert await answers(short_tmp, "certificate", "show", "") == [["word", "c-7", "of device 0, clean"]]
@@ -289,7 +289,7 @@ class TestCandidates:
         assert await bash("scrubber devices --output=js") == ["json"]
         assert await bash("scrubber devices --output=js", breaks=" ") == ["--output=json"]
         assert await bash("scrubber serve --metrics-address 127.0.0.1:9464 --policy st") == ["strict"]
-        assert await bash("scrubber quarantine 0 --reason 'a b' --sock") == ["--socket"]
+        assert await bash("scrubber quarantine 0 --reason 'a b' --sock") == ["--socket-dir"]
         assert await bash("scrubber quarantine 0 --reason 'a b") == []
         assert "devices" in await bash("scrubber ")
         assert "devices" in await bash("scrubber")

@@ -1,4 +1,4 @@
-"""Consent, apart from any terminal: who is asked, and what counts as yes."""
+"""Confirmation, independent of any terminal: when it is requested, and what counts as yes."""
 
 import io
 import os
@@ -14,14 +14,14 @@ from scrubber.cli.confirmation import confirm
 
 
 class Screen(io.StringIO):
-    """A terminal to be looked at."""
+    """An output terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Keyboard(io.TextIOWrapper):
-    """A terminal on which something was typed, and nothing follows, unless it stays ``open``."""
+    """A terminal with typed input, followed by end of file unless it stays ``open``."""
 
     def __init__(self, typed: str | bytes = "", *, open: bool = False) -> None:
         ours, theirs = os.pipe()
@@ -42,7 +42,7 @@ class Keyboard(io.TextIOWrapper):
 
 
 class Desk:
-    """Where a person sits: a keyboard and a screen, or what stands in their place."""
+    """The user's end: a keyboard and a screen, or substitutes for them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -51,7 +51,7 @@ class Desk:
 
     def agrees(self, keyboard: io.TextIOBase | None, *, yes: bool = False, no_input: bool = False) -> bool:
         self._keyboards += [] if keyboard is None else [keyboard]
-        # In here, because pytest puts its own streams in place before each test.
+        # Done here, because pytest installs its own streams before each test.
         self._monkeypatch.setattr(sys, "stdin", keyboard)
         self._monkeypatch.setattr(sys, "stderr", self.screen)
         try:
@@ -98,7 +98,7 @@ def test_end_of_input_ends_the_prompt_line(desk: Desk) -> None:
 
 
 def test_interrupt_in_any_thread_reports_that_nothing_was_changed(desk: Desk) -> None:
-    """The kernel may give a signal to any thread, one of gRPC's say; it does not end what the first one reads then."""
+    """The kernel may deliver a signal to any thread, such as gRPC's; that does not interrupt the main thread's read."""
 
     def interrupt() -> None:
         while "[y/N]" not in desk.screen.getvalue():

@@ -1,4 +1,4 @@
-"""What ``serve`` and ``plugin`` are told reaches the daemons as it was written, or is refused with a sentence."""
+"""Options of ``serve`` and ``plugin`` reach the daemons unchanged, or are refused with a message."""
 
 import dataclasses
 import sys
@@ -40,7 +40,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[ServiceSettings]:
-    """What a daemon was told that only takes note, and ends with 7."""
+    """Replace the daemon by one that exits with 7; return the settings that it was given."""
     settings: list[ServiceSettings] = []
     daemon = ModuleType("scrubber.daemon")
 
@@ -82,7 +82,7 @@ def test_omitted_options_have_their_documented_defaults(told: list[ServiceSettin
             log_level=LogLevel.INFO,
             reflection=False,
             admin_group=None,
-            watch_interval=1.0,
+            poll_interval=1.0,
             list_stabilize_seconds=60.0,
         )
     ]
@@ -92,7 +92,7 @@ EVERYTHING = {
     "backend": "nvidia",
     "sim-dir": "sim",
     "state-dir": "state",
-    "socket": "sockets",
+    "socket-dir": "sockets",
     "policy": "mine.yaml",
     "kubelet-dir": "kubelet",
     "pod-resources-socket": "kubelet.sock",
@@ -103,12 +103,12 @@ EVERYTHING = {
     "metrics-client-ca": "ca.pem",
     "node-name": "n7",
     "cgroup-root": "cgroup",
-    "containers": "marker",
+    "container-identity": "marker",
     "log-format": "json",
     "log-level": "debug",
     "admin-group": "root",
-    "watch-interval": "250ms",
-    "list-settle": "2m",
+    "poll-interval": "250ms",
+    "list-stabilization-window": "2m",
     "nvidia-driver-root": "driver",
     "disable-healthchecks": "13,31",
 }
@@ -117,7 +117,7 @@ NVIDIAS = {
     "disable-healthchecks": "DP_DISABLE_HEALTHCHECKS",
     "fail-on-init-error": "FAIL_ON_INIT_ERROR",
 }
-"""Variables that NVIDIA's plugin has too."""
+"""Variables that NVIDIA's plugin has, too."""
 
 
 def everything(directory: Path) -> ServiceSettings:
@@ -141,7 +141,7 @@ def everything(directory: Path) -> ServiceSettings:
         log_level=LogLevel.DEBUG,
         reflection=True,
         admin_group="root",
-        watch_interval=0.25,
+        poll_interval=0.25,
         list_stabilize_seconds=120.0,
         nvidia_driver_root=directory / "driver",
         fail_on_init_error=True,
@@ -155,7 +155,7 @@ def test_every_option_reaches_the_settings(
     monkeypatch.chdir(tmp_path)
     words = [word for flag, value in EVERYTHING.items() for word in (f"--{flag}", value)]
     wanted = everything(tmp_path)
-    assert exit_code("serve", "--reflection", *words) == 7
+    assert exit_code("serve", "--grpc-reflection", *words) == 7
     assert told == [wanted]
 
 
@@ -163,7 +163,7 @@ def test_every_environment_variable_reaches_the_settings(
     told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for flag, value in {**EVERYTHING, "reflection": "true", "fail-on-init-error": "true"}.items():
+    for flag, value in {**EVERYTHING, "grpc-reflection": "true", "fail-on-init-error": "true"}.items():
         monkeypatch.setenv(NVIDIAS.get(flag, f"SCRUBBER_{flag.upper().replace('-', '_')}"), value)
     wanted = everything(tmp_path)
     assert exit_code("serve") == 7
@@ -184,7 +184,7 @@ def test_kubelet_socket_path_is_derived_from_the_kubelet_directory(tmp_path: Pat
 
 
 class TestContainerIdentity:
-    """``--containers auto`` decides by what kubelet is configured."""
+    """``--container-identity auto`` decides by the configured kubelet."""
 
     def uses_cgroups(self, directory: Path, **more: Any) -> bool:
         more = {"backend": SIMULATED, **more}
@@ -247,7 +247,7 @@ def test_invalid_listen_address_is_refused(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         ((), "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR"),
         (("--sim-dir", "{file}"), "--sim-dir {file} is not a directory; give the directory that it should be in."),
@@ -259,8 +259,8 @@ def test_invalid_listen_address_is_refused(written: str) -> None:
             ("--backend", "nvidia", "--metrics-client-ca", "{file}"),
             "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are not encrypted",
         ),
-        (("--backend", "nvidia", "--watch-interval", "0"), "--watch-interval cannot be 0 s"),
-        (("--backend", "nvidia", "--watch-interval", "1h"), "--watch-interval cannot be 3600 s"),
+        (("--backend", "nvidia", "--poll-interval", "0"), "--poll-interval cannot be 0 s"),
+        (("--backend", "nvidia", "--poll-interval", "1h"), "--poll-interval cannot be 3600 s"),
         (
             ("--backend", "nvidia", "--nvidia-driver-root", "/no/such"),
             "--nvidia-driver-root /no/such is not there; give",
@@ -279,14 +279,14 @@ def test_unusable_settings_are_refused_before_the_daemon_starts(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
-    sentence: str,
+    message: str,
 ) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert exit_code("serve", *(word.format(file=file) for word in words)) == 2
     out, err = capsys.readouterr()
     assert (out, told) == ("", [])
-    assert err.startswith(f"Error: {sentence.format(file=file)}")
+    assert err.startswith(f"Error: {message.format(file=file)}")
     assert err.count("\n") == 1
 
 
@@ -316,7 +316,7 @@ def test_plugin_options_reach_the_plugin_settings(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(plugin.main, "run", run)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SCRUBBER_SOCKET", "sockets")
+    monkeypatch.setenv("SCRUBBER_SOCKET_DIR", "sockets")
     words = ("--kubelet-dir", "kubelet", "--resource-name", "nvidia.com/gpu", "--registration", "classic")
     assert exit_code("plugin", *words, "--log-format", "json", "--log-level", "warning") == 0
     assert told == [
@@ -350,7 +350,7 @@ def test_metrics_options_reach_the_plugin_settings(
     monkeypatch.chdir(tmp_path)
     words = [word for flag, value in METRICS.items() for word in (f"--metrics-{flag}", value)]
     for flag, value in METRICS.items():
-        # The service's own variables say nothing to the plugin: both may be set on one node.
+        # The service's variables do not affect the plugin: both may be set on one node.
         monkeypatch.setenv(f"SCRUBBER_METRICS_{flag.upper().replace('-', '_')}", "127.0.0.1:1")
         if by_variable:
             monkeypatch.setenv(f"SCRUBBER_PLUGIN_METRICS_{flag.upper().replace('-', '_')}", value)
@@ -362,7 +362,7 @@ def test_metrics_options_reach_the_plugin_settings(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (("--metrics-address", "9465"), '"9465" is not an address to listen on'),
         (("--metrics-cert", "c.pem"), "--metrics-cert needs --metrics-key: a certificate and its key"),
@@ -372,7 +372,7 @@ def test_metrics_options_reach_the_plugin_settings(
     ],
 )
 def test_unusable_plugin_options_are_refused_before_the_plugin_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     async def run(given: PluginSettings) -> int:
         raise AssertionError("it was started")
@@ -381,7 +381,7 @@ def test_unusable_plugin_options_are_refused_before_the_plugin_starts(
     assert exit_code("plugin", *words) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"Error: {sentence}")
+    assert err.startswith(f"Error: {message}")
     assert err.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""``scrubber devices`` and ``scrubber device``: who is in which state, who has what, and what a person must not miss."""
+"""``scrubber devices`` and ``scrubber device``: states, assignments, and warnings that must be visible."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ SMALL = pb.Device(
     state="in-use",
     hygiene="in-use",
     health="suspect",
-    tenant_namespace="team-with-a-long-name",
+    tenant="team-with-a-long-name",
     pod="a-training-job-with-an-even-longer-name-7d9f",
     container="main",
-    grants=17,
-    offered=True,
+    grant_count=17,
+    advertised=True,
     policy="default",
 )
 
@@ -43,7 +43,7 @@ async def service(short_tmp: Path) -> AsyncIterator[Service]:
 
 
 def fresh(device: pb.Device, seconds: float) -> pb.Device:
-    """``device`` with an unused certificate that is so old."""
+    """Return ``device`` with an unused certificate of that age."""
     young = pb.Device()
     young.CopyFrom(device)
     young.certificate.CopyFrom(CERTIFICATE)
@@ -53,7 +53,7 @@ def fresh(device: pb.Device, seconds: float) -> pb.Device:
 
 
 def given_back(hygiene: str) -> pb.Device:
-    """A device that a pod had, and that no scrub has shown to be over."""
+    """Return a device that a pod has released, and that no scrub has certified since."""
     device = pb.Device()
     device.CopyFrom(DEVICE)
     device.hygiene = hygiene
@@ -61,13 +61,13 @@ def given_back(hygiene: str) -> pb.Device:
 
 
 def cells(out: str) -> list[dict[str, str]]:
-    """The rows of a table that was not made to fit."""
+    """Return the rows of a table that was not fitted to a width."""
     header, *rows = (re.split(" {2,}", line) for line in out.splitlines())
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def timeless(text: str) -> str:
-    """``text`` with every moment alike, and as wide as before."""
+    """Return ``text`` with every time replaced by the same one, which has the same width."""
     return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-11-18T11:06:40Z", text)
 
 
@@ -78,14 +78,27 @@ class TestDevices:
         assert (ended.json["apiVersion"], ended.json["kind"]) == ("cli.scrubber.dev/v1", "DeviceList")
         assert service.asked == [pb.ListDevicesRequest()]
         clean, sick = ended.items
-        assert (clean["id"], clean["hygiene"], clean["certificate"]["id"]) == ("SIM-GPU-aa", "clean", "c-7")
-        assert (sick["cause"]["sentence"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
-        assert (sick["tenant_namespace"], sick["pod"], sick["container"]) == ("red", "train", "main")
+        assert (clean["metadata"]["name"], clean["hygiene"], clean["certificate"]["metadata"]["name"]) == (
+            "SIM-GPU-aa",
+            "clean",
+            "c-7",
+        )
+        assert (sick["cause"]["message"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
+        assert sick["assignedTo"] == {"tenant": "red", "pod": "train", "container": "main"}
 
     async def test_unset_field_is_null(self, service: Service, short_tmp: Path) -> None:
         service.devices = [pb.Device(id="SIM-GPU-dd", index="3")]
         (unknown,) = (await run(short_tmp, "devices", "-o", "json")).items
-        names = ("policy", "enforcement", "glass", "baseline", "waits", "hand_over", "retry_at", "numa_node")
+        names = (
+            "policy",
+            "enforcement",
+            "breakGlass",
+            "baseline",
+            "recoveryBlocker",
+            "lastHandOverKind",
+            "nextAttemptAt",
+            "numaNode",
+        )
         assert [unknown[name] for name in names] == [None] * len(names)
 
     async def test_yaml_equals_json(self, service: Service, short_tmp: Path) -> None:
@@ -99,18 +112,19 @@ class TestDevices:
         service.devices = [given_back(hygiene)]
         assert [row["TENANT"] for row in cells((await run(short_tmp, "devices")).out)] == ["-"]
         (told,) = (await run(short_tmp, "devices", "-o", "json")).items
-        assert [told[name] for name in ("tenant_namespace", "pod", "container")] == [None] * 3
-        assert told["tenancies"] == []
-        assert [(each["grant"], each["pod"]) for each in told["had_last"]] == [(4, "train-0")]
+        assert told["assignedTo"] is None
+        assert told["openGrants"] == []
+        assert [(each["sequence"], each["pod"]) for each in told["previousGrants"]] == [(4, "train-0")]
 
     async def test_assigned_device_shows_its_tenant_whatever_its_health(
         self, service: Service, short_tmp: Path
     ) -> None:
         service.devices = [DEVICE]
         (told,) = (await run(short_tmp, "devices", "-o", "json")).items
-        assert (told["health"], told["tenant_namespace"], told["pod"]) == ("quarantined", "team-a", "train-0")
-        assert [each["grant"] for each in told["tenancies"]] == [4]
-        assert told["had_last"] == []
+        assert told["health"] == "quarantined"
+        assert (told["assignedTo"]["tenant"], told["assignedTo"]["pod"]) == ("team-a", "train-0")
+        assert [each["sequence"] for each in told["openGrants"]] == [4]
+        assert told["previousGrants"] == []
 
     async def test_name_output_prints_one_id_per_line(self, service: Service, short_tmp: Path) -> None:
         assert (await run(short_tmp, "devices", "-o", "name")).out == "SIM-GPU-aa\nSIM-GPU-bb\n"
@@ -137,13 +151,20 @@ class TestDevices:
         assert small["DEVICE"] == SMALL.id
         assert small["TENANT"] == "team-with-a-long-name/a-training-job-with-an-even-longer-name-7d9f/main"
         assert (small["HEALTH"], small["CERTIFICATE"], small["MEMORY"]) == ("suspect", "-", "141 GiB")
-        assert (device["CERTIFICATE"], device["POLICY"], device["GRANTS"]) == ("used", "h200", "4")
+        assert (device["CERTIFICATE"], device["POLICY"], device["GRANTS"]) == ("consumed", "h200", "4")
 
     async def test_device_offered_although_out_of_service_is_marked(self, service: Service, short_tmp: Path) -> None:
         service.devices = [CLEAN, BROKEN, SICK]
         clean, broken, sick = cells((await run(short_tmp, "devices")).out)
-        assert [each["HEALTH"] for each in (clean, broken, sick)] == ["healthy", "quarantined, offered", "quarantined"]
-        assert broken["CAUSE"] == "Observed only: nothing is refused for it. Glass broken until 1970-01-01T00:01:00Z."
+        assert [each["HEALTH"] for each in (clean, broken, sick)] == [
+            "healthy",
+            "quarantined, advertised",
+            "quarantined",
+        ]
+        assert (
+            broken["CAUSE"]
+            == "Observed only: nothing is refused for it. Break-glass override until 1970-01-01T00:01:00Z."
+        )
         assert sick["CAUSE"] == "xid-95: XID 95 was \N{REPLACEMENT CHARACTER}[31mseen."
 
     async def test_default_policy_is_not_repeated_for_every_device(self, service: Service, short_tmp: Path) -> None:
@@ -157,20 +178,20 @@ class TestDevices:
         ended = await run(short_tmp, "devices")
         assert ended.code == 0
         assert ended.err == (
-            "Note: Until 1970-01-01T00:01:00Z nothing is refused for device 2 (SIM-GPU-cc), whatever is known of it: "
-            "uid:7 broke the glass (a deadline\N{REPLACEMENT CHARACTER}[2J). "
-            "scrubber break-glass 2 --end --reason … ends that now.\n"
+            "Note: Until 1970-01-01T00:01:00Z nothing is refused for device 2 (SIM-GPU-cc): "
+            "break-glass override by uid:7 (a deadline\N{REPLACEMENT CHARACTER}[2J). "
+            "To end it now: scrubber break-glass 2 --end --reason …\n"
         )
 
     async def test_open_breaker_is_shown_below_the_table(self, service: Service, short_tmp: Path) -> None:
         service.info = pb.ServiceInfo(
             policy="default",
             breaker=pb.Breaker(
-                resets="8 resets in 60 minutes.",
-                resets_until=60.0,
-                soft="2 are out.",
-                waiting=[SICK.id],
-                spared=[CLEAN.id],
+                resets_stopped_reason="8 resets in 60 minutes.",
+                resets_stopped_until=60.0,
+                soft_quarantines_stopped_reason="2 are out.",
+                awaiting_reset_ids=[SICK.id],
+                kept_in_service_ids=[CLEAN.id],
             ),
         )
         assert (await run(short_tmp, "devices")).err == (
@@ -215,7 +236,7 @@ class TestDevice:
         assert (ended.code, ended.err, ended.json["kind"]) == (0, "", "Device")
         (entry,) = ended.json["history"]
         (listed,) = (await run(short_tmp, "devices", "3", "-o", "json")).items
-        assert (entry["sequence"], entry["scrub"]["id"]) == (41, "scrub-77aa01")
+        assert (entry["sequence"], entry["scrub"]["metadata"]["name"]) == (41, "scrub-77aa01")
         assert {name: ended.json[name] for name in listed} == listed
 
     async def test_history_is_the_newest_twenty_rows_or_the_requested_number(
@@ -229,9 +250,9 @@ class TestDevice:
     async def test_healthy_device_output_is_short(self, service: Service, short_tmp: Path) -> None:
         service.entries = []
         out = (await run(short_tmp, "device", "0")).out
-        assert "\nWho has it\nnobody\n" in out
-        assert "\nBaseline\nwas not taken\n" in out
-        assert not {"cause", "it waits", "reset", "glass", "failures"} & {
+        assert "\nAssigned to\nnone\n" in out
+        assert "\nBaseline\nnot recorded\n" in out
+        assert not {"cause", "blocked by", "reset", "break-glass", "failures"} & {
             line.split("  ")[0] for line in out.splitlines()
         }
 
@@ -240,60 +261,70 @@ class TestDevice:
     ) -> None:
         service.devices = [DEVICE]
         out = (await run(short_tmp, "device", "3")).out
-        assert re.search(r"\nWho has it\nGRANT .*\n4 +team-a/train-0/main ", out)
-        assert "Had it last" not in out
+        assert re.search(r"\nAssigned to\nGRANT .*\n4 +team-a/train-0/main ", out)
+        assert "Previously assigned to" not in out
         service.devices = [given_back("dirty")]
         out = (await run(short_tmp, "device", "3")).out
-        assert re.search(r"\nWho has it\nnobody by a grant\n\nHad it last\nGRANT .*\n4 +team-a/train-0/main ", out)
+        assert re.search(
+            r"\nAssigned to\nnone by a grant\n\nPreviously assigned to\nGRANT .*\n4 +team-a/train-0/main ", out
+        )
 
     @pytest.mark.parametrize(
         ("more", "told"),
         [
-            ({"enforcement": "enforce"}, "owed: nothing is handed over before it"),
+            ({"enforcement": "enforce"}, "pending: the device is not handed over before it"),
             (
                 {"enforcement": "observe"},
-                "owed: the device is handed over without it all the same, because its policy only observes",
+                "pending: the device is handed over without it because its policy only observes",
             ),
             (
-                {"enforcement": "observe", "glass": pb.Glass(until=60.0, reason="r", actor="uid:0")},
-                "owed: the device is handed over without it all the same while its glass is broken",
+                {"enforcement": "observe", "break_glass": pb.BreakGlass(expires_at=60.0, reason="r", actor="uid:0")},
+                "pending: the device is handed over without it while break-glass is active",
             ),
         ],
     )
     async def test_hand_over_behaviour_while_a_reset_is_required_is_shown(
         self, service: Service, short_tmp: Path, more: dict[str, Any], told: str
     ) -> None:
-        service.devices = [pb.Device(id="x", index="0", must_reset=True, **more)]
+        service.devices = [pb.Device(id="x", index="0", reset_pending=True, **more)]
         (line,) = (each for each in (await run(short_tmp, "device", "0")).out.splitlines() if each.startswith("reset "))
         assert line.split(maxsplit=1)[1] == told
 
     @pytest.mark.parametrize(
-        ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("person", False)]
+        ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("operator", False)]
     )
     async def test_next_recovery_attempt_is_shown_only_where_the_service_makes_one(
         self, service: Service, short_tmp: Path, way: str, told: bool
     ) -> None:
         service.devices = [
-            pb.Device(id="x", index="0", cause=pb.Cause(code="c", way_back=way), retry_at=9.5, failures=1)
+            pb.Device(
+                id="x",
+                index="0",
+                cause=pb.Cause(code="c", recovery_method=way),
+                next_attempt_at=9.5,
+                failed_recoveries=1,
+            )
         ]
         out = (await run(short_tmp, "device", "0")).out
         assert ("next attempt" in out) is told
         assert ("due since 1970-01-01T00:00:09Z, " in out) is told
-        assert "1 attempt at recovery failed" in out
+        assert "1 recovery attempt failed" in out
 
     async def test_recovery_instruction_names_the_device_in_the_command(
         self, service: Service, short_tmp: Path
     ) -> None:
-        service.devices = [pb.Device(id="x", index="4", cause=pb.Cause(code="operator", way_back="person"))]
+        service.devices = [pb.Device(id="x", index="4", cause=pb.Cause(code="operator", recovery_method="operator"))]
         assert "scrubber unquarantine 4 --reason …\n" in (await run(short_tmp, "device", "4")).out
 
     async def test_unknown_next_action_is_shown_unchanged(self, service: Service, short_tmp: Path) -> None:
-        service.devices = [pb.Device(id="x", index="0", cause=pb.Cause(code="new", way_back="prayer"))]
-        assert "way back  prayer\n" in re.sub(" {3,}", "  ", (await run(short_tmp, "device", "0")).out)
+        service.devices = [pb.Device(id="x", index="0", cause=pb.Cause(code="new", recovery_method="prayer"))]
+        assert "recovery  prayer\n" in re.sub(" {3,}", "  ", (await run(short_tmp, "device", "0")).out)
 
     async def test_operator_text_is_escaped(self, service: Service, short_tmp: Path) -> None:
-        hostile = pb.Device(id="x", index="0", waits="\x1b[2J", glass=pb.Glass(reason="\x1b[2J", actor="uid:7"))
-        hostile.baseline.CopyFrom(pb.Baseline(reason="\x1b[2J", facts=[pb.Fact(name="\x1b[2J", found="\x1b[2J")]))
+        hostile = pb.Device(
+            id="x", index="0", recovery_blocker="\x1b[2J", break_glass=pb.BreakGlass(reason="\x1b[2J", actor="uid:7")
+        )
+        hostile.baseline.CopyFrom(pb.Baseline(reason="\x1b[2J", facts=[pb.Fact(name="\x1b[2J", actual="\x1b[2J")]))
         service.devices = [hostile]
         out = (await run(short_tmp, "device", "0")).out
         assert "\x1b" not in out
@@ -317,19 +348,19 @@ class TestOnATerminal:
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_device_list_fits_the_terminal(self, service: Service, short_tmp: Path, columns: int) -> None:
         service.devices = [fresh(CLEAN, 200), SMALL, lately(DEVICE), BROKEN]
-        told = await at_terminal("devices", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        told = await at_terminal("devices", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
         assert told.code == 0
         agrees_with(f"devices-{columns}", timeless(told.text))
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_device_details_fit_the_terminal(self, service: Service, short_tmp: Path, columns: int) -> None:
         service.devices, service.entries = [lately(DEVICE)], [ENTRY]
-        told = await at_terminal("device", "3", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        told = await at_terminal("device", "3", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
         assert told.code == 0
         agrees_with(f"device-{columns}", timeless(told.text))
 
     async def test_states_are_coloured_unless_colours_are_disabled(self, service: Service, short_tmp: Path) -> None:
-        socket = {"SCRUBBER_SOCKET": str(short_tmp)}
+        socket = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         coloured = await at_terminal("devices", columns=80, environment=socket)
         assert b"\x1b[31mquarantined\x1b[0m" in coloured.raw
         assert b"\x1b[32mclean\x1b[0m" in coloured.raw
@@ -340,7 +371,7 @@ class TestOnATerminal:
 
     async def test_json_on_a_terminal_is_plain_json(self, service: Service, short_tmp: Path) -> None:
         told = await at_terminal(
-            "devices", "-o", "json", columns=80, environment={"SCRUBBER_SOCKET": str(short_tmp)}, streams=["stderr"]
+            "devices", "-o", "json", columns=80, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}, streams=["stderr"]
         )
         assert len(json.loads(told.out)["items"]) == 2
 

@@ -1,4 +1,4 @@
-"""``scrubber doctor`` as a command: what it answers, how it exits, whom it needs, and what cannot hold it up."""
+"""``scrubber doctor`` as a command: its output, its exit codes, required privileges, and what cannot block it."""
 
 import errno
 import os
@@ -39,10 +39,10 @@ INFO = pb.ServiceInfo(
     policy="default",
     policy_digest=SERVED.policy_digest,
     enforcement="enforce",
-    ledger="ok",
+    ledger_status="ok",
     key_id=SERVED.key_id,
     audit_head=pb.AuditHead(sequence=7, hash="cd" * 32),
-    kubelet="ok",
+    kubelet_status="ok",
     pid=os.getpid(),
 )
 
@@ -55,12 +55,12 @@ def node(short_tmp: Path) -> Iterator[CheckContext]:
 
 @pytest.fixture
 def sockets(short_tmp: Path) -> Path:
-    """Where a service of a test is served."""
+    """Return the directory in which a test serves a service."""
     (short_tmp / "s").mkdir()
     return short_tmp / "s"
 
 
-# --- what is found, as a whole
+# --- overall findings
 
 
 def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
@@ -68,9 +68,24 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
     assert [check for check in checks if check.level is not CheckLevel.OK or check.remedy] == []
     assert [check.name for check in checks] == [
         *("service", "version", "enforcement", "devices", "breaker", "break-glass", "policy", "permissions", "sockets"),
-        *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "key", "audit-head"),
-        *("toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries", "bindings"),
-        *("libraries", "device-nodes", "unauthorized-use", "scrub-on-free", "persistenced", "kubelet", "plugins"),
+        *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "signing-key-id", "audit-head"),
+        *(
+            "toolkit-envvar",
+            "toolkit-volume-mounts",
+            "cdi-annotations",
+            "driver",
+            "driver-libraries",
+            "driver-bindings",
+        ),
+        *(
+            "dependencies",
+            "device-nodes",
+            "unauthorized-use",
+            "scrub-on-free",
+            "persistenced",
+            "kubelet",
+            "device-plugins",
+        ),
         *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock"),
     ]
 
@@ -83,7 +98,7 @@ def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
         socket_dir=nothing,
         state_dir=nothing,
     )
-    checks = [(check.name, check.level) for check in check_node(node) if check.name != "libraries"]
+    checks = [(check.name, check.level) for check in check_node(node) if check.name != "dependencies"]
     assert checks == [
         ("service", CheckLevel.ERROR),
         ("service", CheckLevel.WARNING),
@@ -128,7 +143,7 @@ def test_doctor_page_describes_every_check(node: CheckContext) -> None:
     assert named == list(dict.fromkeys(check.name for check in check_node(node)))
 
 
-# --- what cannot hold it up
+# --- what cannot block it
 
 
 def test_hanging_check_is_reported_and_delays_no_other_check(node: CheckContext) -> None:
@@ -230,11 +245,11 @@ async def test_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tm
 
 
 def words(node: CheckContext, sockets: Path) -> list[str | Path]:
-    return ["--socket", sockets, "--node-root", node.root, "--state-dir", node.state_dir]
+    return ["--socket-dir", sockets, "--node-root", node.root, "--state-dir", node.state_dir]
 
 
 async def test_doctor_exits_with_five_on_warnings_and_json_has_all_checks(node: CheckContext, sockets: Path) -> None:
-    """All well it cannot be: the state directory of a test has no disk of its own."""
+    """Not everything can be OK: the state directory of a test has no separate disk."""
     async with served(sockets) as service:
         service.info, service.devices = INFO, [CLEAN]
         ended = await run(*words(node, sockets), "-o", "json")
@@ -248,32 +263,32 @@ async def test_doctor_exits_with_five_on_warnings_and_json_has_all_checks(node: 
     assert report["checks"][0] == {
         "name": "service",
         "level": "ok",
-        "sentence": f"Version {SERVED.version} serves the sim backend under the policy default.",
+        "message": f"Version {SERVED.version} serves the sim backend under the policy default.",
         "remedy": None,
     }
-    assert {"ledger-disk": "warning", "key": "ok", "audit-head": "ok"}.items() <= ended.levels.items()
-    assert ended.check("key")["sentence"].endswith(f"{SERVED.key_id}.")
-    assert SERVED.audit_head in ended.check("audit-head")["sentence"]
+    assert {"ledger-disk": "warning", "signing-key-id": "ok", "audit-head": "ok"}.items() <= ended.levels.items()
+    assert ended.check("signing-key-id")["message"].endswith(f"{SERVED.key_id}.")
+    assert SERVED.audit_head in ended.check("audit-head")["message"]
 
 
 async def test_paths_are_taken_from_the_service(node: CheckContext, sockets: Path) -> None:
-    """The service says where its things are; below the node's root, they are there."""
+    """The service reports its paths; below the node's root, they exist."""
     write(node.root, "etc/scrubber/policy.yaml", "name: mine\n")
     (node.root / KUBELET).rename(node.root / "k")
     places = {"state": f"/{STATE}", "policy": "/etc/scrubber/policy.yaml", "kubelet": "/k", "nonsense": "/x"}
     async with served(sockets) as service:
         service.info = pb.ServiceInfo()
         service.info.CopyFrom(INFO)
-        service.info.places.update(places)
-        ended = await run("--socket", sockets, "--node-root", node.root, "-o", "json")
-    assert ended.check("state-dir")["sentence"].startswith(f"{node.root}/{STATE} is ")
-    assert ended.check("policy")["sentence"].startswith(f"{node.root}/etc/scrubber/policy.yaml says otherwise (mine,")
-    assert ended.check("kubelet")["sentence"] == f"The kubelet listens in {node.root}/k."
+        service.info.paths.update(places)
+        ended = await run("--socket-dir", sockets, "--node-root", node.root, "-o", "json")
+    assert ended.check("state-dir")["message"].startswith(f"{node.root}/{STATE} is ")
+    assert ended.check("policy")["message"].startswith(f"{node.root}/etc/scrubber/policy.yaml says otherwise (mine,")
+    assert ended.check("kubelet")["message"] == f"The kubelet listens in {node.root}/k."
 
 
 async def test_invalid_paths_from_the_service_are_not_followed(short_tmp: Path) -> None:
     async with served(short_tmp) as service:
-        service.info = pb.ServiceInfo(places={"state": "relative", "kubelet": "", "policy": "/with\0zero"})
+        service.info = pb.ServiceInfo(paths={"state": "relative", "kubelet": "", "policy": "/with\0zero"})
         said = await query_service(short_tmp)
     assert (said.paths.state, said.paths.kubelet, said.paths.policy) == (None, None, None)
 
@@ -281,7 +296,9 @@ async def test_invalid_paths_from_the_service_are_not_followed(short_tmp: Path) 
 async def test_service_that_does_not_list_its_devices_is_reported(short_tmp: Path) -> None:
     async with served(short_tmp) as service:
         service.info = INFO
-        service.devices = [pb.Device(id="GPU-a", index="0", glass=pb.Glass(until=60.0, reason="why", actor="uid:7"))]
+        service.devices = [
+            pb.Device(id="GPU-a", index="0", break_glass=pb.BreakGlass(expires_at=60.0, reason="why", actor="uid:7"))
+        ]
         said = await query_service(short_tmp)
     assert said.devices == (
         DeviceReport(
@@ -295,7 +312,7 @@ async def test_checks_independent_of_the_service_run_without_the_service(node: C
     assert (ended.code, ended.report["verdict"]) == (1, "error")
     wrong = [check for check in ended.report["checks"] if check["level"] == "error"]
     assert [check["name"] for check in wrong] == ["service"]
-    assert "scrubber serve" in wrong[0]["sentence"]
+    assert "scrubber serve" in wrong[0]["message"]
     assert {"toolkit-envvar": "ok", "kubelet": "ok", "signing-key": "ok"}.items() <= ended.levels.items()
 
 
@@ -314,14 +331,14 @@ async def test_terminal_output_shows_remedies_and_a_summary(node: CheckContext, 
 _SAME_EVERYWHERE = frozenset(
     {
         *("service", "toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries"),
-        *("device-nodes", "scrub-on-free", "persistenced", "kubelet", "plugins", "cgroups", "kernel", "clock"),
+        *("device-nodes", "scrub-on-free", "persistenced", "kubelet", "device-plugins", "cgroups", "kernel", "clock"),
     }
 )
-"""Findings in which no name, number or version of the machine stands that runs the test."""
+"""Findings without any name, number or version of the machine that runs the test."""
 
 
 def same_everywhere(screen: str, root: Path) -> str:
-    """The table's header and those findings, with a root that is always called the same."""
+    """Return the table's header and those findings, with a fixed name for the root."""
     kept, keep = [], True
     for line in screen.splitlines()[:-1]:
         words = line.split()
@@ -349,7 +366,7 @@ async def test_control_characters_are_escaped(node: CheckContext) -> None:
     assert "\N{REPLACEMENT CHARACTER}[31m*" in told.text
 
 
-# --- who is not root
+# --- unprivileged users
 
 
 async def test_unprivileged_user_is_informed_and_unverified_checks_are_never_ok(node: CheckContext) -> None:
@@ -371,7 +388,7 @@ async def test_unprivileged_user_is_informed_and_unverified_checks_are_never_ok(
             (node.root / name).chmod(0o755)
     unseen = {
         *("permissions", "sockets", "capabilities", "ledger-disk", "ledger-lock", "signing-key", "toolkit-envvar"),
-        *("cdi-annotations", "persistenced", "kubelet", "plugins"),
+        *("cdi-annotations", "persistenced", "kubelet", "device-plugins"),
     }
     assert {name: ended.levels.get(name) for name in unseen} == dict.fromkeys(unseen, "warning")
     assert ended.code == 1

@@ -1,4 +1,4 @@
-"""What a command says and how it exits when it gets no answer: one sentence, and a code that says whose turn it is."""
+"""Failing commands: one message, and an exit code that indicates who has to act."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ class TestErrors:
         assert (process.returncode, out[:5]) == (0, b"INDEX")
 
     async def test_error_message_is_wrapped_on_a_terminal(self, short_tmp: Path) -> None:
-        told = await at_terminal("devices", columns=40, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        told = await at_terminal("devices", columns=40, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
         first, *others = told.text.splitlines()
         assert first == "Error: The scrub service is not there:"
         assert all(line.startswith("       ") for line in others)

@@ -1,4 +1,4 @@
-"""The command line documents itself: every flag names its environment variable, and asking for help is cheap."""
+"""The command line documents itself: every flag names its environment variable, and showing help is fast."""
 
 import shlex
 import sys
@@ -57,55 +57,104 @@ METRICS = ("--metrics-address", "--metrics-cert", "--metrics-key", "--metrics-cl
 
 FLAGS = {
     ("serve",): {
-        *("--backend", "--sim-dir", "--state-dir", "--socket", "--policy", "--kubelet-dir", "--pod-resources-socket"),
-        *("--pod-logs-dir", *METRICS, "--traces", "--node-name", "--cgroup-root", "--containers", "--log-format"),
-        *("--log-level", "--reflection", "--admin-group", "--read-group", "--watch-interval", "--list-settle"),
+        *(
+            "--backend",
+            "--sim-dir",
+            "--state-dir",
+            "--socket-dir",
+            "--policy",
+            "--kubelet-dir",
+            "--pod-resources-socket",
+        ),
+        *(
+            "--pod-logs-dir",
+            *METRICS,
+            "--traces",
+            "--node-name",
+            "--cgroup-root",
+            "--container-identity",
+            "--log-format",
+        ),
+        *(
+            "--log-level",
+            "--grpc-reflection",
+            "--admin-group",
+            "--read-group",
+            "--poll-interval",
+            "--list-stabilization-window",
+        ),
         *("--nvidia-driver-root", "--fail-on-init-error", "--disable-healthchecks"),
     },
     ("plugin",): {
-        *("--kubelet-dir", "--socket", "--resource-name", "--registration", "--log-format", "--log-level"),
+        *("--kubelet-dir", "--socket-dir", "--resource-name", "--registration", "--log-format", "--log-level"),
         *("--device-list-strategy", "--device-id-strategy", "--pass-device-specs", "--mig-strategy", "--cdi-dir"),
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
-        *("--upstream-dir", "--cluster", "--node-name", *METRICS, "--traces", "--ready-file"),
+        *("--upstream-dir", "--cluster-reporting", "--node-name", *METRICS, "--traces", "--ready-file"),
     },
-    ("devices",): {"--watch", "--socket", "--output"},
-    ("device",): {"--limit", "--socket", "--output"},
+    ("devices",): {"--watch", "--socket-dir", "--output"},
+    ("device",): {"--limit", "--socket-dir", "--output"},
     ("history",): {
         *("--device", "--tenant", "--outcome", "--event", "--since", "--before", "--limit", "--all"),
-        *("--socket", "--output"),
+        *("--socket-dir", "--output"),
     },
-    ("scrub",): {"--all-idle", "--path", "--wait", "--timeout", "--socket", "--output"},
-    ("reset",): {"--reason", "--yes", "--no-input", "--wait", "--timeout", "--socket", "--output"},
-    ("quarantine",): {"--reason", "--socket", "--output"},
-    ("unquarantine",): {"--reason", "--yes", "--no-input", "--socket", "--output"},
-    ("break-glass",): {"--for", "--end", "--reason", "--yes", "--no-input", "--socket", "--output"},
-    ("reset-plan",): {"--socket", "--output"},
+    ("scrub",): {"--all-idle", "--path", "--wait", "--timeout", "--socket-dir", "--output"},
+    ("reset",): {"--reason", "--yes", "--no-input", "--wait", "--timeout", "--socket-dir", "--output"},
+    ("quarantine",): {"--reason", "--socket-dir", "--output"},
+    ("unquarantine",): {"--reason", "--yes", "--no-input", "--socket-dir", "--output"},
+    ("break-glass",): {"--duration", "--end", "--reason", "--yes", "--no-input", "--socket-dir", "--output"},
+    ("reset-plan",): {"--socket-dir", "--output"},
     ("doctor",): {
-        *("--socket", "--state-dir", "--policy", "--toolkit-config", "--kubelet-dir", "--pod-logs-dir", "--node-root"),
+        *(
+            "--socket-dir",
+            "--state-dir",
+            "--policy",
+            "--toolkit-config",
+            "--kubelet-dir",
+            "--pod-logs-dir",
+            "--node-root",
+        ),
         "--output",
     },
-    ("version",): {"--service", "--socket", "--output"},
+    ("version",): {"--service", "--socket-dir", "--output"},
     ("completion",): set(),
-    ("baseline", "show"): {"--socket", "--output"},
-    ("baseline", "accept"): {"--reason", "--yes", "--no-input", "--socket", "--output"},
-    ("certificate", "list"): {"--socket", "--output"},
-    ("certificate", "show"): {"--device", "--socket", "--output"},
-    ("certificate", "export"): {"--device", "--socket"},
-    ("certificate", "key"): {"--socket"},
-    ("certificate", "verify"): {"--key", "--socket", "--output"},
-    ("audit", "verify"): {"--ledger", "--file", "--head", "--socket", "--output"},
-    ("audit", "export"): {"--ledger", "--after", "--socket"},
-    ("audit", "head"): {"--socket", "--output"},
+    ("baseline", "show"): {"--socket-dir", "--output"},
+    ("baseline", "accept"): {"--reason", "--yes", "--no-input", "--socket-dir", "--output"},
+    ("certificate", "list"): {"--socket-dir", "--output"},
+    ("certificate", "show"): {"--device", "--socket-dir", "--output"},
+    ("certificate", "export"): {"--device", "--socket-dir"},
+    ("certificate", "key"): {"--socket-dir"},
+    ("certificate", "verify"): {"--key", "--socket-dir", "--output"},
+    ("audit", "verify"): {"--ledger-dir", "--file", "--head", "--socket-dir", "--output"},
+    ("audit", "export"): {"--ledger-dir", "--after", "--socket-dir"},
+    ("audit", "head"): {"--socket-dir", "--output"},
     ("policy", "explain"): {
-        *("--kind", "--hygiene", "--health", "--watched", "--model", "--resource", "--xid", "--output"),
+        *("--hand-over", "--hygiene", "--health", "--watched", "--model", "--resource", "--xid", "--output"),
         "--node-name",
     },
     ("sim", "create"): {"--dir", "--devices", "--memory", "--output"},
     ("sim", "fault"): {
-        *("--dir", "--device", "--xid", "--ecc", "--lost", "--stuck", "--slow-clear", "--wont-clear", "--reset"),
-        *("--driver-absent", "--ghost", "--unkillable", "--temperature", "--condition", "--counter", "--recovery"),
+        *(
+            "--dir",
+            "--device",
+            "--xid",
+            "--ecc",
+            "--lost",
+            "--driver-timeout",
+            "--slow-clear",
+            "--clear-fails",
+            "--reset",
+        ),
+        *(
+            "--driver-absent",
+            "--untraceable-holder",
+            "--holder-unkillable",
+            "--temperature",
+            "--condition",
+            "--counter",
+            "--recovery",
+        ),
         *("--firmware", "--repeat", "--rate"),
     },
     ("sim", "reboot"): {"--dir"},
@@ -139,7 +188,7 @@ def helped(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def written(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
-    """The help, line by line as it is."""
+    """Return the help text, unmodified."""
     with pytest.raises(SystemExit) as ended:
         main([*name, "--help"])
     assert ended.value.code == 0
@@ -156,13 +205,13 @@ def test_scripted_options_of_each_command_exist(name: tuple[str, ...]) -> None:
 
 
 DAEMONS = {("serve",), ("plugin",)}
-"""Commands whose every option is a setting."""
+"""Commands of which every option is a setting."""
 
 SETTINGS = {
-    *("--socket", "--output", "--no-input", "--state-dir", "--policy", "--toolkit-config", "--kubelet-dir"),
+    *("--socket-dir", "--output", "--no-input", "--state-dir", "--policy", "--toolkit-config", "--kubelet-dir"),
     *("--pod-logs-dir", "--node-root"),
 }
-"""Options of the other commands that are settings: where things are and how answers are written, on every call."""
+"""Options of the other commands that are settings: locations and output formats, the same in every call."""
 
 SETTINGS_OF: dict[tuple[str, ...], set[str]] = {
     ("policy", "explain"): {"--node-name"},
@@ -177,7 +226,7 @@ def variables(option: typer.core.TyperOption) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_only_settings_are_read_from_environment_variables(name: tuple[str, ...]) -> None:
-    # A filter, a target or a confirmation from a forgotten variable changes silently what a command shows or does.
+    # A filter, a target or a confirmation from a forgotten variable would silently change what a command shows or does.
     settings = SETTINGS | SETTINGS_OF.get(name, set())
     having = {each.opts[-1] for each in options(name) if variables(each)}
     assert having == {each.opts[-1] for each in options(name) if name in DAEMONS or each.opts[-1] in settings}
@@ -209,7 +258,7 @@ def test_each_environment_variable_belongs_to_one_option() -> None:
             if option.envvar:
                 meanings.setdefault(str(option.envvar), set()).add(option.opts[-1])
     assert {variable: flags for variable, flags in meanings.items() if len(flags) > 1} == {
-        # Where the simulated node is: its own commands call it what it is to them.
+        # The location of the simulated node: its own commands use a shorter name.
         "SCRUBBER_SIM_DIR": {"--dir", "--sim-dir"}
     }
 
@@ -217,14 +266,14 @@ def test_each_environment_variable_belongs_to_one_option() -> None:
 def test_top_level_help_lists_every_command_under_its_section(capsys: pytest.CaptureFixture[str]) -> None:
     text = written((), capsys)
     sections: dict[str, list[str]] = {}
-    for section in ("Look", "Act", "Prove", "Run", "Try"):
+    for section in ("Inspect", "Operate", "Verify", "Run", "Try it out"):
         _, heading, below = text.partition(f"\n{section}:\n")
         assert heading
         sections[section] = below.partition("\n\n")[0].splitlines()
     listed = [line for lines in sections.values() for line in lines]
     assert sorted(line.split()[0] for line in listed) == sorted({name[0] for name in COMMANDS}), "each of them once"
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
-    assert sections["Look"][0].split()[0] == "devices", "what a new user types first"
+    assert sections["Inspect"][0].split()[0] == "devices", "what a new user types first"
 
 
 @pytest.mark.parametrize("group", ["sim", "policy", "certificate", "audit", "baseline"])
@@ -248,13 +297,13 @@ def test_help_ends_with_an_example_that_parses(name: tuple[str, ...], capsys: py
             flags = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
             known = {flag for option in options(command) for flag in (*option.opts, *option.secondary_opts)}
             assert flags <= known, line
-            # Whatever is wrong with a value, or missing, is said when it is read; nothing runs.
+            # Parsing reports every invalid or missing value; nothing runs.
             with ALL[command].make_context("scrubber", list(words[len(command) :])):
                 pass
 
 
 def words_of(typed: str) -> tuple[str, ...]:
-    """What a shell makes of ``scrubber WORDS``, without where the answer goes."""
+    """Return the arguments that a shell passes for ``scrubber WORDS``, without redirections."""
     return tuple(shlex.split(typed.partition("scrubber ")[2].partition(" >")[0].removesuffix(")")))
 
 
@@ -316,7 +365,7 @@ def test_device_can_be_named_by_a_shortened_id_from_a_table(copied: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (["scrub"], "Error: Name a DEVICE, or say --all-idle.\n"),
         (["quarantine"], "Missing argument 'DEVICE'"),
@@ -330,24 +379,24 @@ def test_device_can_be_named_by_a_shortened_id_from_a_table(copied: str) -> None
         (["history", "--limit", "abc"], 'Error: --limit: "abc" is no whole number.\n'),
         (["sim", "fault", "--dir", "x", "--rate", "fast"], 'Error: --rate: "fast" is no number.\n'),
         (["devices", "-o", "xml"], 'Error: --output: "xml" is none of table, json, yaml, name.\n'),
-        (["devices", "--socket", " "], "Error: --socket: a directory has a name; this is empty.\n"),
+        (["devices", "--socket-dir", " "], "Error: --socket-dir: a directory has a name; this is empty.\n"),
         (
             ["unquarantine", "0", "--reason", "why", "--no-input"],
             "Error: With --no-input nobody is asked: say --yes if",
         ),
         (["break-glass", "0", "--reason", "why", "--yes"], "say either for how long, or --end"),
-        (["break-glass", "0", "--reason", "why", "--yes", "--for", "1w"], '"1w" is not a time'),
+        (["break-glass", "0", "--reason", "why", "--yes", "--duration", "1w"], '"1w" is not a time'),
         (["sim", "create", "--dir", "x", "--memory", "lots"], '"lots" is not a size'),
     ],
 )
 def test_usage_error_exits_with_two_and_sends_no_request(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
-    assert sentence in err
+    assert message in err
 
 
 def test_invalid_environment_value_is_refused_by_its_variable_name(

@@ -1,4 +1,4 @@
-"""``scrubber history``: the newest part of the audit trail, narrowed, for people and for scripts."""
+"""``scrubber history``: the newest part of the audit trail, filtered, as a table and for scripts."""
 
 import asyncio
 import json
@@ -30,16 +30,16 @@ class TestHistory:
             pb.HistoryEntry(
                 sequence=2,
                 hash="h2",
-                name="scrub-passed",
-                at=0.0,
-                device="SIM-GPU-aa",
+                event="scrub-passed",
+                timestamp=0.0,
+                device_id="SIM-GPU-aa",
                 scrub_id="s-9",
                 actor="uid:0",
-                fields_json='{"seconds": 0.5}',
+                fields_json='{"duration_seconds": 0.5}',
                 scrub=PASSED.result.scrub,
                 certificate=CLEAN.certificate,
             ),
-            pb.HistoryEntry(sequence=1, hash="h1", name="service-started", at=0.0, actor="service"),
+            pb.HistoryEntry(sequence=1, hash="h1", event="service-started", timestamp=0.0, actor="service"),
         ]
 
     async def test_json_is_a_list_of_audit_rows(self, service: Service, short_tmp: Path) -> None:
@@ -47,14 +47,14 @@ class TestHistory:
         assert (ended.code, ended.err) == (0, "")
         assert service.asked == [pb.GetHistoryRequest(limit=100)]
         scrubbed, started = ended.items
-        assert scrubbed["fields"] == {"seconds": 0.5}
-        assert (scrubbed["scrub"]["id"], scrubbed["certificate"]["id"]) == ("s-9", "c-7")
+        assert scrubbed["fields"] == {"duration_seconds": 0.5}
+        assert (scrubbed["scrub"]["metadata"]["name"], scrubbed["certificate"]["metadata"]["name"]) == ("s-9", "c-7")
         assert started == {
             "sequence": 1,
-            "at": 0.0,
-            "name": "service-started",
-            "device": None,
-            "scrub_id": None,
+            "timestamp": "1970-01-01T00:00:00.000000Z",
+            "event": "service-started",
+            "deviceID": None,
+            "scrubID": None,
             "actor": "service",
             "fields": {},
             "scrub": None,
@@ -68,14 +68,14 @@ class TestHistory:
         assert ended.code == 0
         assert service.asked == [pb.GetHistoryRequest(device="0", since=60.0, limit=5)]
         assert ended.out.splitlines()[1].split() == [
-            *("2", "1970-01-01T00:00:00Z", "scrub-passed", "SIM-GPU-aa", "s-9", "uid:0", "seconds=0.5"),
+            *("2", "1970-01-01T00:00:00Z", "scrub-passed", "SIM-GPU-aa", "s-9", "uid:0", "duration_seconds=0.5"),
         ]
-        await run(short_tmp, "history", "--tenant", "red", "--outcome", "Held_Up", "--device", "SIM-GPU-1f3a…")
+        await run(short_tmp, "history", "--tenant", "red", "--outcome", " Blocked ", "--device", "SIM-GPU-1f3a…")
         assert service.asked[1:] == [
-            pb.GetHistoryRequest(device="SIM-GPU-1f3a", tenant="red", outcome="held-up", limit=100)
+            pb.GetHistoryRequest(device="SIM-GPU-1f3a", tenant="red", outcome="blocked", limit=100)
         ]
 
-    @pytest.mark.parametrize("word", ["passed", "held-up", "failed", "abandoned", "ok", "granted", "refused"])
+    @pytest.mark.parametrize("word", ["passed", "blocked", "failed", "abandoned", "ok", "granted", "refused"])
     async def test_every_outcome_can_be_filtered(self, service: Service, short_tmp: Path, word: str) -> None:
         assert (await run(short_tmp, "history", "--outcome", word)).code == 0
         assert service.asked == [pb.GetHistoryRequest(outcome=word, limit=100)]
@@ -84,7 +84,7 @@ class TestHistory:
         ended = await run(short_tmp, "history", "--outcome", "broken")
         assert (ended.code, ended.out, service.asked) == (2, "", [])
         assert (
-            '"broken" is no outcome; there are: passed, held-up, failed, abandoned, ok, granted, refused.'
+            '"broken" is no outcome; there are: passed, blocked, failed, abandoned, ok, granted, refused.'
             in " ".join(ended.err.split())
         )
 
@@ -102,8 +102,8 @@ class TestHistory:
             ),
             (("--before", "1"), "The audit trail has nothing before row 1.\n"),
             (
-                ("--event", "health.", "--event", " Use.ungranted", "--device", "0", "--before", "1"),
-                "The audit trail has no health.… or use.ungranted of device 0 before row 1.\n",
+                ("--event", "health.", "--event", " Unauthorized.use.detected", "--device", "0", "--before", "1"),
+                "The audit trail has no health.… or unauthorized.use.detected of device 0 before row 1.\n",
             ),
             (
                 ("--outcome", "refused"),
@@ -154,7 +154,7 @@ class TestHistory:
         ended = await run(
             short_tmp,
             *("history", *asked, "--since", "1970-01-01T00:01:00Z", "--before", "9", "--limit", "1"),
-            *("--socket", str(short_tmp)),
+            *("--socket-dir", str(short_tmp)),
         )
         note, command = ended.err.splitlines()
         assert note.startswith(
@@ -162,24 +162,24 @@ class TestHistory:
         )
         await run(short_tmp, *shlex.split(command)[1:])
         first, second = service.asked
-        first.before = 2
+        first.before_sequence = 2
         assert second == first
-        assert f" --socket {short_tmp}" in command
+        assert f" --socket-dir {short_tmp}" in command
 
     async def test_next_page_command_keeps_start_time_and_page_size(self, service: Service, short_tmp: Path) -> None:
         told = await at_terminal(
             *("history", "--since", "90s", "--limit", "1"),
             columns=200,
-            environment={"SCRUBBER_SOCKET": str(short_tmp)},
+            environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)},
         )
         _, command, *_ = told.text.splitlines()
         await run(short_tmp, *shlex.split(command)[1:])
         first, second = service.asked
-        assert (second.limit, second.before) == (first.limit, 2) == (1, 2)
+        assert (second.limit, second.before_sequence) == (first.limit, 2) == (1, 2)
         assert second.since == pytest.approx(first.since, abs=1e-5)
 
     async def test_endless_pages_from_a_service_are_detected(self, service: Service, short_tmp: Path) -> None:
-        service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=4)], next_before=4)
+        service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=4)], next_before_sequence=4)
         ended = await run(short_tmp, "history", "--all")
         assert (ended.code, ended.out, len(service.asked)) == (1, "", 2)
         assert "older than row 4, the service gave 1 rows and goes on before row 4" in ended.err
@@ -189,7 +189,7 @@ class TestHistory:
         self, service: Service, short_tmp: Path, rows: list[int]
     ) -> None:
         entries = [pb.HistoryEntry(sequence=each) for each in rows]
-        service.page = pb.GetHistoryResponse(entries=entries, next_before=6)
+        service.page = pb.GetHistoryResponse(entries=entries, next_before_sequence=6)
         ended = await run(short_tmp, "history")
         assert (ended.code, ended.out, len(service.asked)) == (1, "", 1)
         assert "does not lead to older ones" in ended.err
@@ -198,7 +198,7 @@ class TestHistory:
         told = await at_terminal(
             *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "1"),
             columns=200,
-            environment={"SCRUBBER_SOCKET": str(short_tmp)},
+            environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)},
         )
         note, command, header, *_ = told.text.splitlines()
         assert note == (
@@ -215,17 +215,17 @@ class TestHistory:
         names = ["health.quarantined", "residue.unexplained", "certificate.issued"]
         service.entries = [
             pb.HistoryEntry(
-                sequence=n, name=name, device="GPU-" + "0123456789abcdef" * 2, scrub_id="s-1", actor="service"
+                sequence=n, event=name, device_id="GPU-" + "0123456789abcdef" * 2, scrub_id="s-1", actor="service"
             )
             for n, name in enumerate(names, 1)
         ]
-        told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
         assert all(name in told.text.split() for name in names)
 
     async def test_name_output_has_no_note_without_a_terminal(self, service: Service, short_tmp: Path) -> None:
         assert await run(short_tmp, "history", "--limit", "1", "-o", "name") == Ended(0, "2\n", "")
         told = await at_terminal(
-            *("history", "--limit", "1", "-o", "name"), columns=200, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+            *("history", "--limit", "1", "-o", "name"), columns=200, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         )
         _, command, name = told.text.splitlines()
         assert (command, name) == ("  scrubber history --limit 1 --before 2 --output name", "2")
@@ -237,7 +237,7 @@ class TestHistory:
         for limit, next_before in (("1", 2), ("2", None)):
             ended = await run(short_tmp, "history", "--limit", limit, "-o", form)
             document = yaml.safe_load(ended.out)  # which reads JSON, too
-            assert (document["kind"], document["next_before"]) == ("HistoryEntryList", next_before)
+            assert (document["kind"], document["metadata"]["continue"]) == ("HistoryEntryList", next_before)
             assert (len(document["items"]), ended.err) == (int(limit), "")
 
     @pytest.mark.parametrize("form", ["json", "yaml"])
@@ -245,10 +245,10 @@ class TestHistory:
         seen, rows = asyncio.Event(), 1001
 
         class Slow(Service):
-            """Keeps the second page back until the first one was seen."""
+            """Withholds the second page until the first one was displayed."""
 
             async def GetHistory(self, request: Any, context: Any) -> pb.GetHistoryResponse:
-                if request.before:
+                if request.before_sequence:
                     await seen.wait()
                 return await super().GetHistory(request, context)
 
@@ -266,7 +266,7 @@ class TestHistory:
         document = yaml.load(b"".join(lines) + out, yaml.CSafeLoader)
         assert (process.returncode, err) == (0, b"")
         assert [each["sequence"] for each in document["items"]] == [*range(rows, 0, -1)]
-        assert document["next_before"] is None
+        assert document["metadata"]["continue"] is None
 
     @pytest.mark.parametrize(
         ("words", "many", "next_before"),
@@ -285,11 +285,11 @@ class TestHistory:
     async def test_requested_number_of_rows_is_fetched_across_pages(
         self, service: Service, short_tmp: Path, words: tuple[str, ...], many: int, next_before: int | None
     ) -> None:
-        service.entries = [pb.HistoryEntry(sequence=number, name="scrub.started") for number in range(2500, 0, -1)]
+        service.entries = [pb.HistoryEntry(sequence=number, event="scrub.started") for number in range(2500, 0, -1)]
         ended = await run(short_tmp, "history", *words, "-o", "json")
-        first = service.asked[0].before or 2501
+        first = service.asked[0].before_sequence or 2501
         assert [each["sequence"] for each in ended.items] == [*range(first - 1, first - 1 - many, -1)]
-        assert ended.json["next_before"] == next_before
+        assert ended.json["metadata"]["continue"] == next_before
         assert all(each.limit <= 1000 for each in service.asked)
 
     @pytest.mark.parametrize(
@@ -315,30 +315,34 @@ class TestHistory:
         ("name", "fields", "told"),
         [
             (
-                "glass.broken",
-                {"reason": "a deadline", "until": 60.5, "seconds": 30.0},
-                "reason=a deadline until=1970-01-01T00:01:00Z seconds=30.0",
+                "break-glass.started",
+                {"reason": "a deadline", "duration_seconds": 30.0, "expires_at": 60.5},
+                "reason=a deadline duration_seconds=30.0 expires_at=1970-01-01T00:01:00Z",
             ),
-            ("glass.mended", {"sentence": "The time was over."}, "The time was over."),
-            ("breaker.opened", {"what": "soft", "sentence": "2 of 8 are out."}, "what=soft: 2 of 8 are out."),
+            ("break-glass.ended", {"message": "The time was over."}, "The time was over."),
             (
-                "tenant.blamed",
-                {"tenant_namespace": "red", "quarantines": 3, "sentence": "3 within a day."},
-                "tenant_namespace=red quarantines=3: 3 within a day.",
+                "breaker.opened",
+                {"breaker": "soft-quarantines", "message": "2 of 8 are out."},
+                "breaker=soft-quarantines: 2 of 8 are out.",
             ),
             (
-                "health.signal",
-                {"code": "xid-31", "class": "application", "new": 2, "total": 9, "tenant_namespace": None},
+                "tenant.flagged",
+                {"tenant": "red", "quarantines": 3, "message": "3 within a day."},
+                "tenant=red quarantines=3: 3 within a day.",
+            ),
+            (
+                "health.errors-reported",
+                {"code": "xid-31", "class": "application", "new": 2, "total": 9, "tenant": None},
                 "code=xid-31 class=application new=2 total=9",
             ),
-            ("odd", {"until": 1e300, "since": "noon", "sentence": None}, "until=1e+300 since=noon"),
+            ("odd", {"expires_at": 1e300, "since": "noon", "message": None}, "expires_at=1e+300 since=noon"),
             ("odd", {}, "-"),
         ],
     )
     async def test_table_shows_times_and_messages(
         self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], told: str
     ) -> None:
-        entry = pb.HistoryEntry(sequence=3, name=name, at=0.0, actor="uid:7", fields_json=json.dumps(fields))
+        entry = pb.HistoryEntry(sequence=3, event=name, timestamp=0.0, actor="uid:7", fields_json=json.dumps(fields))
         service.entries = [entry]
         _, row = (await run(short_tmp, "history")).out.splitlines()
         assert row.partition("uid:7")[2].strip() == told
@@ -349,9 +353,9 @@ OTHER = "GPU-1f3a09c2-9999-4e0b-9a77-0c5d2b1e4f60"
 HAPPENED = (
     pb.HistoryEntry(
         sequence=99_120,
-        name="handover.granted",
-        at=1_795_000_000.0,
-        device=LONG,
+        event="handover.granted",
+        timestamp=1_795_000_000.0,
+        device_id=LONG,
         actor="plugin",
         fields_json=json.dumps(
             {
@@ -360,30 +364,30 @@ HAPPENED = (
                 "grant": 4,
                 "certificate": "cert-5b1f8c2e90ad",
                 "exception": None,
-                "tenant_namespace": "team-a",
+                "tenant": "team-a",
                 "pod": "train-0",
                 "container": "main",
-                "seconds": 0.012,
+                "duration_seconds": 0.012,
             }
         ),
     ),
     pb.HistoryEntry(
         sequence=99_119,
-        name="scrub.finished",
-        at=1_794_999_990.0,
-        device=OTHER,
+        event="scrub.finished",
+        timestamp=1_794_999_990.0,
+        device_id=OTHER,
         scrub_id="scrub-5b1f8c2e90ad",
         actor="uid:1000",
-        fields_json=json.dumps({"outcome": "failed", "sentence": "12 bytes did not read back: \x1b[2J\u4e2d\u6587."}),
+        fields_json=json.dumps({"outcome": "failed", "message": "12 bytes did not read back: \x1b[2J\u4e2d\u6587."}),
     ),
-    pb.HistoryEntry(sequence=99_118, name="service.started", at=1_794_999_980.0, actor="service"),
+    pb.HistoryEntry(sequence=99_118, event="service.started", timestamp=1_794_999_980.0, actor="service"),
 )
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 async def test_history_fits_the_terminal(service: Service, short_tmp: Path, columns: int) -> None:
     service.entries = list(HAPPENED)
-    told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+    told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
     assert told.code == 0
     agrees_with(f"history-{columns}", told.text)
 
@@ -392,7 +396,7 @@ async def test_history_fits_the_terminal(service: Service, short_tmp: Path, colu
 async def test_history_page_with_its_note_fits_the_terminal(service: Service, short_tmp: Path, columns: int) -> None:
     service.entries = list(HAPPENED)
     told = await at_terminal(
-        *("history", "--limit", "2"), columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+        *("history", "--limit", "2"), columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
     )
     assert told.code == 0
     agrees_with(f"history-page-{columns}", told.text)

@@ -18,11 +18,11 @@ from tests.cli.stage import Ended, run
 from tests.ledger_samples import event
 
 ROWS = 4_500
-"""More than four pages, and than two looks of the ledger."""
+"""More than four pages, and than two reads of the ledger."""
 
 
 class _Remembering(FakeNode):
-    """A node whose past is on a disk; the row ``damaged`` of it cannot be read."""
+    """A node whose history is on disk; the row ``damaged`` of it cannot be read."""
 
     def __init__(self, ledger: SqliteLedger) -> None:
         super().__init__()
@@ -41,9 +41,9 @@ class _Remembering(FakeNode):
 async def node(short_tmp: Path) -> AsyncIterator[_Remembering]:
     ledger = SqliteLedger(short_tmp / "ledger")
     await ledger.load()
-    first = (event("health.quarantined", at=1.0, cause="xid-95"), event("glass.broken", at=2.0), event(at=3.0))
+    first = (event("health.quarantined", at=1.0, cause="xid-95"), event("break-glass.started", at=2.0), event(at=3.0))
     await ledger.commit(
-        LedgerChange(events=(*first, *(event(at=100.0) for _ in range(ROWS - 4)), event("glass.mended")))
+        LedgerChange(events=(*first, *(event(at=100.0) for _ in range(ROWS - 4)), event("break-glass.ended")))
     )
     node = _Remembering(ledger)
     async with serve(node, Sockets(short_tmp / "s"), grace=0):
@@ -59,7 +59,7 @@ def sequences(ended: Ended) -> list[int]:
 async def test_all_option_returns_every_row_once_in_bounded_requests(node: _Remembering, short_tmp: Path) -> None:
     ended = await run(short_tmp / "s", "history", "--all", "-o", "json")
     assert sequences(ended) == [*range(ROWS, 0, -1)]
-    assert ended.json["next_before"] is None
+    assert ended.json["metadata"]["continue"] is None
     assert [each.limit for each in node.asked if isinstance(each, HistoryQuery)] == [1001] * 5
 
 
@@ -77,28 +77,30 @@ async def test_next_page_commands_lead_to_the_end_of_the_trail(node: _Rememberin
 async def test_damaged_row_after_a_page_does_not_fail_that_page(node: _Remembering, short_tmp: Path) -> None:
     node.damaged = ROWS - 2
     ended = await run(short_tmp / "s", "history", "--limit", "2", "-o", "json")
-    assert (sequences(ended), ended.json["next_before"]) == ([ROWS, ROWS - 1], ROWS - 1)
+    assert (sequences(ended), ended.json["metadata"]["continue"]) == ([ROWS, ROWS - 1], ROWS - 1)
     older = await run(short_tmp / "s", "history", "--limit", "2", "--before", str(ROWS - 1), "-o", "json")
     assert older == Ended(1, "", f"Error: Row {ROWS - 2} is damaged.\n")
 
 
 async def test_rare_event_is_found_and_the_result_is_known_to_be_complete(node: _Remembering, short_tmp: Path) -> None:
-    ended = await run(short_tmp / "s", "history", "--event", "glass.", "--event", "health.quarantined", "-o", "json")
-    assert (sequences(ended), ended.json["next_before"]) == ([ROWS, 2, 1], None)
-    ended = await run(short_tmp / "s", "history", "--event", "glass.", "--limit", "1", "-o", "json")
-    assert (sequences(ended), ended.json["next_before"]) == ([ROWS], ROWS)
+    ended = await run(
+        short_tmp / "s", "history", "--event", "break-glass.", "--event", "health.quarantined", "-o", "json"
+    )
+    assert (sequences(ended), ended.json["metadata"]["continue"]) == ([ROWS, 2, 1], None)
+    ended = await run(short_tmp / "s", "history", "--event", "break-glass.", "--limit", "1", "-o", "json")
+    assert (sequences(ended), ended.json["metadata"]["continue"]) == ([ROWS], ROWS)
     assert sequences(
-        await run(short_tmp / "s", "history", "--event", "glass.", "--before", str(ROWS), "-o", "json")
+        await run(short_tmp / "s", "history", "--event", "break-glass.", "--before", str(ROWS), "-o", "json")
     ) == [2]
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (
-            ("--event", "glass.shattered"),
+            ("--event", "break-glass.shattered"),
             (
-                'The audit trail has no event "glass.shattered"; there are: glass.broken, glass.mended; "glass." asks for all '
+                'The audit trail has no event "break-glass.shattered"; there are: break-glass.ended, break-glass.started; "break-glass." asks for all '
                 "that begin so."
             ),
         ),
@@ -110,6 +112,6 @@ async def test_rare_event_is_found_and_the_result_is_known_to_be_complete(node: 
     ],
 )
 async def test_unsupported_history_filter_is_refused_with_the_supported_ones(
-    node: _Remembering, short_tmp: Path, words: tuple[str, ...], sentence: str
+    node: _Remembering, short_tmp: Path, words: tuple[str, ...], message: str
 ) -> None:
-    assert await run(short_tmp / "s", "history", *words) == Ended(2, "", f"Error: {sentence}\n")
+    assert await run(short_tmp / "s", "history", *words) == Ended(2, "", f"Error: {message}\n")

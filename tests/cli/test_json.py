@@ -1,6 +1,7 @@
-"""What the commands write in JSON, and the page that tells scripts about it: neither has a key that the other has not.
+"""The commands' JSON output and its documentation: both have the same keys.
 
-A new kind needs a row in ``docs/cli-json.md`` for each key, and a command line in :data:`WRITTEN_BY` that shows them all.
+A new kind needs a row in ``docs/cli-json.md`` for each key, and a command line in :data:`WRITTEN_BY` that shows them
+all.
 """
 
 import json
@@ -43,7 +44,7 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "AuditReport": (("audit", "verify", "--head", f"1:{'a' * 64}"),),
     "AuditHead": (("audit", "head"),),
-    "AuditTrail": (("audit", "export"),),
+    "AuditLog": (("audit", "export"),),
     "AuditRow": (("audit", "export"),),
     "DoctorReport": (("doctor", "--node-root", "{dir}"),),
     "PolicyCheck": (("policy", "check", "default"),),
@@ -56,19 +57,19 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "SimDevice": (("sim", "create", "--dir", "{dir}/sim"), ("sim", "split", "--dir", "{dir}/sim", "--device", "0")),
     "Version": (("version", "--service"),),
 }
-OLDER = pb.HistoryEntry(sequence=40, hash="cd" * 32, name="service.started", at=1.0, actor="service")
-NEVER_FILLED = {"AuditRow": {"scrub"}}
+OLDER = pb.HistoryEntry(sequence=40, hash="cd" * 32, event="service.started", timestamp=1.0, actor="service")
+NEVER_FILLED = {"AuditRow": {"scrubID"}}
 BARE = pb.Device(
-    id="GPU-4", index="4", model="m", state="dirty", hygiene="dirty", health="healthy", tenancies=DEVICE.tenancies
+    id="GPU-4", index="4", model="m", state="dirty", hygiene="dirty", health="healthy", open_grants=DEVICE.open_grants
 )
-"""A device that was given back, of which there is nothing else to say."""
+"""A released device with all other fields unset."""
 OTHER_FORMATS = {"audit export"}
-"""Commands that write JSON without being asked to."""
+"""Commands that write JSON without ``-o json``."""
 
 
 @dataclass
 class Everything(Service):
-    """Says all that there is to say."""
+    """A service with every field set."""
 
     devices: list[pb.Device] = field(default_factory=lambda: [DEVICE, BARE])
     entries: list[pb.HistoryEntry] = field(default_factory=lambda: [ENTRY, OLDER])
@@ -78,24 +79,29 @@ class Everything(Service):
             status = status_from_error(DeviceBusy("It is in use."), public=False)
             await context.abort(status.code, status.details, status.metadata)
         yield pb.ScrubUpdate(
-            result=pb.ScrubResult(scrub=SCRUB, certificate=CERTIFICATE, device=DEVICE, unexplained="12 bytes.")
+            result=pb.ScrubResult(scrub=SCRUB, certificate=CERTIFICATE, device=DEVICE, unexplained_residue="12 bytes.")
         )
 
-    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
+    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceResponse:
         if request.device not in ("3", DEVICE.id):
             status = status_from_error(DeviceBusy("It is in use."), public=False)
             await context.abort(status.code, status.details, status.metadata)
-        return pb.DeviceAnswer(device=DEVICE)
+        return pb.DeviceResponse(device=DEVICE)
 
     async def GetResetPlan(self, request: Any, context: Any) -> pb.ResetPlan:
         return pb.ResetPlan(
-            device=DEVICE.id, method="m", acts=["a"], unavailable="No.", blockers=["b"], together=["GPU-4"]
+            device_id=DEVICE.id,
+            method="m",
+            actions=["a"],
+            unavailable_reason="No.",
+            blockers=["b"],
+            also_reset_ids=["GPU-4"],
         )
 
     async def GetCertificate(self, request: Any, context: Any) -> pb.SignedCertificate:
-        found = signed(SLOW, "used", KEY)
+        found = signed(SLOW, "consumed", KEY)
         found.certificate.next_grant = 4
-        found.certificate.rests_on = "cert-1"
+        found.certificate.base_certificate_id = "cert-1"
         return found
 
 
@@ -109,7 +115,7 @@ async def sockets(short_tmp: Path) -> AsyncIterator[Path]:
 
 @pytest.fixture
 async def trail(short_tmp: Path) -> AsyncIterator[Path]:
-    """The sockets of a service whose trail has given up its first rows."""
+    """Provide the sockets of a service whose trail was pruned."""
     directory = short_tmp / "trail"
     directory.mkdir()
     async with reading(directory) as there:
@@ -129,7 +135,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the documentation -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,13 +149,13 @@ class Row:
 
     @property
     def link(self) -> str | None:
-        """The section that says what is in it, if another one does."""
+        """The section that documents the value, if another one does."""
         found = re.search(r"\]\(#([a-z-]+)\)", self.type)
         return None if found is None else found[1]
 
 
 def page() -> Mapping[str, Mapping[str, Row]]:
-    """By heading as a link names it, the rows of its table by key."""
+    """Return the rows of each table by key, by heading as a link names it."""
     sections: dict[str, dict[str, Row]] = {}
     rows: dict[str, Row] = {}
     for line in (ROOT / "docs/cli-json.md").read_text().splitlines():
@@ -164,6 +170,7 @@ def page() -> Mapping[str, Mapping[str, Row]]:
 PAGE = page()
 SIMPLE: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
+    "time": (str,),
     "whole number": (int,),
     "number": (int, float),
     "true or false": (bool,),
@@ -177,7 +184,7 @@ SIMPLE: Mapping[str, tuple[type, ...]] = {
 
 @dataclass
 class Compared:
-    """What was found of a section in what was written."""
+    """What was found of a section in the output."""
 
     section: str
     seen: set[str] = field(default_factory=set)
@@ -210,7 +217,7 @@ class Compared:
             return
         if value not in ([], {}):
             self.filled.add(key)
-        if value == "" and self.section not in ("audittrail", "auditrow"):
+        if value == "" and self.section not in ("auditlog", "auditrow"):
             self.wrong.append(f"{key} is an empty text")
         if row.link is not None:
             for each in value if isinstance(value, list) else [value]:
@@ -223,7 +230,7 @@ class Compared:
     def _simple(self, value: Any, key: str, type_: str, rows: Mapping[str, Row]) -> None:
         is_number = type_ in ("whole number", "number")
         wanted: Any = SIMPLE[type_]
-        if not isinstance(value, wanted) or (is_number and isinstance(value, bool)):
+        if not isinstance(value, wanted) or (is_number and isinstance(value, bool)) or not is_written_as(value, type_):
             self.wrong.append(f"{key} is {value!r}, no {type_}")
         elif type_ == "object":
             self._object(value, rows, f"{key}.")
@@ -232,8 +239,13 @@ class Compared:
                 self._object(each, rows, f"{key}[].")
 
 
+def is_written_as(value: object, type_: str) -> bool:
+    """Whether a time is one of RFC 3339, in UTC to the microsecond; everything else is."""
+    return type_ != "time" or bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", str(value)))
+
+
 def documents(out: str) -> Iterator[Mapping[str, Any]]:
-    """The documents in ``out``: one, or one a line."""
+    """Yield the documents in ``out``: one, or one a line."""
     try:
         yield json.loads(out)
     except ValueError:
@@ -241,7 +253,7 @@ def documents(out: str) -> Iterator[Mapping[str, Any]]:
 
 
 async def written(kind: str, sockets: Path, files: Path) -> list[Mapping[str, Any]]:
-    """Everything of ``kind`` that the commands write."""
+    """Return every document of ``kind`` that the commands write."""
     found: list[Mapping[str, Any]] = []
     for words in WRITTEN_BY[kind]:
         as_json = () if " ".join(words) in OTHER_FORMATS else ("-o", "json")
@@ -251,7 +263,12 @@ async def written(kind: str, sockets: Path, files: Path) -> list[Mapping[str, An
             if document["kind"] == kind:
                 found.append({name: document[name] for name in document if name not in ("apiVersion", "kind")})
             elif document["kind"] == f"{kind}List":
-                assert set(document) == {"apiVersion", "kind", "items", *PAGE.get(document["kind"].lower(), ())}
+                assert set(document) == {
+                    "apiVersion",
+                    "kind",
+                    "items",
+                    *(key for key in PAGE.get(document["kind"].lower(), ()) if "." not in key),
+                }
                 found.extend(document["items"])
             else:
                 assert len(WRITTEN_BY[kind]) == 1, f"{words} wrote {document['kind']}"
@@ -288,11 +305,11 @@ def test_every_json_kind_is_tested_and_documented() -> None:
     assert {kind.lower() for kind in named} <= set(PAGE)
 
 
-# -- nothing that the service says is left out -------------------------------------------------------------------------
+# -- completeness ------------------------------------------------------------------------------------------------------
 
 
 def paths(message: Message, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where in ``message`` there is a field, by the names that lead there; of a list, its first element counts."""
+    """Yield the path of every set field in ``message``; of a list, only the first element counts."""
     for each in message.DESCRIPTOR.fields:
         yield (*at, each.name)
         inner = getattr(message, each.name)
@@ -322,5 +339,5 @@ def test_every_message_field_appears_in_the_json_output(shape: Any, sample: Mess
             inner = getattr(inner, name)
             inner = inner if isinstance(inner, Message) else inner[0]
         inner.ClearField(path[-1])
-        # A finding names its step once more.
+        # A finding repeats the name of its step.
         assert json.dumps(shape(changed)) != whole or path[-2:] == ("findings", "step"), path

@@ -1,4 +1,4 @@
-"""``scrubber policy``: a file is judged, shown and explained before a node has it."""
+"""``scrubber policy``: a file is validated, shown and explained before a node uses it."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def test_show_includes_default_values(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "answer", "exception"),
     [
-        (("default",), "go-by-exception", "same-container"),
-        (("default", "--unwatched"), "scrub", None),
-        (("default", "--hygiene", "dirty", "--health", "suspect"), "scrub", None),
-        (("default", "--kind", "other-tenant", "--hygiene", "clean"), "go-on-certificate", None),
-        (("default", "--kind", "same-pod"), "scrub", None),
+        (("default",), "start-by-exception", "same-container"),
+        (("default", "--unwatched"), "scrub-first", None),
+        (("default", "--hygiene", "dirty", "--health", "suspect"), "scrub-first", None),
+        (("default", "--hand-over", "other-tenant", "--hygiene", "clean"), "start-with-certificate", None),
+        (("default", "--hand-over", "same-pod"), "scrub-first", None),
         (("default", "--hygiene", "scrubbing"), "wait-for-scrub", None),
         (("default", "--hygiene", "clean", "--health", "quarantined"), "refuse", None),
-        (("strict",), "scrub", None),
-        (("trusted", "--kind", "same-tenant"), "go-by-exception", "same-tenant"),
-        (("trusted", "--kind", "other-tenant"), "scrub", None),
+        (("strict",), "scrub-first", None),
+        (("trusted", "--hand-over", "same-tenant"), "start-by-exception", "same-tenant"),
+        (("trusted", "--hand-over", "other-tenant"), "scrub-first", None),
     ],
 )
 def test_explain_gives_the_decision_that_the_node_would_make(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], answer: str, exception: str | None
 ) -> None:
     found = explained(capsys, *words)
-    assert (found["answer"], found["exception"]) == (answer, exception)
+    assert (found["decision"], found["exception"]) == (answer, exception)
     assert found["reason"]
 
 
@@ -115,25 +115,25 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "override", "answer"),
     [
-        (("--model", "NVIDIA L40S"), "small", "scrub"),
-        (("--model", "NVIDIA L4", "--resource", "nvidia.com/gpu.shared"), "small", "scrub"),
-        (("--resource", "nvidia.com/gpu.shared"), "shared", "go-by-exception"),
-        (("--model", "NVIDIA H200", "--resource", "nvidia.com/gpu"), None, "go-by-exception"),
-        ((), None, "go-by-exception"),
+        (("--model", "NVIDIA L40S"), "small", "scrub-first"),
+        (("--model", "NVIDIA L4", "--resource", "nvidia.com/gpu.shared"), "small", "scrub-first"),
+        (("--resource", "nvidia.com/gpu.shared"), "shared", "start-by-exception"),
+        (("--model", "NVIDIA H200", "--resource", "nvidia.com/gpu"), None, "start-by-exception"),
+        ((), None, "start-by-exception"),
     ],
 )
 def test_explain_selects_the_first_matching_override(
     capsys: pytest.CaptureFixture[str], file: Path, words: tuple[str, ...], override: str | None, answer: str
 ) -> None:
     found = explained(capsys, str(file), *words)
-    assert (found["override"], found["answer"]) == (override, answer)
+    assert (found["override"], found["decision"]) == (override, answer)
     assert found["policy"] == ("mine" if override is None else f"mine/{override}")
     _, out, _ = run(capsys, "explain", str(file), *words)
     assert ("none of small, shared fits" if override is None else f"{override} is the first that fits") in out
 
 
 def test_explain_covers_soft_conditions(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    sustained = explained(capsys, str(file), "--model", "NVIDIA L4")["sustained"]
+    sustained = explained(capsys, str(file), "--model", "NVIDIA L4")["quarantineAfterSeconds"]
     assert isinstance(sustained, dict)
     assert (sustained["too-hot"], sustained["pcie-width"], sustained["nvlink-down"]) == (120.0, None, 600.0)
     _, out, _ = run(capsys, "explain", str(file), "--model", "NVIDIA L4")
@@ -143,11 +143,11 @@ def test_explain_covers_soft_conditions(capsys: pytest.CaptureFixture[str], file
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "source", "way_back"),
+    ("words", "kind", "source", "recovery_method"),
     [
         (("default", "--xid", "95"), "reset", "action", "reset"),
         (("default", "--xid", "79"), "reboot", "action", "reboot"),
-        (("default", "--xid", "61"), "service", "unused", "person"),
+        (("default", "--xid", "61"), "repair", "unused", "operator"),
         (("default", "--xid", "48"), "reset", "procedure", "reset"),
         (("default", "--xid", "31"), "application", "action", None),
         (("default", "--xid", "154"), "context", "procedure", None),
@@ -157,14 +157,19 @@ def test_explain_covers_soft_conditions(capsys: pytest.CaptureFixture[str], file
     ],
 )
 def test_explain_covers_an_xid_and_its_recovery_action(
-    capsys: pytest.CaptureFixture[str], file: Path, words: tuple[str, ...], kind: str, source: str, way_back: str | None
+    capsys: pytest.CaptureFixture[str],
+    file: Path,
+    words: tuple[str, ...],
+    kind: str,
+    source: str,
+    recovery_method: str | None,
 ) -> None:
     words = tuple(str(file) if word == "MINE" else word for word in words)
     xid = explained(capsys, *words)["xid"]
     assert isinstance(xid, dict)
-    assert (xid["class"], xid["source"], xid["way_back"]) == (kind, source, way_back)
+    assert (xid["class"], xid["source"], xid["recoveryMethod"]) == (kind, source, recovery_method)
     _, out, _ = run(capsys, "explain", *words)
-    assert ("way back" in out) is (way_back is not None)
+    assert any(line.startswith("recovery  ") for line in out.splitlines()) is (recovery_method is not None)
 
 
 def test_xid_classified_by_the_policy_has_the_policy_as_its_source(
@@ -240,7 +245,7 @@ def test_show_lists_only_reclassified_xids_unless_all_are_requested(
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"),
+    ("code", "message"),
     [
         (
             "45",
@@ -251,7 +256,7 @@ def test_show_lists_only_reclassified_xids_unless_all_are_requested(
     ],
 )
 def test_explain_states_for_each_xid_whether_the_drivers_action_applies(
-    capsys: pytest.CaptureFixture[str], code: str, sentence: str
+    capsys: pytest.CaptureFixture[str], code: str, message: str
 ) -> None:
     _, out, _ = run(capsys, "explain", "default", "--xid", code)
-    assert sentence in out
+    assert message in out

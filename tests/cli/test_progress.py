@@ -1,4 +1,4 @@
-"""Progress, apart from any terminal: what is known is shown, what is not known is not, and all of it fits."""
+"""Progress, independent of any terminal: known values are shown, unknown ones are not, and all of it fits."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ GIB = 1024**3
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test advances."""
 
     now = 100.0
 
@@ -40,10 +40,10 @@ def target(number: int) -> ScrubTarget:
 def at(
     done: float, *, total: float = 80, step: str = "memory", phase: str = "clear", number: int = 0, joined: bool = False
 ) -> TargetStatus:
-    """Device ``number``, of which ``done`` of ``total`` GiB of a phase are done."""
+    """Return device ``number``, of which ``done`` of ``total`` GiB of a phase are done."""
     progress = pb.ScrubProgress(
-        scrub="s-1",
-        device=target(number).id,
+        scrub_id="s-1",
+        device_id=target(number).id,
         step=step,
         phase=phase,
         done_bytes=int(done * GIB),
@@ -55,7 +55,7 @@ def at(
 
 def ended(outcome: str, number: int = 0) -> TargetStatus:
     return TargetStatus(
-        target(number), result=pb.ScrubResult(scrub=pb.Scrub(device=target(number).id, outcome=outcome))
+        target(number), result=pb.ScrubResult(scrub=pb.Scrub(device_id=target(number).id, outcome=outcome))
     )
 
 
@@ -164,7 +164,7 @@ def test_progress_shows_waiting_before_the_first_step(board: ProgressTable) -> N
     assert shown(board).endswith("waiting")
 
 
-@pytest.mark.parametrize("outcome", ["passed", "failed", "held-up", "abandoned"])
+@pytest.mark.parametrize("outcome", ["passed", "failed", "blocked", "abandoned"])
 def test_finished_scrub_is_marked(board: ProgressTable, outcome: str) -> None:
     board.update(at(20))
     course = ended(outcome)
@@ -225,7 +225,7 @@ def test_progress_line_stays_within_the_terminal_and_escapes_control_characters(
     for number, (id_, step, done, total) in enumerate(devices):
         for factor in (2, 1):
             progress = pb.ScrubProgress(
-                device=id_.encode(errors="replace").decode(),
+                device_id=id_.encode(errors="replace").decode(),
                 step=step.encode(errors="replace").decode(),
                 done_bytes=done // factor,
                 total_bytes=total,

@@ -30,7 +30,7 @@ from tests.cli.terminal import WIDTHS, Terminal, agrees_with, at_terminal, termi
 
 WHY = ("--reason", "new fan")
 UNQUARANTINE = ("unquarantine", "1", *WHY)
-BREAK_GLASS = ("break-glass", "2", "--for", "30m", *WHY)
+BREAK_GLASS = ("break-glass", "2", "--duration", "30m", *WHY)
 RESET = ("reset", "1", *WHY)
 ACCEPT = ("baseline", "accept", "1", *WHY)
 THAT_ASK = (UNQUARANTINE, BREAK_GLASS, RESET, ACCEPT)
@@ -53,7 +53,7 @@ class Several(Node):
     def __post_init__(self) -> None:
         self.devices = [CLEAN, SICK, BROKEN]
 
-    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
+    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceResponse:
         answer = await super().Quarantine(request, context)
         if request.device == self.silent_for:
             self.fell_silent.set()
@@ -63,7 +63,7 @@ class Several(Node):
             await context.abort(status.code, status.details, status.metadata)
         for each in self.devices:
             if each.id == request.device:
-                cause = pb.Cause(code="operator", sentence=request.reason, way_back="person", actor="uid:0")
+                cause = pb.Cause(code="operator", message=request.reason, recovery_method="operator", actor="uid:0")
                 answer.device.CopyFrom(each)
                 answer.device.MergeFrom(pb.Device(health="quarantined", state="quarantined", cause=cause))
         return answer
@@ -79,13 +79,13 @@ async def several(short_tmp: Path) -> AsyncIterator[Several]:
 @pytest.fixture
 async def node(short_tmp: Path) -> AsyncIterator[Node]:
     async with standing(short_tmp) as node:
-        node.plan = pb.ResetPlan(device=SICK.id, method="bus reset", acts=["Reset it."])
+        node.plan = pb.ResetPlan(device_id=SICK.id, method="bus reset", actions=["Reset it."])
         yield node
 
 
 @pytest.fixture
 def there(short_tmp: Path) -> Mapping[str, str]:
-    return {"SCRUBBER_SOCKET": str(short_tmp)}
+    return {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
 
 
 def done(node: Node) -> list[object]:
@@ -97,7 +97,7 @@ class TestQuarantine:
         ended = await run(short_tmp, "quarantine", "SIM-GPU-b", "--reason", "smells burnt", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
         assert node.asked == [pb.QuarantineRequest(device="SIM-GPU-b", reason="smells burnt")]
-        assert (ended.json["id"], ended.json["state"]) == ("SIM-GPU-bb", "quarantined")
+        assert (ended.json["metadata"]["name"], ended.json["state"]) == ("SIM-GPU-bb", "quarantined")
 
     async def test_quarantine_table_shows_the_same_policy_as_the_device_list(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "quarantine", "1", *WHY)
@@ -150,8 +150,8 @@ class TestQuarantine:
         assert [
             (each["target"], each["device"] and each["device"]["health"], each["error"]) for each in ended.items
         ] == [
-            ("SIM-GPU-aa", None, {"code": "refused", "sentence": "It is not allowed."}),
-            ("SIM-GPU-bb", None, {"code": "ledger", "sentence": "The disk is full."}),
+            ("SIM-GPU-aa", None, {"code": "refused", "message": "It is not allowed."}),
+            ("SIM-GPU-bb", None, {"code": "ledger-failure", "message": "The disk is full."}),
             ("SIM-GPU-cc", "quarantined", None),
         ]
         several.refusals = {"SIM-GPU-aa": Refused("It is not allowed.")}
@@ -216,7 +216,7 @@ class TestUnquarantine:
     async def test_quarantine_reason_without_a_full_stop_gets_one_in_the_confirmation(
         self, node: Node, there: Mapping[str, str]
     ) -> None:
-        cause = pb.Cause(code="operator", sentence="noisy", way_back="person", actor="uid:7")
+        cause = pb.Cause(code="operator", message="noisy", recovery_method="operator", actor="uid:7")
         node.devices = [pb.Device(id="GPU-a", index="1", state="quarantined", health="quarantined", cause=cause)]
         async with asked(*UNQUARANTINE, there=there) as person:
             assert "is quarantined: noisy. Once it" in person.screen.text
@@ -224,31 +224,32 @@ class TestUnquarantine:
 
 class TestBreakGlass:
     async def test_break_glass_request_carries_duration_and_reason(self, node: Node, short_tmp: Path) -> None:
-        words = ("break-glass", "2", "--for", "30m", "--reason", "a deadline", "--yes")
+        words = ("break-glass", "2", "--duration", "30m", "--reason", "a deadline", "--yes")
         ended = await run(short_tmp, *words, "-o", "json")
         assert (ended.code, ended.err) == (0, "")
-        assert node.asked == [pb.BreakGlassRequest(device="2", reason="a deadline", seconds=1800.0)]
-        assert (ended.json["id"], ended.json["glass"]["until"]) == ("SIM-GPU-cc", 60.0)
+        assert node.asked == [pb.BreakGlassRequest(device="2", reason="a deadline", duration_seconds=1800.0)]
+        assert ended.json["metadata"]["name"] == "SIM-GPU-cc"
+        assert ended.json["breakGlass"]["expiresAt"] == "1970-01-01T00:01:00.000000Z"
 
     async def test_ending_a_break_glass_override_needs_no_confirmation(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "break-glass", "1", "--end", "--reason", "it held", "-o", "name")
         assert ended == Ended(0, "SIM-GPU-bb\n", "")
-        assert node.asked == [pb.BreakGlassRequest(device="1", reason="it held", seconds=0.0)]
+        assert node.asked == [pb.BreakGlassRequest(device="1", reason="it held", duration_seconds=0.0)]
 
     @pytest.mark.parametrize(
         ("words", "named"),
         [
-            (("--for", "30m", "--yes"), "--reason"),
-            (("--for", "30m", "--reason", " ", "--yes"), "--reason"),
+            (("--duration", "30m", "--yes"), "--reason"),
+            (("--duration", "30m", "--reason", " ", "--yes"), "--reason"),
             (("--end",), "--reason"),
-            (("--reason", "why", "--yes"), "--for"),
-            (("--for", "30m", "--end", "--reason", "why", "--yes"), "--end"),
-            (("--for", "0", "--reason", "why", "--yes"), "--for"),
-            (("--for", "0ms", "--reason", "why", "--yes"), "--for"),
-            (("--for", "nan", "--reason", "why", "--yes"), "--for"),
-            (("--for", "inf", "--reason", "why", "--yes"), "--for"),
-            (("--for=-5", "--reason", "why", "--yes"), "--for"),
-            (("--for", "soon", "--reason", "why", "--yes"), "--for"),
+            (("--reason", "why", "--yes"), "--duration"),
+            (("--duration", "30m", "--end", "--reason", "why", "--yes"), "--end"),
+            (("--duration", "0", "--reason", "why", "--yes"), "--duration"),
+            (("--duration", "0ms", "--reason", "why", "--yes"), "--duration"),
+            (("--duration", "nan", "--reason", "why", "--yes"), "--duration"),
+            (("--duration", "inf", "--reason", "why", "--yes"), "--duration"),
+            (("--duration=-5", "--reason", "why", "--yes"), "--duration"),
+            (("--duration", "soon", "--reason", "why", "--yes"), "--duration"),
         ],
     )
     async def test_incomplete_break_glass_request_is_not_sent(
@@ -368,7 +369,7 @@ class TestRefusals:
         self, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         async with standing(short_tmp, Purpose.READ) as node:
-            node.plan = pb.ResetPlan(device=SICK.id, method="bus reset")
+            node.plan = pb.ResetPlan(device_id=SICK.id, method="bus reset")
             # Whoever may read may go this far; the other directory is closed to all but the service.
             short_tmp.chmod(0o755)
             for path in (short_tmp / "read", short_tmp / "read" / "read.sock"):

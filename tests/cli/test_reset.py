@@ -1,4 +1,4 @@
-"""``scrubber reset-plan`` and ``reset`` against a service on real sockets: what is shown, and which exit code says what."""
+"""``scrubber reset-plan`` and ``reset`` against a service on real sockets: output and exit codes."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ async def node(short_tmp: Path) -> AsyncIterator[FakeNode]:
 async def run(sockets: Path, *words: str) -> tuple[int | None, str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCRUBBER_")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", "reset-plan", *words, "--socket", str(sockets)),
+        *(sys.executable, "-m", "scrubber.cli.main", "reset-plan", *words, "--socket-dir", str(sockets)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
@@ -56,8 +56,8 @@ async def test_reset_plan_is_printed_as_made_by_the_engine(node: FakeNode, short
     async with ReadClient(short_tmp / "s") as client:
         told = await client.reset_plan("0")
     assert node.asked == [("reset-plan", "GPU-a0")]
-    assert (told.device, told.method, told.unavailable) == (FREE.device, FREE.method, "")
-    assert (tuple(told.acts), tuple(told.together)) == (FREE.actions, FREE.also_reset)
+    assert (told.device_id, told.method, told.unavailable_reason) == (FREE.device, FREE.method, "")
+    assert (tuple(told.actions), tuple(told.also_reset_ids)) == (FREE.actions, FREE.also_reset)
 
 
 @pytest.mark.parametrize(("plan", "code"), [(FREE, 0), (HELD, 3), (NEVER, 1)])
@@ -70,13 +70,13 @@ async def test_reset_plan_exits_with_zero_only_if_a_reset_is_possible_now(
     assert json.loads(out) == {
         "apiVersion": "cli.scrubber.dev/v1",
         "kind": "ResetPlan",
-        "device": "GPU-a0",
+        "deviceID": "GPU-a0",
         "possible": code == 0,
         "method": "nvidia-smi --gpu-reset",
-        "acts": list(plan.actions),
-        "unavailable": plan.unavailable,
+        "actions": list(plan.actions),
+        "unavailableReason": plan.unavailable,
         "blockers": list(plan.blockers),
-        "together": ["GPU-a1"],
+        "alsoResetIDs": ["GPU-a1"],
     }
 
 
@@ -112,7 +112,7 @@ RESET = ("reset", "1", "--reason", "it hangs")
 async def stage(short_tmp: Path) -> AsyncIterator[Node]:
     async with standing(short_tmp) as stage:
         stage.plan = pb.ResetPlan(
-            device=DEVICE.id, method="nvidia-smi --gpu-reset", acts=["Reset it."], together=["GPU-2a-0000"]
+            device_id=DEVICE.id, method="nvidia-smi --gpu-reset", actions=["Reset it."], also_reset_ids=["GPU-2a-0000"]
         )
         stage.scripts["1"] = [begun(DEVICE, step="reset", phase=""), passed(DEVICE)]
         yield stage
@@ -132,7 +132,7 @@ class TestReset:
         ]
 
     async def test_unavailable_reset_is_refused_with_the_reason(self, stage: Node, short_tmp: Path) -> None:
-        stage.plan.unavailable = "The service does not run as root."
+        stage.plan.unavailable_reason = "The service does not run as root."
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, ended.out, len(stage.asked)) == (3, "", 1)
         assert ended.err.endswith("Error: The service does not run as root.\n")
@@ -149,7 +149,7 @@ class TestReset:
         assert ended.err.endswith("Error: Device 1 is in use by red/train (main).\n")
 
     async def test_device_that_did_not_return_after_a_reset_exits_with_one(self, stage: Node, short_tmp: Path) -> None:
-        stage.scripts["1"] = [result(DEVICE, "failed", pb.Finding(severity="fault", sentence="It did not come back."))]
+        stage.scripts["1"] = [result(DEVICE, "failed", pb.Finding(severity="fault", message="It did not come back."))]
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, "It did not come back." in ended.out.splitlines()[1]) == (1, True)
 
@@ -158,21 +158,21 @@ class TestReset:
         self, stage: Node, short_tmp: Path, health: str
     ) -> None:
         update = passed(DEVICE)
-        cause = pb.Cause(code="operator", sentence="It is noisy", way_back="person", since=1.0, actor="uid:0")
-        out = device(1, state=health, health=health, cause=cause, offered=False)
+        cause = pb.Cause(code="operator", message="It is noisy", recovery_method="operator", since=1.0, actor="uid:0")
+        out = device(1, state=health, health=health, cause=cause, advertised=False)
         update.result.device.CopyFrom(out)
         stage.scripts["1"] = [update]
         ended = await command(short_tmp, *RESET, "--yes", "-o", "json")
         assert (ended.code, ended.json["scrub"]["outcome"], ended.json["device"]["health"]) == (1, "passed", health)
         assert ended.err.endswith(
-            f"Error: Device 1 was reset and proved clean, and is still {health}: It is noisy. Only a person can release it: "
+            f"Error: Device 1 was reset and proved clean, and is still {health}: It is noisy. Only an operator can release it: "
             "scrubber unquarantine 1 --reason …\n"
         )
         assert "Note: Device 1 is" not in ended.err
 
     async def test_device_on_probation_after_a_reset_exits_with_zero(self, stage: Node, short_tmp: Path) -> None:
         update = passed(DEVICE)
-        update.result.device.CopyFrom(device(1, state="probation", health="probation", offered=False))
+        update.result.device.CopyFrom(device(1, state="probation", health="probation", advertised=False))
         stage.scripts["1"] = [update]
         ended = await command(short_tmp, *RESET, "--yes")
         assert ended.code == 0
@@ -207,7 +207,7 @@ class TestReset:
     async def test_terminal_shows_plan_confirmation_and_verdict(
         self, stage: Node, short_tmp: Path, columns: int
     ) -> None:
-        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         async with terminal(*RESET, columns=columns, environment=there) as person:
             await person.shows("Go on? [y/N]")
             person.type("y\n")
@@ -219,7 +219,7 @@ class TestReset:
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_reset_plan_fits_the_terminal(self, stage: Node, short_tmp: Path, columns: int) -> None:
         stage.plan.blockers.append("train (PID 7) holds it, and so does a process with quite a long name (PID 4711).")
-        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         told = await at_terminal("reset-plan", "1", columns=columns, environment=there)
         assert told.code == 3
         agrees_with(f"reset-plan-{columns}", told.text)

@@ -1,4 +1,4 @@
-"""``scrubber scrub``: a line for each device, one exit code for all, and a scrub that nobody's leaving ends."""
+"""``scrubber scrub``: a line for each device, one exit code for all, and scrubs that continue without their client."""
 
 import asyncio
 import re
@@ -18,6 +18,7 @@ from scrubber.domain.errors import (
     Quarantined,
     Unreadable,
 )
+from scrubber.domain.evidence import Severity
 from tests.cli.acting_stage import NEVER, Node, begun, device, passed, result, standing
 from tests.cli.stage import HALFWAY, PASSED, SICK, Ended, run, start
 
@@ -49,34 +50,34 @@ class TestOneDevice:
             "scrub",
             "certificate",
             "device",
-            "unexplained",
+            "unexplainedResidue",
             "error",
         }
         assert (ended.json["kind"], ended.json["target"], ended.json["error"]) == ("ScrubResult", "SIM-GPU-aa", None)
-        assert ended.json["certificate"]["id"] == "c-7"
+        assert ended.json["certificate"]["metadata"]["name"] == "c-7"
         assert ended.json["device"]["state"] == "clean"
         assert ended.json["scrub"] == {
-            "id": "s-9",
-            "device": "SIM-GPU-aa",
+            "metadata": {"name": "s-9"},
+            "deviceID": "SIM-GPU-aa",
             "path": "slow",
-            "occasion": "on-demand",
-            "started": 1.0,
-            "ended": 1.5,
+            "trigger": "on-demand",
+            "startedAt": "1970-01-01T00:00:01.000000Z",
+            "finishedAt": "1970-01-01T00:00:01.500000Z",
             "outcome": "passed",
-            "certificate": "c-7",
+            "certificateID": "c-7",
             "actor": "uid:0",
             "steps": [
                 {
                     "step": "memory",
                     "verdict": "passed",
-                    "seconds": 0.25,
-                    "measured": {"residue_bytes": 12},
-                    "not_covered": [],
+                    "durationSeconds": 0.25,
+                    "measurements": {"residue_bytes": 12},
+                    "notCovered": [],
                     "findings": [
                         {
                             "code": "residue",
                             "severity": "note",
-                            "sentence": "12 bytes were not zero.",
+                            "message": "12 bytes were not zero.",
                             "evidence": {"first_offset": 0},
                         }
                     ],
@@ -102,25 +103,32 @@ class TestOneDevice:
     @pytest.mark.parametrize("measured", ["[]", "nonsense", '{"cleared_bytes": 1e999}', '{"cleared_bytes": "all"}', ""])
     async def test_malformed_measurements_are_not_shown(self, node: Node, short_tmp: Path, measured: str) -> None:
         update = passed(ZERO)
-        update.result.scrub.steps[1].measured_json = measured
+        update.result.scrub.steps[1].measurements_json = measured
         node.scripts["0"] = [update]
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, cells(ended.out.splitlines()[1])[4]) == (0, "no memory cleared")
 
     async def test_failed_scrub_shows_its_worst_finding(self, node: Node, short_tmp: Path) -> None:
-        small = pb.Finding(severity="note", sentence="A fan was loud.")
-        large = pb.Finding(severity="fault", sentence="8 bytes \x1b[2J did not take the clearing.")
+        small = pb.Finding(severity="note", message="A fan was loud.")
+        large = pb.Finding(severity="fault", message="8 bytes \x1b[2J did not take the clearing.")
         node.scripts["1"] = [result(ONE, "failed", small, large)]
         ended = await run(short_tmp, "scrub", "1")
         assert ended.code == 1
         told = "8 bytes \N{REPLACEMENT CHARACTER}[2J did not take the clearing."
         assert cells(ended.out.splitlines()[1]) == ["1", ONE.id, "failed", "1.2 s", told, "-"]
 
-    @pytest.mark.parametrize(("outcome", "code"), [("failed", 1), ("abandoned", 1), ("held-up", 3), ("", 1)])
+    @pytest.mark.parametrize("severity", Severity)
+    async def test_finding_of_any_severity_is_shown(self, node: Node, short_tmp: Path, severity: Severity) -> None:
+        finding = pb.Finding(severity=severity.value, message="A process holds it.")
+        node.scripts["1"] = [result(ONE, "blocked", finding)]
+        ended = await run(short_tmp, "scrub", "1")
+        assert cells(ended.out.splitlines()[1])[4] == "A process holds it."
+
+    @pytest.mark.parametrize(("outcome", "code"), [("failed", 1), ("abandoned", 1), ("blocked", 3), ("", 1)])
     async def test_unsuccessful_scrub_outcome_never_exits_with_zero(
         self, node: Node, short_tmp: Path, outcome: str, code: int
     ) -> None:
-        scrub = pb.Scrub(id="s-9", device="SIM-GPU-bb", path="slow", outcome=outcome)
+        scrub = pb.Scrub(id="s-9", device_id="SIM-GPU-bb", path="slow", outcome=outcome)
         node.scripts["1"] = [pb.ScrubUpdate(result=pb.ScrubResult(scrub=scrub, device=SICK))]
         ended = await run(short_tmp, "scrub", "1", "-o", "json")
         assert ended.code == code
@@ -136,7 +144,7 @@ class TestOneDevice:
         self, node: Node, short_tmp: Path
     ) -> None:
         found = passed(ZERO)
-        found.result.unexplained = (
+        found.result.unexplained_residue = (
             "12 bytes of residue were found although certificate c-1 says that the device was clean."
         )
         node.scripts["0"] = [found]
@@ -144,11 +152,13 @@ class TestOneDevice:
         assert (ended.code, ended.err) == (
             0,
             (
-                f"Note: Device 0: {found.result.unexplained} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
+                f"Note: Device 0: {found.result.unexplained_residue} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
                 "says; scrubber history --device 0 --event residue.unexplained shows each time.\n"
             ),
         )
-        assert (await run(short_tmp, "scrub", "0", "-o", "json")).json["unexplained"] == found.result.unexplained
+        assert (await run(short_tmp, "scrub", "0", "-o", "json")).json[
+            "unexplainedResidue"
+        ] == found.result.unexplained_residue
 
     async def test_fast_path_passes_without_a_certificate(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [result(ZERO, "passed", path="fast")]
@@ -181,7 +191,7 @@ class TestNotWaiting:
         node.scripts["0"] = [begun(ZERO), NEVER]
         ended = await run(short_tmp, "scrub", "0", "--no-wait", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
-        assert (ended.json["scrub"]["id"], ended.json["scrub"]["outcome"]) == ("s-0", None)
+        assert (ended.json["scrub"]["metadata"]["name"], ended.json["scrub"]["outcome"]) == ("s-0", None)
         assert (ended.json["certificate"], ended.json["device"]) == (None, None)
         await node.left.wait()
 
@@ -257,8 +267,8 @@ class TestSeveralDevices:
             "scrub": None,
             "certificate": None,
             "device": None,
-            "unexplained": None,
-            "error": {"code": "held", "sentence": str(IN_USE)},
+            "unexplainedResidue": None,
+            "error": {"code": "device-busy", "message": str(IN_USE)},
         }
 
     async def test_table_shows_the_tenant_of_a_refused_device(self, node: Node, short_tmp: Path) -> None:
@@ -273,7 +283,7 @@ class TestSeveralDevices:
             ([passed(TWO)], 0),
             ([begun(TWO), NEVER], 4),
             ([IN_USE], 3),
-            ([result(TWO, "held-up")], 3),
+            ([result(TWO, "blocked")], 3),
             ([InvalidRequest("No device is called that any more.")], 2),
             ([result(TWO, "failed")], 1),
             ([LedgerFailure("The ledger is read-only.")], 1),
@@ -294,7 +304,7 @@ class TestSeveralDevices:
         ended = await run(short_tmp, "scrub", "0", "1", "2", "--timeout", "3s", "-o", "json")
         assert ended.code == 1
         assert [each["scrub"] and each["scrub"]["outcome"] for each in ended.items] == [None, "failed", None]
-        assert ended.items[2]["scrub"]["id"] == "s-2"
+        assert ended.items[2]["scrub"]["metadata"]["name"] == "s-2"
         assert ended.err.count("\n") == 1, "only of what goes on, more is to be said"
 
     async def test_error_is_reported_although_the_wait_for_others_timed_out(self, node: Node, short_tmp: Path) -> None:
@@ -323,11 +333,11 @@ class TestSeveralDevices:
 
 class TestAllIdle:
     async def test_all_idle_names_each_omitted_device_with_the_reason(self, node: Node, short_tmp: Path) -> None:
-        gone = pb.Tenancy(tenant_namespace="blue", pod="old")
+        gone = pb.OpenGrant(tenant="blue", pod="old")
         node.devices = [
             ZERO,
-            device(1, hygiene="in-use", tenant_namespace="red", pod="train", container="main"),
-            device(2, tenancies=[gone]),
+            device(1, hygiene="in-use", tenant="red", pod="train", container="main"),
+            device(2, open_grants=[gone]),
             device(3, hygiene="clean", health="quarantined"),
         ]
         node.scripts = {each.id: [passed(each)] for each in (ZERO, node.devices[3])}
@@ -345,7 +355,11 @@ class TestAllIdle:
 
     @pytest.mark.parametrize(
         "busy",
-        [{"hygiene": "scrubbing", "scrub": "s-1"}, {"scrub": "s-1", "health": "recovering"}, {"health": "recovering"}],
+        [
+            {"hygiene": "scrubbing", "active_scrub_id": "s-1"},
+            {"active_scrub_id": "s-1", "health": "recovering"},
+            {"health": "recovering"},
+        ],
     )
     async def test_all_idle_joins_a_running_scrub_of_an_unassigned_device(
         self, node: Node, short_tmp: Path, busy: dict[str, str]
@@ -356,7 +370,7 @@ class TestAllIdle:
         assert (ended.code, ended.err, ended.items[0]["target"]) == (0, "", node.devices[0].id)
 
     async def test_all_idle_fast_path_omits_devices_being_scrubbed(self, node: Node, short_tmp: Path) -> None:
-        node.devices = [device(2, hygiene="scrubbing", scrub="s-2")]
+        node.devices = [device(2, hygiene="scrubbing", active_scrub_id="s-2")]
         ended = await run(short_tmp, "scrub", "--all-idle", "--path", "fast")
         assert node.asked == [pb.ListDevicesRequest()]
         assert ended.err.startswith(f"Note: Device 2 ({node.devices[0].id}) is left out: it is being scrubbed (s-2).\n")
@@ -371,7 +385,7 @@ class TestAllIdle:
         node.devices = [THREE]
         node.scripts = {THREE.id: [IN_USE]}
         ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
-        assert (ended.code, ended.err, ended.items[0]["error"]["code"]) == (3, "", "held")
+        assert (ended.code, ended.err, ended.items[0]["error"]["code"]) == (3, "", "device-busy")
 
     async def test_all_idle_without_idle_devices_prints_a_note(self, node: Node, short_tmp: Path) -> None:
         node.devices = []
@@ -379,29 +393,29 @@ class TestAllIdle:
         assert node.asked == [pb.ListDevicesRequest()]
 
     @pytest.mark.parametrize(
-        ("words", "sentence"),
+        ("words", "message"),
         [((), "Name a DEVICE, or say --all-idle"), (("0", "--all-idle"), "Say --all-idle or name a DEVICE, not both")],
     )
     async def test_all_idle_and_named_devices_exclude_each_other(
-        self, node: Node, short_tmp: Path, words: tuple[str, ...], sentence: str
+        self, node: Node, short_tmp: Path, words: tuple[str, ...], message: str
     ) -> None:
         ended = await run(short_tmp, "scrub", *words)
         assert (ended.code, ended.out, node.asked) == (2, "", [])
-        assert sentence in ended.err
+        assert message in ended.err
 
 
 class TestScrubbedButNotOffered:
-    """A device can be proved clean, and be handed to nobody all the same."""
+    """A device can be certified, and still not be advertised."""
 
-    OUT = pb.Cause(code="operator", sentence="noisy", way_back="person", since=1.0, actor="uid:7")
-    OFF_THE_BUS = pb.Cause(code="xid-79", sentence="XID 79 was \x1b[31mseen.", way_back="reboot", since=1.0)
+    OUT = pb.Cause(code="operator", message="noisy", recovery_method="operator", since=1.0, actor="uid:7")
+    OFF_THE_BUS = pb.Cause(code="xid-79", message="XID 79 was \x1b[31mseen.", recovery_method="reboot", since=1.0)
 
     @pytest.mark.parametrize(
         ("more", "told"),
         [
             (
                 {"state": "quarantined", "health": "quarantined", "cause": OUT},
-                "quarantined: noisy. Only a person can release it: scrubber unquarantine 1 --reason …",
+                "quarantined: noisy. Only an operator can release it: scrubber unquarantine 1 --reason …",
             ),
             (
                 {"state": "quarantined", "health": "quarantined", "cause": OFF_THE_BUS},
@@ -416,7 +430,7 @@ class TestScrubbedButNotOffered:
                 ),
             ),
             (
-                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS, "must_reset": True},
+                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS, "reset_pending": True},
                 "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It needs a reboot of the node.",
             ),
             ({"state": "clean"}, "out of service: its state is clean."),
@@ -425,7 +439,7 @@ class TestScrubbedButNotOffered:
     async def test_note_names_cause_and_next_action_of_a_clean_device_out_of_service(
         self, node: Node, short_tmp: Path, more: dict[str, object], told: str
     ) -> None:
-        out = device(1, offered=False, **more)
+        out = device(1, advertised=False, **more)
         node.scripts |= {ZERO.id: [passed(ZERO)], ONE.id: [passed(out)]}
         ended = await run(short_tmp, "scrub", "0", "1")
         assert (ended.code, ended.err) == (0, f"Note: Device 1 is {told}\n")
@@ -433,9 +447,9 @@ class TestScrubbedButNotOffered:
     async def test_single_device_output_contains_the_command_for_the_next_action(
         self, node: Node, short_tmp: Path
     ) -> None:
-        node.scripts["1"] = [passed(device(1, offered=False, health="quarantined", cause=self.OUT))]
+        node.scripts["1"] = [passed(device(1, advertised=False, health="quarantined", cause=self.OUT))]
         ended = await run(short_tmp, "scrub", "1")
-        assert "way back     Only a person can release it: scrubber unquarantine 1 --reason …\n" in ended.out
+        assert "recovery     Only an operator can release it: scrubber unquarantine 1 --reason …\n" in ended.out
 
 
 class TestUnavailableService:

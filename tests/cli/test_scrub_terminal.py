@@ -1,4 +1,4 @@
-"""What a person sees of scrubs: a line for each device while they run, and nothing but the verdicts afterwards."""
+"""Scrubs at a terminal: a line for each device while they run, and only the verdicts afterwards."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.cli.terminal import WIDTHS, agrees_with, at_terminal, terminal
 ZERO, ONE, TWO, THREE = (device(n) for n in range(4))
 IN_USE = DeviceBusy("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
 PEOPLE = ("stdin", "stderr")
-"""The terminal is for people, and standard output goes to a script."""
+"""The terminal shows progress, and standard output goes to a script."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def node(short_tmp: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 def there(short_tmp: Path) -> dict[str, str]:
-    return {"SCRUBBER_SOCKET": str(short_tmp)}
+    return {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -81,7 +81,7 @@ async def test_progress_fits_a_terminal_that_becomes_narrow(node: Node, there: d
         await person.shows(ZERO.id)
         person.resize(60)
         await person.shows("GPU-0a-0000-…")
-        person.screen.too_wide.clear()  # what was drawn before it heard of that
+        person.screen.too_wide.clear()  # drawn before it was notified of the new size
         end.set()
         assert (await person.ended()).code == 0
 

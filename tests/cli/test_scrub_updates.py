@@ -1,4 +1,4 @@
-"""Following scrubs, apart from any service: how many at once, and what is kept when the listening ends early."""
+"""Following scrubs, independent of any service: how many at once, and what is kept when a stream ends early."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from scrubber.domain.errors import DeviceBusy, Unavailable
 
 
 class Display:
-    """Remembers what it was shown."""
+    """Records what it was shown."""
 
     def __init__(self) -> None:
         self.shown: list[TargetStatus] = []
@@ -26,7 +26,7 @@ class Display:
 
 
 class Streams:
-    """Updates that say that a scrub began, and its end once ``end`` is set; a device called "held" is refused."""
+    """Streams that report the start of a scrub, and its end once ``end`` is set; a device called "held" is refused."""
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
@@ -37,9 +37,9 @@ class Streams:
         try:
             if device == "held":
                 raise DeviceBusy("It is in use.")
-            yield pb.ScrubUpdate(progress=pb.ScrubProgress(scrub=f"s-{device}", device=device))
+            yield pb.ScrubUpdate(progress=pb.ScrubProgress(scrub_id=f"s-{device}", device_id=device))
             await self.end.wait()
-            yield pb.ScrubUpdate(result=pb.ScrubResult(scrub=pb.Scrub(id=f"s-{device}", device=device)))
+            yield pb.ScrubUpdate(result=pb.ScrubResult(scrub=pb.Scrub(id=f"s-{device}", device_id=device)))
         finally:
             self.open -= 1
 
@@ -55,7 +55,7 @@ def display() -> Display:
 
 
 async def rest() -> None:
-    """Let every task go on until it waits for something."""
+    """Run every task until it waits for something."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -105,7 +105,7 @@ async def test_scrub_is_followed_only_until_its_start_without_waiting(streams: S
 
 async def test_stream_that_ends_without_a_result_is_an_error(display: Display) -> None:
     async def cut(device: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
-        yield pb.ScrubUpdate(progress=pb.ScrubProgress(scrub="s-1", device="GPU-1"))
+        yield pb.ScrubUpdate(progress=pb.ScrubProgress(scrub_id="s-1", device_id="GPU-1"))
 
     followed = await follow_scrubs([ScrubTarget("1")], cut, display, wait=True, timeout=None)
     assert isinstance(followed.statuses[0].error, Unavailable)
@@ -115,7 +115,7 @@ async def test_stream_that_ends_without_a_result_is_an_error(display: Display) -
 async def test_unexpected_exception_while_following_propagates(display: Display) -> None:
     async def faulty(device: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
         known: dict[str, str] = {}
-        yield pb.ScrubUpdate(progress=pb.ScrubProgress(scrub=known[device]))
+        yield pb.ScrubUpdate(progress=pb.ScrubProgress(scrub_id=known[device]))
 
     with pytest.raises(ExceptionGroup) as group:
         await follow_scrubs([ScrubTarget("1")], faulty, display, wait=True, timeout=None)

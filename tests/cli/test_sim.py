@@ -1,4 +1,4 @@
-"""``scrubber sim`` on real files: what it makes, breaks and mends is what the simulated node's driver then says."""
+"""``scrubber sim`` on real files: the simulated driver reports what the command creates, breaks and repairs."""
 
 import fcntl
 import json
@@ -60,7 +60,7 @@ class TestCreate:
         made = answer(capsys, "create", "--dir", str(tmp_path / "n"), "--devices", "3", "--memory", "2MiB")
         assert [each["index"] for each in made] == ["0", "1", "2"]
         for each in made:
-            assert each["memory_bytes"] == 2 * 1024 * 1024 == Path(each["memory"]).stat().st_size
+            assert each["memoryBytes"] == 2 * 1024 * 1024 == Path(each["memoryFile"]).stat().st_size
             assert (each["parent"], each["split"]) == (None, False)
 
     def test_create_prints_the_next_command(self, tmp_path: Path, capsys: Capture) -> None:
@@ -75,7 +75,7 @@ class TestCreate:
     ) -> None:
         monkeypatch.setenv("SCRUBBER_SIM_DIR", str(tmp_path / "n"))
         made = answer(capsys, "create", "--devices", "1", "--memory", "4KiB")
-        assert [each["memory_bytes"] for each in made] == [4096]
+        assert [each["memoryBytes"] for each in made] == [4096]
 
     def test_existing_node_of_another_layout_is_never_overwritten(self, node: Path, capsys: Capture) -> None:
         before = layout.load_node(node)
@@ -93,7 +93,7 @@ class TestShape:
     def test_gpu_is_split_and_merged(self, node: Path, capsys: Capture) -> None:
         split = answer(capsys, "split", "--dir", str(node), "--device", "1", "--instances", "2")
         parent = next(each for each in split if each["index"] == "1")
-        parts = [each for each in split if each["parent"] == parent["id"]]
+        parts = [each for each in split if each["parent"] == parent["metadata"]["name"]]
         assert parent["split"]
         assert [each["index"] for each in parts] == ["1:0", "1:1"]
         merged = answer(capsys, "merge", "--dir", str(node), "--device", "1")
@@ -108,7 +108,7 @@ class TestShape:
 class TestFault:
     def test_every_fault_option_sets_its_fault(self, node: Path) -> None:
         words = ("--xid", "95", "--ecc", "2", "--slow-clear", "1500ms", "--reset", "fail", "--temperature", "99")
-        flags = ("--lost", "--stuck", "--wont-clear", "--ghost", "--unkillable")
+        flags = ("--lost", "--driver-timeout", "--clear-fails", "--untraceable-holder", "--holder-unkillable")
         assert run("fault", "--dir", str(node), "--device", "0", *words, *flags) == 0
         assert faults(node) == control.Faults(
             xid_counts={95: 1},
@@ -219,7 +219,7 @@ class TestClear:
 
 class TestTenant:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """In a process of its own: a tenant changes how signals reach the one it runs in."""
+        """Run in a separate process: a tenant changes the signal handling of its process."""
         command = [sys.executable, "-m", "scrubber.cli.main", "sim", "tenant", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -248,7 +248,7 @@ class TestTenant:
 
         monkeypatch.setattr(tenant, "main", note)
         words = ("--device=d", "--resize=4KiB", "--expect=e", "--write=--w", "--ready-file=r", "--hold=forever")
-        switches = ("--read", "--in-flight", "--mmap", "--leave-child", "--die-badly")
+        switches = ("--read", "--in-flight", "--mmap", "--leave-leftover", "--sigkill")
         assert run("tenant", *words, *switches) == 0
         (argv,) = told
         assert set(argv) == {*words, *switches} - {"--resize=4KiB"} | {"--resize=4096"}

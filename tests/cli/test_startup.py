@@ -1,4 +1,4 @@
-"""A command starts with what it needs, and nothing else; and what it does without means the same as before."""
+"""Imports at the start of a command: only what it needs, with the same results as the full libraries."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ COMMAND_MODULES = sorted({f"scrubber.cli.commands.{each.module}" for each in Com
 
 
 def loaded(*words: str, **environment: str) -> set[str]:
-    """The modules that are loaded when ``scrubber WORDS`` has ended."""
+    """Return the modules that are loaded when ``scrubber WORDS`` has ended."""
     code = (
         "import json, sys\n"
         "from scrubber.cli.main import main\n"
@@ -79,13 +79,13 @@ def test_offline_command_imports_no_client(words: list[str]) -> None:
     ],
 )
 def test_service_command_imports_only_its_client(words: list[str], tmp_path: Path) -> None:
-    modules = loaded(*words, SCRUBBER_SOCKET=str(tmp_path))
+    modules = loaded(*words, SCRUBBER_SOCKET_DIR=str(tmp_path))
     assert "scrubber.api.client" in modules
     assert among(modules, ("pydantic", "rich", "structlog", "yaml", "cryptography", "plugin", *DAEMON)) == []
 
 
 def test_doctor_on_an_empty_node_imports_no_file_parsers(tmp_path: Path) -> None:
-    modules = loaded("doctor", "--node-root", str(tmp_path), SCRUBBER_SOCKET=str(tmp_path))
+    modules = loaded("doctor", "--node-root", str(tmp_path), SCRUBBER_SOCKET_DIR=str(tmp_path))
     assert "scrubber.doctor.container_runtime" in modules
     assert among(modules, ("yaml", "tomllib", "cryptography", "rich", "structlog", "plugin")) == []
 
@@ -125,7 +125,7 @@ def test_short_lived_command_runs_no_garbage_collection(
     first: str, last: str, attribute: str, words: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", COLLECTED, first, last, attribute, *words]
-    environment = {"PATH": "", "SCRUBBER_SOCKET": str(tmp_path)}
+    environment = {"PATH": "", "SCRUBBER_SOCKET_DIR": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert ended.stdout.splitlines()[-1] == "0 True True"
 
@@ -175,7 +175,7 @@ def test_lazy_group_lists_its_commands_like_any_group() -> None:
     assert list(group.commands)[-1] == "more"
 
 
-# --- values: the short way and Typer's own agree ---------------------------------------------------------------------
+# --- values: the fast parser and Typer's own agree -------------------------------------------------------------------
 
 
 def parameters() -> Iterator[tuple[str, TyperOption | TyperArgument]]:
@@ -212,7 +212,7 @@ def of_every_kind(
     called: Annotated[str, typer.Option(callback=lambda value: f"<{value}>")] = "x",
     several: Annotated[list[str], typer.Argument()] = [],  # noqa: B006 - Typer wants a list
 ) -> None:
-    """A parameter of each kind, more than our commands have now."""
+    """A command with a parameter of each kind, more than our commands have now."""
 
 
 def parameters_of_every_kind() -> Iterator[tuple[str, TyperOption | TyperArgument]]:

@@ -1,4 +1,4 @@
-"""Tables that fit: what is done with a column where room is short, and in which order."""
+"""Tables that fit a width: how columns are shortened, and in which order."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The terminal of the tests is strict: it would be worth nothing if it forgave what a real one does not."""
+"""The terminal of the tests is as strict as a real one: otherwise tests with it would prove nothing."""
 
 import sys
 

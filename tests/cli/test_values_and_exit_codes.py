@@ -1,4 +1,4 @@
-"""The edges of the command: quantities, moments, exit codes, and faults of its own."""
+"""Edge cases of the command: quantities, times, exit codes, and internal errors."""
 
 import json
 import subprocess
@@ -143,7 +143,7 @@ def test_version_is_the_distributions_version(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         command.main(["version", "-o", "json"])
     assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out)["version"] == importlib.metadata.version("gpu-scrubber")
+    assert json.loads(capsys.readouterr().out)["clientVersion"] == importlib.metadata.version("gpu-scrubber")
 
 
 def test_unexpected_exception_is_one_error_message(

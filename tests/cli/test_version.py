@@ -1,4 +1,4 @@
-"""``scrubber version``: what this is, and whether the service that runs here is the same."""
+"""``scrubber version``: the version of the command, and whether the running service has the same."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ async def test_json_contains_the_runtime_environment(short_tmp: Path) -> None:
     assert ended.json == {
         "apiVersion": "cli.scrubber.dev/v1",
         "kind": "Version",
-        "version": __version__,
-        "python": platform.python_version(),
-        "service": None,
+        "clientVersion": __version__,
+        "pythonVersion": platform.python_version(),
+        "serviceVersion": None,
     }
 
 
 async def test_service_of_the_same_version_exits_with_zero(service: Service, short_tmp: Path) -> None:
     ended = await run(short_tmp, "version", "--service", "-o", "json")
-    assert (ended.code, ended.json["service"], ended.err) == (0, __version__, "")
+    assert (ended.code, ended.json["serviceVersion"], ended.err) == (0, __version__, "")
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -49,7 +49,9 @@ async def test_service_of_another_version_exits_with_one_and_names_the_remedy(
     service: Service, short_tmp: Path, columns: int
 ) -> None:
     service.info = pb.ServiceInfo(version="9.9\x1b[2J")
-    told = await at_terminal("version", "--service", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+    told = await at_terminal(
+        "version", "--service", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
+    )
     assert told.code == 1
     said = " ".join(told.text.split())
     assert f"this command {__version__}" in said

@@ -1,4 +1,4 @@
-"""``scrubber devices --watch``: what changes is seen, what is old says so, and the terminal is left as it was found."""
+"""``scrubber devices --watch``: changes are shown, outdated data is marked, and the terminal is restored."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def service(short_tmp: Path) -> AsyncIterator[Service]:
 
 
 def at(directory: Path, **more: str) -> dict[str, str]:
-    return {"SCRUBBER_SOCKET": str(directory), **more}
+    return {"SCRUBBER_SOCKET_DIR": str(directory), **more}
 
 
 async def first_line(stream: asyncio.StreamReader | None) -> str:
@@ -188,10 +188,12 @@ class TestWithoutTerminal:
         first = json.loads(await first_line(process.stdout))
         assert (first["apiVersion"], first["kind"]) == ("cli.scrubber.dev/v1", "DeviceList")
         assert [each["state"] for each in first["items"]] == ["clean", "quarantined"]
-        # It is asked now and then whether it is still there, and nothing is written for that.
+        # The service is polled for availability, and nothing is written for that.
         await until(lambda: service.asked.count(pb.GetServiceInfoRequest()) > 1)
         service.becomes(CLEAN)
-        assert [each["id"] for each in json.loads(await first_line(process.stdout))["items"]] == ["SIM-GPU-aa"]
+        assert [each["metadata"]["name"] for each in json.loads(await first_line(process.stdout))["items"]] == [
+            "SIM-GPU-aa"
+        ]
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
         assert (process.returncode, out, err) == (130, b"", b"")
@@ -202,7 +204,7 @@ class TestWithoutTerminal:
         process.send_signal(signal.SIGINT)
         out, _ = await process.communicate()
         (told,) = yaml.safe_load_all(out)
-        assert [each["id"] for each in told["items"]] == ["SIM-GPU-aa"]
+        assert [each["metadata"]["name"] for each in told["items"]] == ["SIM-GPU-aa"]
 
     async def test_tables_are_printed_consecutively_each_with_its_time(self, service: Service, short_tmp: Path) -> None:
         process = await start(short_tmp, "devices", "--watch")
@@ -222,7 +224,7 @@ class TestWithoutTerminal:
             service.asked.clear()
             await until(lambda: len(service.asked) > 1)
             service.error = None
-            assert json.loads(await first_line(process.stdout))["items"][0]["id"] == "SIM-GPU-bb"
+            assert json.loads(await first_line(process.stdout))["items"][0]["metadata"]["name"] == "SIM-GPU-bb"
             process.send_signal(signal.SIGINT)
             out, err = await process.communicate()
         assert (process.returncode, out, err) == (130, b"", b"")

@@ -1,1 +1,1 @@
-"""A stand-in for the API server, as far as the plugin asks it."""
+"""A stand-in for the API server, as far as the plugin uses it."""

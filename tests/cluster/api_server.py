@@ -1,7 +1,7 @@
-"""A stand-in for the API server on loopback: real HTTP, the few resources that the plugin asks for, and every way to fail.
+"""A stand-in for the API server on loopback: real HTTP, the resources that the plugin uses, and all failures.
 
-It keeps the rules that decide whether a request of ours would do on a real one: which patch types there are, where the
-event of a node must live, what a precondition on a UID is for, which verb on which resource the role allows.
+It enforces the rules that decide whether a real one would accept our requests: the supported patch types, the namespace
+of a node's events, preconditions on UIDs, and the verbs on resources that the role allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, as it came."""
+    """One request, as received."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def what(self) -> str:
-        """``patch nodes/status``, as a role would name it."""
+        """The operation as a role names it, such as ``patch nodes/status``."""
         words = self.path.strip("/").split("/")
         words = words[words.index("namespaces") + 2 :] if "namespaces" in words else words[2:]
         resource = "/".join([words[0], *words[2:]])
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """One answer. ``raw`` replaces everything that would go over the wire; None with ``hang`` for nothing at all."""
+    """One response. ``raw`` replaces everything on the wire; None with ``hang`` for no response at all."""
 
     code: int = 200
     body: Any = None
@@ -58,7 +58,7 @@ class Said:
 
 
 def failure(code: int, reason: str, message: str = "", *, after: int | None = None) -> Said:
-    """A ``Status``, as the API server refuses."""
+    """Return a ``Status``, as in the API server's refusals."""
     body = {
         "kind": "Status",
         "apiVersion": "v1",
@@ -81,9 +81,9 @@ class ApiServerStandIn:
     """Nodes, events and pods.
 
     Attributes:
-        allowed: what the role allows, in the words of :attr:`Asked.what`.
-        fault: asked first; None: no fault.
-        guarded: UIDs of pods that a disruption budget keeps.
+        allowed: what the role allows, in the form of :attr:`Asked.what`.
+        fault: called first; None: no fault.
+        guarded: UIDs of pods that a disruption budget protects.
     """
 
     def __init__(self) -> None:
@@ -112,9 +112,9 @@ class ApiServerStandIn:
             self._claim.close()
 
     async def start(self) -> None:
-        """On the port that it had before, if it had one.
+        """Start on the previous port, if there was one.
 
-        The number stays ours in between: a socket that is bound and does not listen refuses whoever connects.
+        The port stays reserved in between: a socket that is bound and does not listen refuses connections.
         """
         if self._claim is None:
             self._claim = socket.socket()
@@ -124,7 +124,7 @@ class ApiServerStandIn:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
-        """Gone, connections and all."""
+        """Stop and abort all connections."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -147,7 +147,7 @@ class ApiServerStandIn:
         return self.nodes[name]
 
     def condition(self, node: str, kind: str) -> Json | None:
-        """Of a node, by its type."""
+        """Return a condition of a node, by its type."""
         found = [each for each in self.nodes[node]["status"]["conditions"] if each["type"] == kind]
         return found[0] if found else None
 
@@ -167,7 +167,7 @@ class ApiServerStandIn:
                 said = self.fault(request) or self._answer(request)
                 self.bell.ring()
                 if said.hang:
-                    await reader.read()  # until the other side has had enough
+                    await reader.read()  # until the other end has had enough
                     return
                 if said.raw is not None:
                     writer.write(said.raw)
@@ -270,7 +270,7 @@ class ApiServerStandIn:
 
 
 def kubeconfig(directory: Path, server: str, *, token: str = "good", **user: Any) -> Kubeconfig:
-    """A kubeconfig in ``directory`` with the token in a file of its own, which a test may write anew."""
+    """Write a kubeconfig into ``directory``, with the token in a separate file, which a test may replace."""
     secret = directory / "token"
     secret.write_text(token)
     path = directory / "kubeconfig"

@@ -1,4 +1,4 @@
-"""The shipped default is what the program does by itself, and what is derived from the declarations is committed."""
+"""The shipped default policy equals the built-in defaults, and files generated from the declarations are current."""
 
 import dataclasses
 import importlib.util

@@ -1,4 +1,4 @@
-"""A setting that is declared is read, written, described and listed; nothing else has to name it."""
+"""A declared setting is read, written, described and listed; its name occurs nowhere else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def declared(
     rule: type = Policy, *above: str, overridable: bool = True
 ) -> Iterator[tuple[tuple[str, ...], Declaration, bool]]:
-    """Every setting below ``rule``: where a file has it, what it declares, and whether an override may have it."""
+    """Yield every setting below ``rule``: its location in a file, its declaration, and whether it is overridable."""
     for each in declarations(rule).values():
         if each.type is ValueType.SECTION:
             yield from declared(type(each.default), *above, each.key, overridable=each.overridable)
@@ -150,7 +150,7 @@ def test_override_may_name_every_setting_that_is_not_node_wide(
     where: tuple[str, ...], setting: Declaration, overridable: bool
 ) -> None:
     if where == ("name",):
-        return  # an override has one of its own
+        return  # an override has its own
     entry = {"name": "other", "models": ["x"], **put(where, at(DUMP, where))}
     if overridable:
         assert len(read({"name": "mine", "overrides": [entry]}).overrides) == 1

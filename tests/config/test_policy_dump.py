@@ -1,4 +1,4 @@
-"""A policy that is written out in the words of its file is the same policy when it is read again."""
+"""A policy that is written in the format of its file is the same policy when it is read again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def floors_in_order(policy: Policy) -> list[list[str]]:
     return [list(each.diagnostics.min_rates) for each in (policy, *(one.policy for one in policy.overrides))]
 
 
-# -- the promise -------------------------------------------------------------------------------------------------------
+# -- round trip --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,14 +81,14 @@ def test_bundled_policy_survives_a_dump(name: str) -> None:
 
 
 def test_dump_of_the_bundled_default_policy_equals_its_file() -> None:
-    """It writes every key out, too: what is shown of another policy can be laid beside it."""
+    """The file also contains every key, so that it can be compared with the dump of another policy."""
     assert parse_yaml(find_policy("default").read_bytes(), "default.yaml").value == dump_policy(
         load_policy("default"), TABLE
     )
 
 
 def keys(schema: dict[str, Any]) -> dict[str, Any]:
-    """All that a file can hold, as far as that is fixed."""
+    """Return all keys that a file can contain, as far as they are fixed."""
     sections = {key: each["$ref"].rpartition("/")[2] for key, each in schema["properties"].items() if "$ref" in each}
     below = {key: policy_schema()["$defs"][name] for key, name in sections.items() if key != "xids"}
     return {key: keys(below[key]) if "properties" in below.get(key, ()) else None for key in schema["properties"]}
@@ -155,7 +155,7 @@ def test_strings_survive_a_yaml_dump_whatever_they_contain(word: str) -> None:
     assert all(line == line.rstrip() for line in text.splitlines()), "a terminal may cut what is at the end"
 
 
-# -- quantities --------------------------------------------------------------------------------------------------------
+# -- quantities with units ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A policy that cannot be in force is refused with file, line and a hint; one that can says exactly what it means."""
+"""An invalid policy is refused with file, line and a hint; a valid one has exactly the specified meaning."""
 
 import dataclasses
 import os
@@ -64,7 +64,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         diagnostics: {slowPath: quick, recovery: extended, minRates: {"NVIDIA H200*": {host-to-device: 20GB/s}}}
         infrastructure: {systemdUnits: [a@1.service], pods: [{namespace: ops, serviceAccount: dcgm}]}
         injection: {envvar: refuse}
-        health: {quarantineAfter: {too-hot: 2m, pcie-width: never, inforom-corrupt: 1h}, quietPeriod: 30s, quarantineAt: at-release, tenantQuarantineThreshold: 5}
+        health: {quarantineAfter: {too-hot: 2m, pcie-width: never, inforom-corrupt: 1h}, quietPeriod: 30s, quarantineAt: release, tenantQuarantineThreshold: 5}
         recovery:
           {initialBackoff: 2s, maxBackoff: 1h, maxAttempts: 3, maxAttemptsPerDay: 9, maxResetsPerDay: 2, probationScrubs: 1,
            probationInterval: 0}
@@ -464,7 +464,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         ),
         pytest.param(
             "name: mine\nhealth:\n  quarantineAfter:\n    lost: 5m\n",
-            'policy.yaml:4: health.quarantineAfter: "lost" is not known; write one of baseline-changed, ecc-mode-pending, events-unheard, '
+            'policy.yaml:4: health.quarantineAfter: "lost" is not known; write one of baseline-mismatch, ecc-mode-pending, event-stream-lost, '
             "hw-slowdown, hw-thermal-slowdown, inforom-corrupt, mig-mode-pending, nvlink-down, pcie-generation, pcie-width, "
             "power-brake, too-hot.",
             id="a condition that is a fault at once",
@@ -477,7 +477,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         ),
         pytest.param(
             "name: mine\nhealth:\n  quarantineAt: later\n",
-            'policy.yaml:3: health.quarantineAt: "later" is not known; write one of at-once, at-release.',
+            'policy.yaml:3: health.quarantineAt: "later" is not known; write one of detection, release.',
             id="no such news",
         ),
         pytest.param(
@@ -594,7 +594,7 @@ IN, OUT = True, False
         ("handOver: {samePod: checks}", IN),
         ("reset: required", IN),
         ("sharing: never", IN),
-        ("unauthorizedUse: end", IN),
+        ("unauthorizedUse: kill", IN),
         ("limits: {driverCall: 2s}", IN),
         ("limits: {slowPath: 3m}", IN),
         ("limits: {maxTemperatureCelsius: 80}", IN),
@@ -604,7 +604,7 @@ IN, OUT = True, False
         ('diagnostics: {minRates: {"NVIDIA L4*": {host-to-device: 10GB/s}}}', IN),
         ("health: {quarantineAfter: {too-hot: 1m}}", IN),
         ("health: {quietPeriod: 2m}", IN),
-        ("health: {quarantineAt: at-release}", OUT),
+        ("health: {quarantineAt: release}", OUT),
         ("health: {tenantQuarantineThreshold: 1}", OUT),
         ("infrastructure: {systemdUnits: []}", IN),
         ("injection: {envvar: refuse}", IN),

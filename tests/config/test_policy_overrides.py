@@ -1,4 +1,4 @@
-"""For some devices another policy: what an override changes, whom it is for, and which overrides cannot be meant."""
+"""Policy overrides for some devices: what one changes, which devices it matches, and which are invalid."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_override_may_set_everything_that_may_differ_between_devices() -> None:
             reset: required
             sharing: never
             enforcement: observe
-            unauthorizedUse: end
+            unauthorizedUse: kill
             limits: {slowPath: 3m, clearTimeoutBase: 1s, minClearRate: 1GiB/s, reset: 1m, leftoverGracePeriod: 0, unknownPodIdlePeriod: 0,
                      maxTemperatureCelsius: 80}
             memory: {patternPass: true}
             diagnostics: {slowPath: quick}
-            health: {quarantineAfter: {too-hot: 1m}, quarantineAt: at-release}
+            health: {quarantineAfter: {too-hot: 1m}, quarantineAt: release}
             recovery: {maxAttempts: 2}
             maintenance: {interval: 24h}
             settings: {power_limit_watts: 300}
@@ -90,7 +90,7 @@ def test_setting_missing_from_an_override_keeps_the_value_of_the_file() -> None:
             memory: {maxUncovered: 3GiB}
             health: {quarantineAfter: {pcie-width: never}}
             settings: {b: 3}
-            xids: {service: [13], ignore: [95]}
+            xids: {repair: [13], ignore: [95]}
             diagnostics: {minRates: {"NVIDIA H*": {host-to-device: 2GB/s}}}
         """
     )

@@ -1,4 +1,4 @@
-"""A policy's file is replaced while the service runs: all of it counts, or none."""
+"""The policy file is replaced while the service runs: it is applied completely, or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_rewritten_policy_file_takes_effect_on_reload(file: Path) -> None:
 
 
 def test_symbolic_link_to_another_file_counts_as_a_change(file: Path, tmp_path: Path) -> None:
-    """As a ConfigMap's volume is updated: the link is replaced, and the file behind it is new."""
+    """A ConfigMap volume is updated this way: the link is replaced, and the file behind it is new."""
     link, other = tmp_path / "policy.yaml", tmp_path / "other.yaml"
     link.symlink_to(file)
     other.write_text("name: other\n")

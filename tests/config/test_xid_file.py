@@ -1,4 +1,4 @@
-"""The table of XIDs: every row says what a code means, where that comes from, and what the code says."""
+"""The table of XIDs: every row contains a code's meaning, the source of that meaning, and the code's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the kubelet is not believed is said where a person reads it: starts wait for that, and nobody could act otherwise."""
+"""The reason for not trusting the kubelet is reported where operators see it: starts wait for that."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ async def test_untrusted_kubelet_is_logged_once_and_logged_again_when_trusted() 
         world.kubelet.trust = Trust.TRUSTED
         await world.run(20.0)
         telling.cancel()
-        assert [call.args for call in log.calls] == [("kubelet.doubted",), ("kubelet.trusted",)]
-        assert log.calls[0].kwargs["sentence"] == "the kubelet does not answer"
+        assert [call.args for call in log.calls] == [("kubelet.untrusted",), ("kubelet.trusted",)]
+        assert log.calls[0].kwargs["message"] == "the kubelet does not answer"

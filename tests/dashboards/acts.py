@@ -1,4 +1,4 @@
-"""What happens on each node of the story. Each act ends when its alert has fired, or should have long ago."""
+"""The acts on each node of the scenario. Each ends when its alert has fired, or should have long ago."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.acting import running, seen_to_run, writer
 __all__ = ["Acts"]
 
 _LONGEST = 90.0
-"""Seconds after which an alert that does not fire is waited for no longer; the test of it then says so."""
+"""Seconds after which the wait for an alert ends; the test of the alert then fails."""
 
 _STORM = """
 import sys
@@ -33,17 +33,17 @@ raise_xids(Path(sys.argv[1]), sys.argv[2], (13, 31, 43, 45), repeat=4000, rate=2
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """Told to one Prometheus."""
+    """Acts that are observed by one Prometheus."""
 
     prometheus: Prometheus
 
     async def fires(self, node: Node, alert: str, *, matcher: str = "") -> bool:
-        """Wait until the alert fires for the node; whether it did."""
+        """Wait until the alert fires for the node; return whether it did."""
         of = matcher or f'instance="{node.name}"'
         return await self.seen(f'ALERTS{{alertname="{alert}",alertstate="firing",{of}}}')
 
     async def ends(self, node: Node, alert: str) -> None:
-        """Wait until the alert fires for the node no more; the test of it says so when it goes on."""
+        """Wait until the alert no longer fires for the node; if it continues, its test fails."""
         query = f'ALERTS{{alertname="{alert}",alertstate="firing",instance="{node.name}"}}'
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST):
@@ -53,7 +53,7 @@ class Acts:
                     await asyncio.sleep(0.5)
 
     async def seen(self, series: str) -> bool:
-        """Wait until Prometheus has ``series``; whether it came to have it."""
+        """Wait until Prometheus has ``series``; return whether it got it."""
         query = f"count_over_time({series}[5s])"
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST):
@@ -63,7 +63,7 @@ class Acts:
                     await asyncio.sleep(0.5)
         return False
 
-    # -- devices that fall ill -------------------------------------------------------------------------------------
+    # -- devices that fail -----------------------------------------------------------------------------------------
 
     async def ill(self, node: Node) -> None:
         await self._verification_fails(node)
@@ -76,14 +76,15 @@ class Acts:
             assert await storm.wait() == 0
         finally:
             await _ended(storm)
-        await self._children_die(node)  # after the driver is stuck: who dies while he asks it says something else
+        await self._children_die(node)  # after the driver hang: a child that dies during a call reports otherwise
 
     async def _verification_fails(self, node: Node) -> None:
-        """Of a device on which a process outlived its pod, too: that is ended first. What is over before the first scrape is
-        no step of a counter.
+        """Let the verification fail on a device on which a process outlived its pod, too; that process is killed first.
+
+        An event before the first scrape would not increase a counter.
         """
-        await self.seen(f'scrubber_leftovers_ended_total{{instance="{node.name}"}}')
-        pod = await running(node, replace(writer("last", "team-a", "--leave-child"), leave_children=True))
+        await self.seen(f'scrubber_kills_total{{instance="{node.name}"}}')
+        pod = await running(node, replace(writer("last", "team-a", "--leave-leftover"), leave_children=True))
         await seen_to_run(node)
         (device,) = pod.device_ids
         control.add_faults(node.sim_dir, device, wont_clear=True)
@@ -97,16 +98,16 @@ class Acts:
 
     async def _driver_is_stuck(self, node: Node) -> None:
         control.add_faults(node.sim_dir, "0", stuck=True)
-        await self.fires(node, "ScrubberDriverStuck")
+        await self.fires(node, "ScrubberDriverTimeout")
         control.clear_faults(node.sim_dir, "0", ["stuck"])
 
     async def _is_condemned(self, node: Node) -> None:
         control.add_faults(node.sim_dir, "1", xid=95, reset="fail")
         await node.becomes("1", "condemned")
         await self.fires(node, "ScrubberDeviceCondemned")
-        await node.order("break-glass", "1", "--for", "30m", "--reason", "nothing else is left", "--yes")
+        await node.order("break-glass", "1", "--duration", "30m", "--reason", "nothing else is left", "--yes")
         condemned = await node.becomes("1", "condemned")
-        await self.seen(f'scrubber_break_glass{{device="{condemned.id}"}}')
+        await self.seen(f'scrubber_break_glass_active{{device="{condemned.id}"}}')
         await node.order("break-glass", "1", "--end", "--reason", "something else is", "--yes")
         control.clear_faults(node.sim_dir, "1", ["xid", "reset"])
         await node.order("unquarantine", "1", "--yes", "--reason", "seated anew")
@@ -114,7 +115,9 @@ class Acts:
     async def _many_are_out(self, node: Node) -> None:
         for index in ("2", "3", "4"):
             control.add_faults(node.sim_dir, index, conditions={"row-remap-failure": "a row could not be remapped"})
-        await asyncio.gather(self.fires(node, "ScrubberQuarantineShare"), self.fires(node, "ScrubberDeviceNeedsPerson"))
+        await asyncio.gather(
+            self.fires(node, "ScrubberQuarantineRatioHigh"), self.fires(node, "ScrubberDeviceNeedsOperator")
+        )
         for index in ("2", "3", "4"):
             control.clear_faults(node.sim_dir, index, ["condition"])
             await node.order("unquarantine", index, "--yes", "--reason", "its memory was changed")
@@ -127,13 +130,13 @@ class Acts:
             await node.becomes(device, "quarantined")
             await node.kubelet.delete(pod, grace=0)
             await node.becomes(device, "healthy")
-        await self.fires(node, "ScrubberTenantCausesQuarantines", matcher='tenant_namespace="team-rough"')
+        await self.fires(node, "ScrubberTenantCausesQuarantines", matcher='tenant="team-rough"')
 
     async def _glass_is_broken(self, node: Node) -> None:
-        await node.order("break-glass", "5", "--for", "30m", "--reason", "an outage", "--yes")
-        await self.fires(node, "ScrubberBreakGlassOpen")
+        await node.order("break-glass", "5", "--duration", "30m", "--reason", "an outage", "--yes")
+        await self.fires(node, "ScrubberBreakGlassActive")
         await node.order("break-glass", "5", "--end", "--reason", "it is over", "--yes")
-        await self.ends(node, "ScrubberBreakGlassOpen")
+        await self.ends(node, "ScrubberBreakGlassActive")
 
     async def _children_die(self, node: Node) -> None:
         async def each_second() -> None:
@@ -145,11 +148,11 @@ class Acts:
 
         killing = asyncio.create_task(each_second())
         try:
-            await self.fires(node, "ScrubberChildrenRestart")
+            await self.fires(node, "ScrubberChildProcessRestarts")
         finally:
             killing.cancel()
 
-    # -- promises and rules ----------------------------------------------------------------------------------------
+    # -- guarantees and rules --------------------------------------------------------------------------------------
 
     async def strict(self, node: Node) -> None:
         await self._residue_appears(node)
@@ -161,21 +164,21 @@ class Acts:
         await self._policy_goes_wrong(node)
 
     async def _residue_appears(self, node: Node) -> None:
-        """On a device that nobody had: what a certificate said is not so."""
+        """Write to an unassigned device: its certificate is no longer true."""
         with node.memory(5).open("r+b") as memory:
             memory.write(b"of nobody" * 100)
         await node.order("scrub", "5")
         await self.fires(node, "ScrubberResidueAfterCertificate")
 
     async def _resets_are_used_up(self, node: Node) -> None:
-        """The policy of this node allows one, and a device needs two."""
+        """Need two resets where the policy of this node permits one."""
         devices = node.kubelet.allocatable(RESOURCE)
         for _ in range(2):
             await node.becomes("0", "healthy")
             before = await _times_out(node, "0")
             control.add_faults(node.sim_dir, "0", xid=95)
             async with asyncio.timeout(SOON):
-                while True:  # by the audit: it may be back before anybody has looked
+                while True:  # by the audit trail: the device may return between two queries
                     if await _times_out(node, "0") > before:
                         break
                     await asyncio.sleep(0.1)
@@ -185,12 +188,12 @@ class Acts:
         argv = tenant_argv("--device", str(node.memory(2)), "--hold", "forever")
         stranger = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
         try:
-            await self.fires(node, "ScrubberUngrantedUse")
+            await self.fires(node, "ScrubberUnauthorizedUse")
         finally:
             await _ended(stranger)
 
     async def _fast_path_falls(self, node: Node) -> None:
-        """Starts find clean devices for a while; then clearing takes so long that each next one has to wait."""
+        """Let starts find clean devices for a while; then make clearing so slow that each next one has to wait."""
         for number in range(2):
             await running(node, writer(f"keeper-{number}", "team-b"))
         for number in range(15):
@@ -205,7 +208,7 @@ class Acts:
 
         busy = [asyncio.create_task(lane(each)) for each in range(3)]
         try:
-            await self.fires(node, "ScrubberFastPathShareFalls")
+            await self.fires(node, "ScrubberFastPathRatioLow")
         finally:
             for each in busy:
                 each.cancel()
@@ -219,7 +222,7 @@ class Acts:
         await self.fires(node, "ScrubberObserveOnly")
         node.follow(good)
 
-    # -- what takes too long, and the record -----------------------------------------------------------------------
+    # -- slowness, and the ledger ----------------------------------------------------------------------------------
 
     async def slow(self, node: Node) -> None:
         for _ in range(3):
@@ -234,13 +237,13 @@ class Acts:
         await node.service.stop(SOON)
         shutil.rmtree(node.state)
         await node.service.start()
-        await self.fires(node, "ScrubberAuditShortened")
+        await self.fires(node, "ScrubberAuditTruncated")
 
     async def _clearing_is_slow(self, node: Node) -> None:
         await self.fires(node, "ScrubberScrubSlow")
 
     async def _starts_wait(self, node: Node) -> None:
-        """Of pods on all devices, one after the other: each waits until its hand-over's time is over, and comes again."""
+        """Let pods on all devices wait, one after the other: each until its hand-over times out and is repeated."""
         for index in range(4):
             control.add_faults(node.sim_dir, str(index), slow_clear=80.0)
         first = [await running(node, writer(f"first-{number}", "team-c")) for number in range(5)]
@@ -249,7 +252,7 @@ class Acts:
             await node.kubelet.delete(pod, grace=0)
             waiting.append(await node.kubelet.run(writer(f"waiting-{number}", "team-d")))
             await asyncio.sleep(3.0)
-        await self.fires(node, "ScrubberHandoverWaits")
+        await self.fires(node, "ScrubberHandoverSlow")
         for index in range(4):
             control.add_faults(node.sim_dir, str(index), slow_clear=CLEARING)
         for pod in waiting:
@@ -257,22 +260,22 @@ class Acts:
 
     async def _nobody_verifies(self, node: Node) -> None:
         (node.state / HELD_UP).touch()
-        await self.fires(node, "ScrubberAuditNotVerified")
+        await self.fires(node, "ScrubberAuditUnverified")
         (node.state / HELD_UP).unlink()
 
-    # -- who is away -----------------------------------------------------------------------------------------------
+    # -- unavailable components ------------------------------------------------------------------------------------
 
     async def cut(self, node: Node) -> None:
         if FULL_DISKS:
             await self._disk_is_full(node)
-        await self._away(node, "ScrubberServiceAway", node.service)
-        await self._away(node, "ScrubberPluginAway", node.plugin)
+        await self._away(node, "ScrubberServiceDown", node.service)
+        await self._away(node, "ScrubberPluginDown", node.plugin)
         await node.kubelet.stop()
         await asyncio.gather(
-            self.fires(node, "ScrubberPluginNotRegistered"), self.fires(node, "ScrubberKubeletNotTrusted")
+            self.fires(node, "ScrubberPluginNotRegistered"), self.fires(node, "ScrubberKubeletUntrusted")
         )
         await node.kubelet.start()
-        await self._away(node, "ScrubberNodeAway", node.service, node.plugin)
+        await self._away(node, "ScrubberNodeDown", node.service, node.plugin)
 
     async def _away(self, node: Node, alert: str, *daemons: Daemon) -> None:
         for daemon in daemons:
@@ -295,12 +298,12 @@ class Acts:
 
 
 async def _times_out(node: Node, device: str) -> int:
-    """How often it went out of service, by the audit."""
+    """Return how often it was quarantined, by the audit trail."""
     return len((await node.read_client.history(device, limit=None, events=["health.quarantined"])).entries)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End it, unless it has ended."""
+    """Kill it, unless it has ended."""
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()

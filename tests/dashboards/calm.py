@@ -1,4 +1,4 @@
-"""A node in health: pods come and go on it, and its daemons are restarted as an upgrade restarts them."""
+"""A healthy node: pods come and go on it, and its daemons are restarted as in an upgrade."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAUSE: Final = 12.0
 
 
 async def job(node: Node, name: str, namespace: str, *options: str) -> None:
-    """A pod that is placed when there is room, writes all over its device, stays for a moment, ends, and is taken away."""
+    """Run a pod once there is room: it fills its device, stays for a moment, ends, and is deleted."""
     await node.kubelet.wait_until(lambda kubelet: kubelet.running and kubelet.schedulable(RESOURCE) > 0, SOON)
     pod = await node.kubelet.run(
         gpu_pod_spec(name, namespace, tenant_argv("--write", namespace, "--hold", "0.3", *options))
@@ -29,7 +29,7 @@ async def job(node: Node, name: str, namespace: str, *options: str) -> None:
 
 
 async def churn(node: Node, enough: asyncio.Event) -> None:
-    """Until ``enough``: at most half of the devices in use, and a restart every now and then."""
+    """Run until ``enough``: at most half of the devices in use, and an occasional restart."""
     async with asyncio.TaskGroup() as group:
         group.create_task(_restarts(node, enough))
         for lane in range(2):

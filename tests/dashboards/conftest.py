@@ -1,4 +1,4 @@
-"""One story for all tests that look at what Prometheus made of it; it is told when the first of them begins."""
+"""One scenario for all tests of Prometheus' results; it is run when the first of them begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.dashboards.story import Told, told
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """The story, over; its Prometheus answers. Its logs stay in pytest's directory for whoever reads a failure."""
+    """Provide the finished scenario with its Prometheus still running.
+
+    Its logs stay in pytest's directory for the analysis of failures.
+    """
     telling = told(tmp_path_factory.mktemp("story") / "records")
     with asyncio.Runner() as runner:
         yield runner.run(telling.__aenter__())

@@ -1,9 +1,9 @@
 """The committed rules on a faster clock, so that what takes an hour on a node happens within a test.
 
-Every duration of the rules (``for``, windows, offsets) is replaced by the shorter one of one table, which keeps their
-order, and a duration that the table lacks is an error. Whole hours in numbers of seconds
-(``3 * 3600``) go by the same clock, and so does the number of starts in an hour. The originals are tried in their own time
-by promtool (``test_rules.py``) and on a recorded hour (``test_calm_hour.py``).
+Every duration of the rules (``for``, windows, offsets) is replaced by a shorter one from a table that keeps their
+order; a duration missing in the table is an error. Whole hours in seconds (``3 * 3600``) and the number of starts in an
+hour are scaled likewise. The original rules are tested with their own times by promtool (``test_rules.py``) and on a
+recorded hour (``test_calm_hour.py``).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ SECONDS: Final[Mapping[str, int]] = {
     "1d": 600,
     "7d": 600,
 }
-"""Duration of the rules → seconds that stand for it. ``2m`` is longer than a restart of either daemon takes here."""
+"""Duration in the rules → seconds that replace it. ``2m`` is longer than a restart of either daemon takes here."""
 
 HOUR: Final = 10
-"""Seconds that stand for an hour where the rules say 3600: three of them pass within a story."""
+"""Seconds that replace an hour where the rules contain 3600: three of them pass within a scenario."""
 
 STARTS: Final = {20: 5}
-"""Starts in an hour → starts in the seconds that stand for it. Each takes seconds on a machine with other work."""
+"""Starts in an hour → starts in the seconds that replace it. Each takes seconds on a machine with other work."""
 
 _STARTS = re.compile(r"(?<=\[1h\]\)\) > )([1-9]\d*)")
 _IN_QUERY = re.compile(r"(?<=\[)([^\]\[]+)(?=\])|(?<=\boffset )(\w+)")
 
 
 def faster(rules: Path, into: Path) -> Path:
-    """Write the rules of the file ``rules`` into the directory ``into``, on the faster clock; where they are now.
+    """Write the rules of the file ``rules`` into the directory ``into``, on the faster clock; return the new path.
 
     Raises:
-        ValueError: a duration that the table lacks.
+        ValueError: a duration is missing in the table.
     """
     document = yaml.safe_load(rules.read_text())
     for group in document["groups"]:

@@ -1,9 +1,9 @@
-"""An hour of a node in health, in virtual time: what a scraper would have seen of it every 15 seconds.
+"""An hour of a healthy node, in virtual time: what a scraper would have recorded every 15 seconds.
 
-Engine, decisions and metrics are the real ones; devices, pods, kubelet and ledger are those of ``tests/world``. Pods come
-and go all the time, an application fails now and then by its own fault, the service is restarted as an upgrade restarts it,
-and killed once, and the kubelet is restarted. What the world does not have (the plugin, and whether a scrape succeeds) is
-said of it here.
+Engine, decisions and metrics are real; devices, pods, kubelet and ledger are those of ``tests/world``. Pods come and go
+all the time, an application occasionally causes a fault, the service is restarted as in an upgrade, and killed once,
+and the kubelet is restarted. Series of components missing there (the plugin, and whether a scrape succeeds) are added
+here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCRAPE: Final = 15.0
 
 _HOUR: Final = 3_600.0
 _AWAY: Final = 45.0
-"""Seconds for which a restart leaves no service; the alert of one that is away waits for two minutes."""
+"""Seconds for which a restart leaves no service; the alert for a missing service waits for two minutes."""
 _DEVICES: Final = 4
 _NAMESPACES: Final = ("acme-space", "umbrella-space")
 _APPLICATION: Final = 31
@@ -46,12 +46,12 @@ _PLUGIN: Final = 'job="scrubber-plugin",instance="node-1"'
 
 @dataclass(slots=True)
 class Recorded:
-    """Series (``name{labels}``) → its value at each scrape; None where it was not there.
+    """Series (``name{labels}``) → its value at each scrape; None where it did not exist.
 
     Times are seconds since the first scrape.
 
     Attributes:
-        grants: hand-overs that were granted within the hour.
+        grants: granted hand-overs within the hour.
         restarts: of the service.
     """
 
@@ -61,7 +61,7 @@ class Recorded:
     restarts: int = 0
 
     def add(self, samples: Iterable[tuple[str, float]]) -> None:
-        """What one scrape brought."""
+        """Add the samples of one scrape."""
         for name, value in samples:
             values = self.series.setdefault(name, [])
             values += [None] * (self.scrapes - len(values)) + [value]
@@ -88,7 +88,7 @@ class _Both(Journal):
 
 
 class _Metered(World):
-    """A world whose services have metrics: each its own, as each is a process of its own."""
+    """A world whose services have metrics: separate ones, as each is a separate process."""
 
     shown: StructlogJournal
 
@@ -117,7 +117,7 @@ class _Metered(World):
 
 
 async def an_hour(seed: int) -> Recorded:
-    """Run it in virtual time (:func:`tests.world.timeline.in_virtual_time`)."""
+    """Run an hour in virtual time (:func:`tests.world.timeline.in_virtual_time`)."""
     world = _Metered(_DEVICES, DEFAULT, pace=Pace(watch=2.0, health=5.0))
     try:
         await world.start_service()
@@ -155,7 +155,7 @@ async def an_hour(seed: int) -> Recorded:
 
 
 def _scraped(world: _Metered, began: float) -> Iterator[tuple[str, float]]:
-    """What both daemons' pages hold now; times since the epoch are those since ``began``."""
+    """Yield the current contents of both daemons' pages; times since the epoch become times since ``began``."""
     yield f"up{{{_SERVICE}}}", float(world.serving)
     yield f"up{{{_PLUGIN}}}", 1.0
     yield f"scrubber_plugin_service_up{{{_PLUGIN}}}", float(world.serving)
@@ -171,7 +171,7 @@ def _scraped(world: _Metered, began: float) -> Iterator[tuple[str, float]]:
 
 
 class _Churn:
-    """Jobs of two tenants, each on a device for a minute or so."""
+    """Jobs of two tenants, each on a device for about a minute."""
 
     def __init__(self, world: World, random: Random) -> None:
         self._world, self._random = world, random
@@ -202,7 +202,7 @@ class _Churn:
         ]
 
     def _fails(self, tenant: Tenant) -> None:
-        """An application makes a mistake of its own, and its container starts again."""
+        """Let an application cause a fault, and its container restart."""
         world = self._world
         world.matter.gpus[tenant.devices[0]].came(_APPLICATION)
         world.signal(list(world.matter.gpus).index(tenant.devices[0]))

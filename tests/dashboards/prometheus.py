@@ -1,10 +1,11 @@
-"""The real Prometheus and its promtool, for tests: the machine's own, or Debian's package, fetched once and unpacked.
+"""The real Prometheus and its promtool, for tests: installed ones, or Debian's package, downloaded once and unpacked.
 
-Nothing is installed and no service is started. The package comes from the archive that this machine's own apt is set up
-with, apt holds it against the signed index, and it is held against the index's SHA-256 once more before it is unpacked.
-What was unpacked appears whole or not at all, whoever else fetches it at the same time.
+Nothing is installed and no service is started. The package comes from the archive configured in this machine's apt. Apt
+verifies it against the signed index, and its SHA-256 is compared with the index again before it is unpacked. The
+unpacked files appear completely or not at all, even with concurrent downloads.
 
-``POSSIBLE`` is False only on a machine that has neither the programs nor apt; that is said aloud when tests are collected.
+``POSSIBLE`` is False only on a machine that has neither the programs nor apt; that is reported when tests are
+collected.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ __all__ = ["POSSIBLE", "Binaries", "Unfetched", "binaries", "fetch", "promtool"]
 _PACKAGE: Final = "prometheus"
 _TOOLS: Final = ("apt-get", "apt-cache", "dpkg-deb")
 _PATIENCE: Final = 300.0
-"""Seconds for one command of apt's: 19 MB over a slow line."""
+"""Seconds for one apt command: 19 MB over a slow line."""
 
 
 class Binaries(NamedTuple):
-    """Where the two programs are."""
+    """The paths of the two programs."""
 
     prometheus: Path
     promtool: Path
 
 
 class Unfetched(Exception):
-    """The programs could not be had; the message says what was tried, and what to do."""
+    """The programs are not available; the message states what was tried, and what to do."""
 
 
 def _installed() -> Binaries | None:
@@ -47,7 +48,7 @@ def _installed() -> Binaries | None:
 
 
 def _cache() -> Path:
-    """Beside the tests' own environment; where the tests have none, in the user's cache."""
+    """Return a directory in the tests' virtual environment; without one, in the user's cache."""
     if sys.prefix != sys.base_prefix:
         return Path(sys.prefix) / _PACKAGE
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -69,10 +70,10 @@ if not POSSIBLE:
 
 @cache
 def binaries() -> Binaries:
-    """Both programs; fetched by the first caller of all (one second and 19 MB), found by all later ones.
+    """Return both programs; the first caller downloads them (one second and 19 MB), all later ones find them.
 
     Raises:
-        Unfetched: the archive does not answer, or does not have them.
+        Unfetched: the archive does not answer, or does not contain them.
     """
     installed = _installed()
     if installed is not None:
@@ -90,7 +91,7 @@ def binaries() -> Binaries:
 
 
 def promtool(*arguments: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run promtool; its exit status is the caller's to judge. Standard error is in ``stdout``, in its order."""
+    """Run promtool; the caller checks its exit status. Standard error is merged into ``stdout``, in order."""
     return subprocess.run(
         [binaries().promtool, *arguments],
         input=stdin,
@@ -103,12 +104,12 @@ def promtool(*arguments: str | Path, stdin: str | None = None) -> subprocess.Com
 
 
 def fetch(work: Path) -> None:
-    """Leave the package's files in ``work/unpacked``; raises :class:`Unfetched`."""
+    """Unpack the package's files into ``work/unpacked``; raises :class:`Unfetched`."""
     apt = _Apt(work)
     record = apt.candidate()
     if (
         record is None
-    ):  # an image whose lists were removed to make it small: ask the same archive, keep them to ourselves
+    ):  # an image whose package lists were removed: fetch them from the same archive into a private directory
         apt.with_lists_of_its_own()
         record = apt.candidate()
     if record is None:
@@ -125,7 +126,7 @@ def fetch(work: Path) -> None:
 
 
 class _Apt:
-    """apt, asked without being root and without a change to what it knows."""
+    """Apt, used without root and without changing its state."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -134,13 +135,13 @@ class _Apt:
     def with_lists_of_its_own(self) -> None:
         for directory in ("lists/partial", "cache/archives/partial"):
             (self._work / directory).mkdir(parents=True)
-        # apt drops to a user of its own, who may not write here.
+        # apt drops privileges to a user that may not write here.
         self._options += ("-o", f"Dir::State::lists={self._work}/lists", "-o", f"Dir::Cache={self._work}/cache")
         self._options += ("-o", f"APT::Sandbox::User={pwd.getpwuid(os.geteuid()).pw_name}")
         self.run("apt-get", "-q", "update", where=self._work)
 
     def candidate(self) -> dict[str, str] | None:
-        """The index's fields of the version that would be installed; None where apt knows of none."""
+        """Return the index fields of the candidate version; None where apt has none."""
         shown = self._call("apt-cache", "show", "--no-all-versions", _PACKAGE, where=self._work)
         lines = (line.partition(": ") for line in shown.stdout.splitlines() if not line.startswith(" "))
         fields = {name: value for name, _, value in lines}

@@ -1,6 +1,6 @@
-"""A real Prometheus as a process of its own, and the questions that a board asks it.
+"""A real Prometheus as a separate process, and the queries of a dashboard.
 
-It listens on loopback only, keeps what it scraped in a directory of the caller's, and is gone when it is closed.
+It listens on loopback only, stores its data in a directory of the caller, and ends when it is closed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Series:
 
 
 class Prometheus:
-    """Runs within a ``with``; :meth:`start` and :meth:`close` do the same by hand.
+    """Runs within a ``with``; :meth:`start` and :meth:`close` do the same manually.
 
     Args:
-        directory: for its configuration and what it scrapes.
+        directory: for its configuration and its data.
         targets: job → instance → port on loopback.
-        rules: files of rules.
-        listening: the port that it answers on; any free one when None.
+        rules: rule files.
+        listening: its port; an ephemeral one when None.
     """
 
     def __init__(
@@ -107,28 +107,28 @@ class Prometheus:
             process.terminate()
             process.wait(_PATIENCE)
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def range(self, query: str, start: float, end: float, step: float = SCRAPE) -> list[Series]:
-        """What ``query`` was from ``start`` to ``end`` (seconds since the epoch); series without a point are left out.
+        """Return the result of ``query`` from ``start`` to ``end`` (seconds since the epoch), without empty series.
 
         Raises:
-            ValueError: Prometheus refuses the query; what it says.
+            ValueError: Prometheus refuses the query; contains its message.
         """
         data = self._ask("query_range", query=query, start=start, end=end, step=step)
         return [Series(each["metric"], [(at, float(value)) for at, value in each["values"]]) for each in data["result"]]
 
     def at(self, query: str, moment: float) -> list[Series]:
-        """What ``query`` was at one moment. Raises as :meth:`range` does."""
+        """Return the result of ``query`` at one moment. Raises as :meth:`range` does."""
         data = self._ask("query", query=query, time=moment)
         return [Series(each["metric"], [(each["value"][0], float(each["value"][1]))]) for each in data["result"]]
 
     def now(self, query: str) -> list[Series]:
-        """What ``query`` is. Raises as :meth:`range` does."""
+        """Return the current result of ``query``. Raises as :meth:`range` does."""
         return self.at(query, time.time())
 
     def exemplars(self, query: str, start: float, end: float) -> list[Mapping[str, str]]:
-        """The labels of every exemplar of the series that ``query`` names."""
+        """Return the labels of every exemplar of the series that ``query`` names."""
         data = self._ask("query_exemplars", query=query, start=start, end=end)
         return [exemplar["labels"] for series in data for exemplar in series["exemplars"]]
 

@@ -1,7 +1,7 @@
-"""Nodes that a real Prometheus looks at: the shipped daemons on simulated devices, their metrics on loopback.
+"""Nodes scraped by a real Prometheus: the shipped daemons on simulated devices, their metrics on loopback.
 
-The daemons are those that an operator starts. One thing of the service is changed from outside, by a hook that Python runs
-at its start: the hourly look at the audit trail comes every two seconds, and can be held up.
+The daemons are those that an operator starts. One thing of the service is changed from outside, by a hook that Python
+runs at its start: the hourly verification of the audit trail runs every two seconds, and can be delayed.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PLUGIN: Final = "scrubber-plugin"
 """The jobs."""
 
 SOON: Final = 60.0
-"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+"""Seconds within which an expected event happens, on a busy machine too. It is a timeout; no test measures it."""
 
 TEXT: Final = "text/plain"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 CLEARING: Final = 0.3
-"""Seconds that clearing any device takes at least, so that its rate is the device's and not the busy machine's."""
+"""Minimum seconds for clearing any device, so that its rate is the device's and not that of a busy machine."""
 
 HELD_UP: Final = "the-look-is-held-up"
-"""A file in the directory of the ledger: while it is there, no look at the trail comes to its end."""
+"""A file in the ledger's directory: while it exists, no verification of the trail completes."""
 
 _HOOK = f"""
 import asyncio, sys
@@ -78,7 +78,7 @@ class Node(Playground):
     """One node of the fleet.
 
     Args:
-        name: its name for the scraper, too.
+        name: its name, also for the scraper.
         policy: text of its policy file, which :meth:`follow` replaces.
         records: directory for the policy, the hook and the logs.
         environment: of the plugin.
@@ -113,14 +113,14 @@ class Node(Playground):
         return self.sim_dir / "devices" / str(index) / "memory"
 
     def follow(self, policy: str) -> None:
-        """Replace the policy's file, at once, and have the service read it."""
+        """Replace the policy file atomically, and make the service read it."""
         draft = self.policy.with_suffix(".new")
         draft.write_text(policy)
         draft.replace(self.policy)
         os.kill(self.service.pid, signal.SIGHUP)
 
     def rewrite_history(self) -> None:
-        """What a disk, or whoever may write to it, can do to a ledger that is locked."""
+        """Change rows of the locked ledger, as a faulty disk or an attacker with write access can do."""
         for name in ("ledger.db", "ledger.db-wal"):
             with (self.state / name).open("r+b") as file:
                 for row in re.finditer(rb"certificate\.issued", file.read()):
@@ -128,13 +128,13 @@ class Node(Playground):
                     file.write(b"certificate.ISSUED")
 
     async def order(self, *arguments: str) -> CompletedCommand:
-        """``scrubber ARGUMENTS``, which has to succeed."""
+        """Run ``scrubber ARGUMENTS``, which has to succeed."""
         done = await self.run_command(*arguments)
         assert done.returncode == 0, f"{self.name}: scrubber {' '.join(arguments)}: {done.stderr}"
         return done
 
     async def becomes(self, device: str, *healths: str) -> pb.Device:
-        """The device (index or UUID) once its health is one of ``healths``."""
+        """Return the device (index or UUID) once its health is one of ``healths``."""
 
         def it(devices: Sequence[pb.Device]) -> pb.Device | None:
             return next((each for each in devices if device in (each.index, each.id) and each.health in healths), None)
@@ -152,7 +152,7 @@ class Node(Playground):
         await self.wait_for_devices(it, SOON)
 
     def page(self, job: str, form: str = TEXT) -> str:
-        """What a scraper gets that asks for ``form``.
+        """Return what a scraper gets that requests ``form``.
 
         Raises:
             OSError: it gets nothing.
@@ -164,7 +164,7 @@ class Node(Playground):
 
 @asynccontextmanager
 async def nodes(*planned: Node) -> AsyncIterator[None]:
-    """All of them, with their daemons running and every device clean."""
+    """Run all nodes; yields with their daemons running and every device clean."""
     async with AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as group:
             for node in planned:
@@ -181,7 +181,7 @@ async def _up(node: Node, stack: AsyncExitStack) -> None:
 
 
 def _mounted(directory: Path) -> bool:
-    """Whether a file system of a few MiB in memory is at ``directory`` now, which is made."""
+    """Create ``directory`` and mount a file system of a few MiB in memory there; return whether that succeeded."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", str(directory)]
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -189,7 +189,7 @@ def _mounted(directory: Path) -> bool:
 
 @contextmanager
 def little_disk(directory: Path) -> Iterator[bool]:
-    """``directory`` as a small disk; an ordinary directory, and False, where nobody may mount one."""
+    """Provide ``directory`` as a small disk; without the right to mount, as an ordinary directory, and yield False."""
     mounted = _mounted(directory)
     try:
         yield mounted
@@ -204,6 +204,6 @@ def _can_mount() -> bool:
 
 
 FULL_DISKS: Final = _can_mount()
-"""Whether a disk can be made full here."""
+"""Whether a full disk can be produced here."""
 if not FULL_DISKS:
     print("NOT TESTED HERE: the alert of a ledger on a full disk (nobody may mount a tmpfs)", file=sys.__stderr__)

@@ -1,10 +1,10 @@
-"""What the fleet of the boards and alerts goes through, within two minutes of five nodes.
+"""The scenario of the fleet for dashboards and alerts, within two minutes of five nodes.
 
-``calm`` works all the time and its daemons are restarted, one after the other; nobody may be woken for it. On each other
-node every fault that an alert is for happens, lasts until the alert fires (or until it should have), and is mended. The
-whole is recorded by a real Prometheus with the rules on a faster clock (:mod:`tests.dashboards.faster`).
+``calm`` works all the time and its daemons are restarted, one after the other; no alert may fire for it. On each other
+node every fault that has an alert happens, lasts until the alert fires (or until it should have), and is repaired. A
+real Prometheus with the rules on a faster clock (:mod:`tests.dashboards.faster`) records everything.
 
-    python -m tests.dashboards.story    tells it as it goes on, and Prometheus answers until Ctrl-C
+    python -m tests.dashboards.story    reports its progress; Prometheus then runs until Ctrl-C
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ breaker:
 
 
 def quick(name: str, *, floor: str = "2s", resets: int = 100) -> str:
-    """The default policy with a way back that takes seconds.
+    """Return the default policy with a recovery that takes seconds.
 
     Args:
         floor: how long clearing may take.
-        resets: what recoveries of the node may do.
+        resets: the maximum number of resets by recoveries of the node.
     """
     return QUICK.format(name=name, floor=floor, resets=resets)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A story that is over; Prometheus goes on answering.
+    """A finished scenario; Prometheus is still running.
 
     Attributes:
         began, ended: seconds since the epoch, from when all nodes were up.
-        device: one that went through much, for the board of one device.
-        pages: (node, job, form) → what a scraper was given at the end.
-        known: ids of the scrubs that the ledger of ``ill`` knows.
+        device: one with many events, for the dashboard of one device.
+        pages: (node, job, form) → what a scraper received at the end.
+        known: ids of the scrubs in the ledger of ``ill``.
     """
 
     prometheus: Prometheus
@@ -92,12 +92,12 @@ class Told:
 
 
 def _nothing(_sentence: str) -> None:
-    """To nobody."""
+    """Report to no one."""
 
 
 @dataclass(frozen=True)
 class _Aloud(Acts):
-    """Says of each alert from when on it is waited for, and whether it came."""
+    """Reports the start and the result of the wait for each alert."""
 
     say: Callable[[str], None]
 
@@ -110,7 +110,7 @@ class _Aloud(Acts):
 
 @asynccontextmanager
 async def _taken_down(context: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-    """``context``, whose end is waited for by whoever is cancelled meanwhile."""
+    """Run ``context``; if the task is cancelled meanwhile, its exit is still awaited."""
     await context.__aenter__()
     try:
         yield
@@ -125,7 +125,7 @@ async def _taken_down(context: AbstractAsyncContextManager[None]) -> AsyncIterat
 
 @asynccontextmanager
 async def _answering(prometheus: Prometheus) -> AsyncIterator[None]:
-    """It is closed even by whoever is cancelled while a thread starts it."""
+    """Run Prometheus; it is closed even if the task is cancelled while a thread starts it."""
     starting = asyncio.create_task(asyncio.to_thread(prometheus.start))
     try:
         await asyncio.shield(starting)
@@ -139,11 +139,11 @@ async def _answering(prometheus: Prometheus) -> AsyncIterator[None]:
 async def told(
     records: Path, *, listening: int | None = None, say: Callable[[str], None] = _nothing
 ) -> AsyncIterator[Told]:
-    """Tell it; logs, rules and what was scraped are in ``records``.
+    """Run the scenario; logs, rules and scraped data are in ``records``.
 
     Args:
-        listening: port of Prometheus; any free one when None.
-        say: is given each sentence on what happens at the moment.
+        listening: port of Prometheus; an ephemeral one when None.
+        say: receives a message about each current event.
     """
     rules = records / "rules"
     rules.mkdir(parents=True)
@@ -152,7 +152,7 @@ async def told(
         cluster = await stack.enter_async_context(ApiServerStandIn())
         cluster.add_node("ill")
         stack.enter_context(little_disk(short / "cut" / "state"))
-        login = {"SCRUBBER_CLUSTER": "auto", "KUBECONFIG": str(kubeconfig(short, cluster.url).path)}
+        login = {"SCRUBBER_CLUSTER_REPORTING": "auto", "KUBECONFIG": str(kubeconfig(short, cluster.url).path)}
         calm = Node("calm", quick("calm"), records, devices=4, memory="4MiB")
         ill = Node("ill", quick("ill"), records, devices=8, memory="1MiB", environment=login)
         strict = Node("strict", quick("strict", resets=1), records, devices=6, memory="1MiB")
@@ -191,7 +191,7 @@ async def told(
 
 
 async def _main() -> int:
-    """0 after the whole story, else 128 and the number of the signal that broke it off."""
+    """Return 0 after the whole scenario, otherwise 128 plus the number of the signal that interrupted it."""
     began = time.monotonic()
 
     def say(sentence: str) -> None:
@@ -208,7 +208,7 @@ async def _main() -> int:
                 print(f"device {story.device}", flush=True)
                 await asyncio.Event().wait()
         except (asyncio.CancelledError, ExceptionGroup):
-            # Ctrl-C at a terminal is told to the daemons, too: what asks them at that moment fails.
+            # Ctrl-C at a terminal reaches the daemons, too: clients that query them at that moment fail.
             if interruption.received is None:
                 raise
             if not whole:
@@ -218,7 +218,7 @@ async def _main() -> int:
 
 
 def _utc(moment: float) -> str:
-    """As it can be typed where a time is picked."""
+    """Return the time in a form that time pickers accept."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,7 +1,7 @@
-"""Every alert fires for what it is for, on the node where it happened, and nobody is woken for anything else.
+"""Every alert fires for its fault, on the node where it happened, and no other alert fires.
 
-The story holds each fault until its alert fires. What an alert's own time is, when it is silent and when it resolves are
-promtool's to try (``test_rules.py``); here the metrics are the daemons' own.
+The scenario holds each fault until its alert fires. The duration of an alert, when it is inhibited and when it resolves
+are tested by promtool (``test_rules.py``); here the metrics are the daemons' own.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from tests.pods import only_with
 
 HAPPENS_ON: Final[Mapping[str, str]] = {
     "ScrubberVerificationFailed": "ill",
-    "ScrubberDriverStuck": "ill",
+    "ScrubberDriverTimeout": "ill",
     "ScrubberDeviceCondemned": "ill",
-    "ScrubberDeviceNeedsPerson": "ill",
-    "ScrubberQuarantineShare": "ill",
+    "ScrubberDeviceNeedsOperator": "ill",
+    "ScrubberQuarantineRatioHigh": "ill",
     "ScrubberTenantCausesQuarantines": "",  # of all nodes
     "ScrubberResidueAfterCertificate": "strict",
-    "ScrubberUngrantedUse": "strict",
+    "ScrubberUnauthorizedUse": "strict",
     "ScrubberBreakerOpen": "strict",
-    "ScrubberBreakGlassOpen": "ill",
-    "ScrubberChildrenRestart": "ill",
-    "ScrubberFastPathShareFalls": "strict",
+    "ScrubberBreakGlassActive": "ill",
+    "ScrubberChildProcessRestarts": "ill",
+    "ScrubberFastPathRatioLow": "strict",
     "ScrubberPolicyRejected": "strict",
     "ScrubberObserveOnly": "strict",
     "ScrubberScrubSlow": "slow",
-    "ScrubberHandoverWaits": "slow",
-    "ScrubberAuditNotVerified": "slow",
+    "ScrubberHandoverSlow": "slow",
+    "ScrubberAuditUnverified": "slow",
     "ScrubberAuditBroken": "slow",
-    "ScrubberAuditShortened": "slow",
+    "ScrubberAuditTruncated": "slow",
     "ScrubberLedgerFailing": "cut",
-    "ScrubberServiceAway": "cut",
-    "ScrubberPluginAway": "cut",
+    "ScrubberServiceDown": "cut",
+    "ScrubberPluginDown": "cut",
     "ScrubberPluginNotRegistered": "cut",
-    "ScrubberKubeletNotTrusted": "cut",
-    "ScrubberNodeAway": "cut",
+    "ScrubberKubeletUntrusted": "cut",
+    "ScrubberNodeDown": "cut",
 }
-"""Alert → the node of the story on which what it is for happens."""
+"""Alert → the node of the scenario on which its fault happens."""
 
 
 BESIDES: Final = {("ScrubberScrubSlow", "strict")}
-"""What else is true: clearing is made slow there, so that starts have to wait for it."""
+"""Also true: clearing is made slow there, so that starts have to wait for it."""
 
 MENDED: Final = (
-    *("ScrubberBreakGlassOpen", "ScrubberDeviceCondemned", "ScrubberDriverStuck", "ScrubberQuarantineShare"),
-    "ScrubberDeviceNeedsPerson",
-    *("ScrubberServiceAway", "ScrubberPluginAway", "ScrubberNodeAway", "ScrubberPluginNotRegistered"),
-    *("ScrubberKubeletNotTrusted", "ScrubberLedgerFailing", "ScrubberAuditNotVerified"),
+    *("ScrubberBreakGlassActive", "ScrubberDeviceCondemned", "ScrubberDriverTimeout", "ScrubberQuarantineRatioHigh"),
+    "ScrubberDeviceNeedsOperator",
+    *("ScrubberServiceDown", "ScrubberPluginDown", "ScrubberNodeDown", "ScrubberPluginNotRegistered"),
+    *("ScrubberKubeletUntrusted", "ScrubberLedgerFailing", "ScrubberAuditUnverified"),
 )
-"""What the story mends long before it ends. Others tell of what happened within an hour or a day, or last."""
+"""What the scenario repairs long before it ends. Other alerts cover an hour or a day, or last."""
 
 
 def firing(story: Told, *, at_the_end: bool = False) -> set[tuple[str, str]]:
-    """(alert, node) of every alert that fired in the story, or that fires at its end."""
+    """Return (alert, node) of every alert that fired in the scenario, or that fires at its end."""
     window = f"[{story.ended - story.began:.0f}s]"
     firing = 'ALERTS{alertstate="firing"}'
     query = f"group by (alertname, instance) ({firing if at_the_end else f'count_over_time({firing}{window})'})"
@@ -71,7 +71,7 @@ def firing(story: Told, *, at_the_end: bool = False) -> set[tuple[str, str]]:
 
 
 def alerts() -> list[str]:
-    """Every alert of the rules, but what cannot be brought about on this machine, which says so aloud."""
+    """Return every alert of the rules, except one that cannot be produced on this machine, which is reported."""
     groups = yaml.safe_load(RULES[-1].read_text())["groups"]
     names = [rule["alert"] for group in groups for rule in group["rules"]]
     return [name for name in names if FULL_DISKS or name != "ScrubberLedgerFailing"]

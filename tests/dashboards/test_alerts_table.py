@@ -1,7 +1,7 @@
-"""The boards' table of alerts shows every alert that fires, whatever labels its rule leaves it.
+"""The dashboards' table of alerts shows every alert that fires, whatever labels its rule leaves.
 
-Here the rules are evaluated by Prometheus' own engine over scrapes that were made up; that an alert of the real story is in the
-table is ``test_panels.py``'s.
+Here Prometheus' own engine evaluates the rules over artificial scrapes; ``test_panels.py`` tests that an alert of the
+real scenario is in the table.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ NO_PLUGIN: Final = {'up{job="scrubber",instance="a"}': "1x60"}
 WAITS: Final = {
     **AWAY,
     'up{job="scrubber",instance="a"}': "1x60",
-    'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="a",device="GPU-1",cause_class="xid",way_back="reboot"}': (
+    'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="a",device="GPU-1",cause_class="xid",recovery_method="reboot"}': (
         "_x20 600x40"
     ),
 }
 TENANT: Final = {
     **AWAY,
     'up{job="scrubber",instance="a"}': "1x60",
-    'scrubber_tenant_quarantines_total{job="scrubber",instance="a",tenant_namespace="team-x"}': "0x19 3x41",
+    'scrubber_tenant_quarantines_total{job="scrubber",instance="a",tenant="team-x"}': "0x19 3x41",
 }
 USED: Final = {
     **AWAY,
     'up{job="scrubber",instance="a"}': "1x60",
-    'scrubber_ungranted_uses_total{job="scrubber",instance="a",use="stranger"}': "0x19 1x41",
+    'scrubber_unauthorized_uses_total{job="scrubber",instance="a",use="unauthorized-process"}': "0x19 1x41",
 }
 
 
 def asked(board: str, *, job: str, instance: str) -> str:
-    """The table's query, as Grafana would send it."""
+    """Return the table's query, as Grafana would send it."""
     document = json.loads((DASHBOARDS / f"{board}.json").read_text())
     (panel,) = (each for each in document["panels"] if each["title"] == "Alerts")
     (target,) = panel["targets"]
@@ -50,7 +50,7 @@ def asked(board: str, *, job: str, instance: str) -> str:
 
 
 def told(series: dict[str, str], query: str, rows: list[tuple[str, float]], into: Path) -> str:
-    """What promtool says to the claim that the table has exactly these rows after half an hour."""
+    """Return promtool's result for the assertion that the table has exactly these rows after half an hour."""
     samples = [{"labels": labels, "value": value} for labels, value in rows]
     test: dict[str, Any] = {
         "interval": "30s",
@@ -77,8 +77,8 @@ def told(series: dict[str, str], query: str, rows: list[tuple[str, float]], into
 @pytest.mark.parametrize(
     ("series", "instance", "row"),
     [
-        pytest.param(AWAY, "a", '{alertname="ScrubberServiceAway",severity="critical",instance="a"}', id="no job"),
-        pytest.param(NO_PLUGIN, "a", '{alertname="ScrubberPluginAway",severity="critical"}', id="of no node"),
+        pytest.param(AWAY, "a", '{alertname="ScrubberServiceDown",severity="critical",instance="a"}', id="no job"),
+        pytest.param(NO_PLUGIN, "a", '{alertname="ScrubberPluginDown",severity="critical"}', id="of no node"),
         pytest.param(
             TENANT,
             "a",
@@ -88,13 +88,13 @@ def told(series: dict[str, str], query: str, rows: list[tuple[str, float]], into
         pytest.param(
             WAITS,
             ".+",
-            '{alertname="ScrubberDeviceNeedsPerson",severity="warning",instance="a",device="GPU-1",about="xid"}',
+            '{alertname="ScrubberDeviceNeedsOperator",severity="warning",instance="a",device="GPU-1",about="xid"}',
             id="of a device",
         ),
         pytest.param(
             USED,
             "(a|b)",
-            '{alertname="ScrubberUngrantedUse",severity="critical",instance="a",about="stranger"}',
+            '{alertname="ScrubberUnauthorizedUse",severity="critical",instance="a",about="unauthorized-process"}',
             id="of a use",
         ),
     ],

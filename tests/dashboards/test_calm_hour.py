@@ -1,4 +1,4 @@
-"""An hour of healthy churn, and the rules as they are, in their own time: no alert fires in it."""
+"""An hour of healthy churn, with the unmodified rules in their own time: no alert fires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRED: Final = 'count by (alertname) (max_over_time(ALERTS{alertstate="firing"}[
 
 
 def written(recorded: Recorded) -> list[dict[str, str]]:
-    """The series as promtool's tests take them; where one ends it is marked as ended, as a scraper marks it."""
+    """Return the series in promtool's format; the end of a series is marked as stale, as a scraper does it."""
     return [{"series": name, "values": _values(each, recorded.scrapes)} for name, each in recorded.series.items()]
 
 
@@ -34,7 +34,7 @@ def _values(values: Sequence[float | None], scrapes: int) -> str:
 
 
 def fired(recorded: Recorded, tmp_path: Path, expected: Sequence[str]) -> str:
-    """What promtool says to the claim that exactly the alerts of ``expected`` have fired."""
+    """Return promtool's result for the assertion that exactly the alerts of ``expected`` have fired."""
     rules = [str(RULES / name) for name in ("recording.yaml", "alerts.yaml")]
     samples: list[dict[str, Any]] = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in expected]
     test = {
@@ -68,10 +68,10 @@ def test_no_alert_fires_in_an_hour_of_pod_churn_and_daemon_restarts(hour: Record
 def test_device_that_needs_an_operator_fires_its_alert_in_a_calm_hour(hour: Recorded, tmp_path: Path) -> None:
     ill = (
         'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="node-1",device="gpu-ill",'
-        'cause_class="row-remap-failure",way_back="person"}'
+        'cause_class="row-remap-failure",recovery_method="operator"}'
     )
     with_one = replace(hour, series={**hour.series, ill: [0.0] * hour.scrapes})
-    assert fired(with_one, tmp_path, ["ScrubberDeviceNeedsPerson"]) == ""
+    assert fired(with_one, tmp_path, ["ScrubberDeviceNeedsOperator"]) == ""
 
 
 @only_with(POSSIBLE)

@@ -1,4 +1,4 @@
-"""The boards as files: they are what the code says, Grafana can import them, and each panel says what it answers."""
+"""The dashboards as files: they match their generator, Grafana can import them, and each panel states its question."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DIRECTORY: Final = _ROOT / "dashboards"
 _OURS: Final = re.compile(r"(?:[a-z_]+:)?scrubber_[a-z0-9_]+(?::[a-z0-9_]+)?")
 _OF_A_HISTOGRAM: Final = re.compile(r"_(?:bucket|count|sum)$")
 _GRAFANAS: Final = frozenset({"__interval", "__interval_ms", "__rate_interval", "__range"})
-"""Variables that Grafana has by itself."""
+"""Variables that Grafana defines itself."""
 _OUR_VARIABLES: Final = frozenset({"datasource", "job", "instance", "device"})
 
 Json = dict[str, Any]
@@ -84,7 +84,7 @@ def _tables(board: Json) -> list[Json]:
 
 
 def _titles(table: Json) -> dict[str, str]:
-    """Of a table's columns: from label or value to the title."""
+    """Return a table's column titles by label or value."""
     titles: dict[str, str] = table["transformations"][-1]["options"]["renameByName"]
     return titles
 
@@ -103,7 +103,7 @@ def test_every_dashboard_has_a_file_and_there_are_no_others() -> None:
 
 def test_dashboard_can_be_imported_and_has_a_stable_uid(board: Json, which: DashboardName) -> None:
     assert board["uid"] == f"scrubber-{which}"
-    assert board.get("id") is None  # one of another Grafana would clash
+    assert board.get("id") is None  # one from another Grafana would conflict
     assert 39 <= board["schemaVersion"] <= 42
     assert "gpu-scrubber" in board["tags"]
     assert board["description"].endswith("?")
@@ -132,7 +132,7 @@ def test_panels_do_not_overlap_and_fill_the_width(board: Json) -> None:
         )
 
 
-# --- what a reader is told -----------------------------------------------------------------------------------------
+# --- texts ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_panel_description_is_a_question(board: Json) -> None:
@@ -154,7 +154,7 @@ def test_legend_uses_labels_that_the_query_keeps(board: Json) -> None:
 
 
 def _kept(text: str) -> set[str]:
-    """The labels that a query's result can have: those of its outermost aggregations, and of what joins labels."""
+    """Return the labels of a query's result: those of its outermost aggregations, and of functions that join labels."""
     kept = set(re.findall(r'label_join\(.*?"(\w+)", " / "', text))
 
     def outermost(node: promql.Expr) -> bool:
@@ -240,7 +240,7 @@ def test_queries_of_one_graph_use_one_window(board: Json) -> None:
 
 
 def test_only_completely_verified_memory_is_green() -> None:
-    least = 2**-53  # that a share of one can lack
+    least = 2**-53  # the rounding error of a share of one
     panels = {which: {each["title"]: each for each in _panels(_committed(which))} for which in DashboardName}
     number = panels[DashboardName.DEVICE]["Memory not verified"]
     column = _properties(panels[DashboardName.NODE]["Each device now"], "Memory not verified")
@@ -248,7 +248,7 @@ def test_only_completely_verified_memory_is_green() -> None:
         assert steps[0]["color"] == Colour.CLEAN
         assert 0 < steps[1]["value"] < least
         assert all(each["color"] != Colour.CLEAN for each in steps[1:])
-    assert "decimals" not in number["fieldConfig"]["defaults"]  # Grafana then shows as many as it takes to see it
+    assert "decimals" not in number["fieldConfig"]["defaults"]  # Grafana then shows as many digits as necessary
 
 
 # --- links ---------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_every_query_of_the_device_dashboard_selects_the_device() -> None:
         assert query.count("{") == query.count('device="$device"'), query
 
 
-# --- what it rests on ----------------------------------------------------------------------------------------------
+# --- consistency with the code -------------------------------------------------------------------------------------
 
 
 def test_every_device_state_has_a_number_a_text_and_a_colour() -> None:
@@ -334,7 +334,7 @@ def test_every_coloured_table_text_has_its_colours(values: type[Severity] | type
 
 
 def _coloured(which: DashboardName, title: str) -> set[str]:
-    """The series of a graph that have a colour of their own."""
+    """Return the series of a graph with an explicit colour."""
     graph = next(each for each in _panels(_committed(which)) if each["title"] == title)
     matchers = [each["matcher"] for each in graph["fieldConfig"]["overrides"]]
     return {each["options"] for each in matchers if each["id"] == "byName"}
@@ -347,7 +347,7 @@ def test_every_scrub_step_and_hand_over_kind_has_its_colour() -> None:
 
 
 def _asked() -> set[str]:
-    """The names of ours that the boards ask for, a histogram by its own name."""
+    """Return the names of our metrics that the dashboards query, a histogram by its base name."""
     texts = [query for which in DashboardName for query in _queries(_committed(which))]
     texts += [each["query"] for which in DashboardName for each in _committed(which)["templating"]["list"]]
     return {_OF_A_HISTOGRAM.sub("", name) for text in texts for name in _OURS.findall(text)}
@@ -359,7 +359,7 @@ def _recorded() -> set[str]:
 
 
 def _documented() -> dict[str, set[str]]:
-    """The labels of each metric, by its name."""
+    """Return the labels of each metric, by its name."""
     page = (_ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `scrubber_")]
     return {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
@@ -388,7 +388,7 @@ def test_query_uses_labels_that_its_metrics_have(board: Json) -> None:
             labels = own[str(selector.name)]
             matched = {each.name for each in selector.matchers.matchers} - {"job", "instance"}
             assert labels is None or matched <= labels, (selector.name, matched)
-        if None in own.values():  # a recorded series, an alert: what it has is said by its rule
+        if None in own.values():  # a recorded series or an alert: its rule defines the labels
             continue
         for node in nodes:
             if isinstance(node, promql.AggregateExpr) and node.modifier is not None:

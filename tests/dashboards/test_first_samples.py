@@ -1,7 +1,7 @@
-"""The first time counts: most of what matters on a GPU happens once, and a series often begins with it.
+"""The first event counts: most important events of a GPU happen once, and often create their series.
 
-``increase()`` and ``rate()`` see no step before a series' second sample. What the boards ask instead is put to Prometheus'
-own engine here, by promtool, with scrapes that were made up; that a real device's XIDs are drawn is ``test_panels.py``'s.
+``increase()`` and ``rate()`` see no step before a series' second sample. Here Prometheus' own engine, in promtool, runs
+the dashboards' queries over artificial scrapes; ``test_panels.py`` tests that a real device's XIDs are drawn.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ HOW_LONG: Final = (DashboardName.NODE, "Scrubs, how long")
 
 _TARGET: Final = 'job="scrubber",instance="a"'
 _XID: Final = f'{{{_TARGET},device="GPU-1",code="79"}}'
-_TENANT: Final = f'{{{_TARGET},tenant_namespace="team-x"}}'
+_TENANT: Final = f'{{{_TARGET},tenant="team-x"}}'
 _CALL: Final = f'{{{_TARGET},service="scrubber.v1.HandOver",method="HandOver",code="UNAVAILABLE"}}'
-_SCRUB: Final = f'{_TARGET},path="slow",occasion="release",outcome="failed"'
+_SCRUB: Final = f'{_TARGET},path="slow",trigger="release",outcome="failed"'
 
 Series = Mapping[str, str]
 
 
 def asked(panel: tuple[DashboardName, str], number: int = 0) -> str:
-    """The committed query, as Grafana would send it: all nodes, a point for each scrape."""
+    """Return the committed query, as Grafana would send it: all nodes, a point for each scrape."""
     board, title = panel
     document = json.loads((ROOT / "dashboards" / f"{board}.json").read_text())
     (found,) = (each for each in document["panels"] if each["title"] == title)
@@ -63,7 +63,7 @@ def asked(panel: tuple[DashboardName, str], number: int = 0) -> str:
 
 
 def told(query: str, series: Series, expected: Mapping[int, float], labels: str, scrapes: int, into: Path) -> str:
-    """What promtool says to the claim that the query's one series has these values, by scrape, and is nowhere else."""
+    """Return promtool's result for the assertion that the query's only series has exactly these values, by scrape."""
     tests = [
         {
             "expr": query,
@@ -138,7 +138,7 @@ TENANT_TRIALS: Final[Mapping[str, tuple[str, Mapping[int, float]]]] = {
 def test_tenant_appears_on_the_dashboard_from_its_first_quarantine(trial: str, tmp_path: Path) -> None:
     values, expected = TENANT_TRIALS[trial]
     series = {f"scrubber_tenant_quarantines_total{_TENANT}": values}
-    labels = '{tenant_namespace="team-x"}'
+    labels = '{tenant="team-x"}'
     assert told(f"round({asked(TENANTS)})", series, expected, labels, 91, tmp_path) == ""
 
 
@@ -146,7 +146,7 @@ def test_tenant_appears_on_the_dashboard_from_its_first_quarantine(trial: str, t
 def test_tenant_quarantines_before_the_time_range_are_not_counted(tmp_path: Path) -> None:
     series = {f"scrubber_tenant_quarantines_total{_TENANT}": "_x2 1x200"}
     expected = throughout(2, 121, 1)
-    assert told(f"round({asked(TENANTS)})", series, expected, '{tenant_namespace="team-x"}', 130, tmp_path) == ""
+    assert told(f"round({asked(TENANTS)})", series, expected, '{tenant="team-x"}', 130, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
@@ -179,7 +179,10 @@ def test_calls_per_minute_include_the_first_failure_of_a_series(
 def test_single_unauthorized_use_appears_in_one_bar(
     uses: str, answers: str, expected: Mapping[int, float], tmp_path: Path
 ) -> None:
-    series = {f'scrubber_ungranted_uses_total{{{_TARGET},use="stranger"}}': uses, f"up{{{_TARGET}}}": answers}
+    series = {
+        f'scrubber_unauthorized_uses_total{{{_TARGET},use="unauthorized-process"}}': uses,
+        f"up{{{_TARGET}}}": answers,
+    }
     assert told(asked(WRONG, 1), series, expected, "{}", 31, tmp_path) == ""
 
 
@@ -213,11 +216,11 @@ def test_old_counts_do_not_appear_as_new_after_a_failed_scrape(tmp_path: Path) -
     assert told(f"{asked(HOW_LONG)} > 0", series, {}, '{path="slow"}', 31, tmp_path) == ""
 
 
-# -- which they are ------------------------------------------------------------------------------------------------------
+# -- the affected metrics ----------------------------------------------------------------------------------------------
 
 
 def born_counting() -> set[str]:
-    """The counters and histograms that a page of a daemon which has done nothing yet has no series of."""
+    """Return the counters and histograms without any series on the page of an idle daemon."""
     registry, plugin = CollectorRegistry(), CollectorRegistry()
     MetricsRecorder(registry, NVIDIA_SIGNALS)
     PluginMetrics(plugin, dict)
@@ -229,7 +232,7 @@ def born_counting() -> set[str]:
 
 
 def test_list_of_counters_not_initialized_at_zero_is_complete() -> None:
-    """The plugin's counters of a resource are not there before it has one, and begin at 0 then."""
+    """The plugin's counters of a resource do not exist before it has one, and start at 0 then."""
     of_a_resource = {
         each for each in born_counting() if each.startswith("scrubber_plugin_") and each.endswith("_total")
     }
@@ -242,7 +245,7 @@ def test_list_of_counters_not_initialized_at_zero_is_complete() -> None:
 
 
 def test_queries_of_counters_not_initialized_at_zero_include_new_series() -> None:
-    """But one that asks what was new beside it."""
+    """Queries that add new series separately are excepted."""
     moved = re.compile(r"\b(?:rate|increase)\((scrubber_\w+?)(?:_bucket|_count|_sum)?\{")
     for board in DashboardName:
         document = json.loads((ROOT / "dashboards" / f"{board}.json").read_text())

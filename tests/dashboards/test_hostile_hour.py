@@ -1,9 +1,9 @@
-"""An hour with a tenant who tries to take the node out, and what he achieves: figures, held against bounds.
+"""An hour with a tenant who attacks the node, and the effect: figures, compared with limits.
 
-He may do what a pod may: bring about XIDs, ECC errors and heat on devices that he was given, leave processes behind that
-hold them or cannot be ended, restart, keep a device busy, come back on other devices, and be on all of them but one. He
-can spoil what he was given, for as long as the node's breaker and the day's limits let him; he cannot reach what others
-have, wear a device out, or have one condemned that is well without him.
+The attacker may do what a pod may: cause XIDs, ECC errors and heat on assigned devices, leave processes behind that
+hold them or cannot be killed, restart, keep a device busy, return on other devices, and use all of them but one.
+Assigned devices can be spoiled, as far as the node's breaker and the daily limits permit. Devices of others cannot be
+reached, no device is worn out, and none is condemned that is healthy without the attacker.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PACE = Pace(watch=2.0, health=5.0)
 MALLORY, OTHERS = "mallory-space", "acme-space"
 RESET_XID, CONTEXT_XID, APPLICATION_XID = 95, 154, 31
 TOLD_A_MINUTE = 32
-"""Codes of one device that are told of within a minute."""
+"""Codes of one device that are logged within a minute."""
 ROWS_BESIDES = 10
-"""Rows of a device and minute, on average, that are no signals: its hand-overs, scrubs and changes of health."""
+"""Audit rows of a device and minute, on average, other than signals: its hand-overs, scrubs and changes of health."""
 ACTS = (
     *("come", "come", "come", "xid", "xid", "xid", "ecc", "heat", "context", "unknown", "flood", "restart"),
     *("leave", "leave", "stuck"),
@@ -43,18 +43,18 @@ ACTS = (
 
 @dataclass(frozen=True)
 class Achieved:
-    """What an hour came to.
+    """The result of an hour.
 
     Attributes:
         out_of_service: device-seconds, of ``devices`` times 3,600.
         others_out_of_service: device-seconds while another tenant had the device.
-        starts, refused: of other tenants' containers, and answers that had them wait.
-        exceptions: starts of others that rested on no certificate.
-        resets, most_of_one: made by recoveries, on the node and of one device.
+        starts, refused: of other tenants' containers, and answers that made them wait.
+        exceptions: starts of others without a certificate.
+        resets, most_of_one: by recoveries, on the node and of one device.
         condemned: devices.
-        rows: of the audit, signals apart.
-        signals_a_minute: the most that were told of one device within a minute.
-        blamed: how often somebody was told whose pods the quarantines came under.
+        rows: of the audit trail, without signals.
+        signals_a_minute: the maximum logged for one device within a minute.
+        blamed: number of notifications about the tenant whose pods the quarantines came under.
     """
 
     devices: int
@@ -72,7 +72,7 @@ class Achieved:
 
 
 class Mallory:
-    """One hour's worth of mischief, drawn from a seed; he wants all devices but the one that is kept from him."""
+    """One hour of attacks, drawn from a seed, on all devices but one."""
 
     def __init__(self, world: World, seed: int, *, spared: int) -> None:
         self._world = world
@@ -148,7 +148,7 @@ class Mallory:
         return left
 
     def _let_go(self, *, all_of_them: bool = False) -> None:
-        """What was stuck in the kernel comes out of it; and a device that he works no more cools down."""
+        """Release processes that were stuck in the kernel, and cool down devices that the attacker no longer uses."""
         now = self._world.clock.monotonic()
         for until, proc in self._stuck:
             if until <= now or all_of_them:
@@ -159,7 +159,7 @@ class Mallory:
                 device.celsius = 40
 
     def leave(self) -> None:
-        """He is thrown off the node, and his last processes come out of the kernel."""
+        """Remove the attacker from the node; the last processes leave the kernel."""
         for tenant in self.mine():
             self._world.kubelet.delete(tenant)
         self._let_go(all_of_them=True)
@@ -200,7 +200,7 @@ class Others:
 
 
 def _seconds(past: list[tuple[float, DeviceRecord]], until: float, *, others: bool) -> float:
-    """Device-seconds out of service; with ``others`` only those while a pod of theirs had the device."""
+    """Return device-seconds out of service; with ``others`` only those while a pod of theirs had the device."""
     total, since = 0.0, dict[str, float]()
     for at, record in past:
         grant = record.last_grant
@@ -217,7 +217,7 @@ def _seconds(past: list[tuple[float, DeviceRecord]], until: float, *, others: bo
 def _most_in_a_minute(events: list[Event]) -> int:
     most = 0
     for device in {event.device for event in events}:
-        told = [event.at for event in events if event.name == "health.signal" and event.device == device]
+        told = [event.at for event in events if event.name == "health.errors-reported" and event.device == device]
         most = max([most, *(sum(at <= each < at + 60.0 for each in told) for at in told)])
     return most
 
@@ -248,9 +248,9 @@ async def _an_hour(world: World, seed: int) -> Achieved:
         resets=sum(resets.values()),
         most_of_one=max(resets.values(), default=0),
         condemned=len({each.device for _, each in past if each.health is Health.CONDEMNED}),
-        rows=sum(event.name != "health.signal" for event in world.vault.events[rows:]),
+        rows=sum(event.name != "health.errors-reported" for event in world.vault.events[rows:]),
         signals_a_minute=_most_in_a_minute(world.vault.events),
-        blamed=sum(event.name == "tenant.blamed" for event in world.vault.events),
+        blamed=sum(event.name == "tenant.flagged" for event in world.vault.events),
     )
 
 
@@ -326,7 +326,7 @@ async def test_unkillable_process_with_an_xid_condemns_no_device_and_costs_no_re
 
 
 async def _a_day_passes(world: World) -> None:
-    """At a slower pace: nobody is on the node any more."""
+    """Let a day pass, at a slower pace: no pod is on the node any more."""
     world.kill()
     world.pace = Pace(watch=8.0, health=60.0)
     await world.start_service()

@@ -1,7 +1,7 @@
-"""The rules that Grafana's own linter for boards has, on the committed files. Each exclusion has its reason.
+"""The rules of Grafana's own dashboard linter, applied to the committed files. Each exclusion has its reason.
 
-Each rule has its name from there. Two of its rules are for logs, which no board shows. Each rule is tried on a board that
-breaks it, too: a rule that finds nothing anywhere would be no rule.
+Each rule has its name from there. Two of its rules are for logs, which no dashboard shows. Each rule is also tested on
+a dashboard that violates it: a rule that never finds anything would be useless.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _BOARDS: Final = ("fleet", "node", "device")
 
 _DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _RATE_INTERVAL: Final = timedelta(seconds=4321)
-"""Stands for ``$__rate_interval`` while a query is parsed: no query says it by itself."""
+"""Replaces ``$__rate_interval`` while a query is parsed: no query contains this duration."""
 _VARIABLES: Final = {
     "$__rate_interval": f"{int(_RATE_INTERVAL.total_seconds())}s",
     "$__range": "6h",
     "$__interval_ms": "15000",
     "$__interval": "15s",
 }
-"""The longer name of two that begin alike comes first."""
+"""Of two names with the same prefix, the longer one comes first."""
 
 _UNITS: Final = frozenset({"none", "short", "percentunit", "s", "bytes", "binBps", "opm", "locale", "hex"})
-"""Those of Grafana's units that mean something here: base units, shares of one, counts, events a minute."""
+"""Those of Grafana's units that are meaningful here: base units, shares of one, counts, events a minute."""
 
 _PER_SECOND: Final = frozenset({"rate", "irate"})
 _OF_COUNTERS: Final = _PER_SECOND | {"increase"}
@@ -69,11 +69,11 @@ def _trees(board: Json) -> Iterator[tuple[str, promql.Expr]]:
         try:
             yield where, _parsed(target["expr"])
         except ValueError:
-            continue  # what does not parse is another rule's
+            continue  # another rule reports parse errors
 
 
 def _nodes(tree: promql.Expr) -> list[promql.Expr]:
-    """All nodes in order; a range's own selector, which the walk gives right after the range, is no node of its own."""
+    """Return all nodes in order, without the inner selector of a range, which the walk yields right after the range."""
     found: list[promql.Expr] = []
     ranges: list[promql.Expr] = []
 
@@ -267,11 +267,11 @@ RULES: Final[Mapping[str, Rule]] = {
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """What need not keep a rule.
+    """An exclusion from a rule.
 
     Attributes:
-        panels: (board, panel).
-        reason: why; there is none without.
+        panels: (dashboard, panel).
+        reason: required.
     """
 
     rule: str
@@ -331,7 +331,7 @@ def _excluded(rule: str, board: str) -> set[str]:
 
 
 def _found(rule: str, name: str) -> dict[str, list[str]]:
-    """What a rule has to say of a committed board, by panel; what is of no panel is by itself."""
+    """Return a rule's findings for a committed dashboard by panel; findings without a panel stand alone."""
     titles = [panel["title"] for panel in _panels(_committed(name))]
     found: dict[str, list[str]] = {}
     for said in RULES[rule](_committed(name)):
@@ -354,7 +354,7 @@ def test_every_linter_exclusion_has_a_reason_and_is_needed(each: Exclusion) -> N
 
 
 def _asking(text: str) -> Callable[[Json], None]:
-    """Breaks a board by another query in its first panel."""
+    """Return a function that breaks a dashboard by another query in its first panel."""
 
     def break_it(board: Json) -> None:
         _panels(board)[0]["targets"][0]["expr"] = text

@@ -1,4 +1,4 @@
-"""Every panel of the committed boards has something to show after a story that uses everything."""
+"""Every panel of the committed dashboards shows data after a scenario that covers everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.pods import only_with
 BOARDS: Final = Path(__file__).parents[2] / "dashboards"
 NAMES: Final = ("fleet", "node", "device")
 EVERYTHING: Final = ".+"
-"""What a variable with All stands for."""
+"""The value of a variable with All selected."""
 
 
 def board(name: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ QUERIES: Final = tuple(_queries())
 
 
 def asked(query: str, story: Told, device: str | None = None) -> str:
-    """``query`` as Grafana would send it, with All picked, the story's device (or another), and its whole time."""
+    """Return ``query`` as Grafana would send it: All selected, the scenario's device (or another), its whole time."""
     values = {
         "job": EVERYTHING,
         "instance": EVERYTHING,
@@ -69,12 +69,12 @@ def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> N
 @pytest.mark.parametrize(
     ("alert", "about"),
     [
-        ("ScrubberServiceAway", {"instance": "cut"}),
-        ("ScrubberPluginAway", {"instance": "cut"}),
-        ("ScrubberNodeAway", {"instance": "cut"}),
+        ("ScrubberServiceDown", {"instance": "cut"}),
+        ("ScrubberPluginDown", {"instance": "cut"}),
+        ("ScrubberNodeDown", {"instance": "cut"}),
         ("ScrubberTenantCausesQuarantines", {"about": "team-rough"}),
-        ("ScrubberDeviceNeedsPerson", {"instance": "ill", "about": "row-remap-failure"}),
-        ("ScrubberUngrantedUse", {"instance": "strict", "about": "stranger"}),
+        ("ScrubberDeviceNeedsOperator", {"instance": "ill", "about": "row-remap-failure"}),
+        ("ScrubberUnauthorizedUse", {"instance": "strict", "about": "unauthorized-process"}),
     ],
 )
 def test_alert_table_shows_every_firing_alert_whatever_its_labels(

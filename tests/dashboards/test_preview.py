@@ -1,4 +1,4 @@
-"""The preview's own promises: nothing but loopback and files, one version of Grafana, variables as Grafana puts them in."""
+"""Guarantees of the preview: only loopback and files, one version of Grafana, and variables as in Grafana."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ NODES = {"node-a": 1.0, "node-b": float("nan")}
 
 
 class Answering(Prometheus):
-    """A Prometheus of two nodes that remembers what it was asked."""
+    """A Prometheus of two nodes that records its queries."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""How the real Prometheus is fetched: what is not the archive's own package is not unpacked."""
+"""The download of the real Prometheus: only the archive's own package is unpacked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = b"the package"
 
 
 class Archive:
-    """Programs in the place of apt's, first on the PATH."""
+    """Programs that replace apt's, first on the PATH."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory

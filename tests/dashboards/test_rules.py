@@ -1,6 +1,6 @@
-"""The rules as Prometheus itself judges them, and a page for each alert that whoever it wakes can use.
+"""The rules as Prometheus evaluates them, and a usable runbook for each alert.
 
-What the rules compute is tried by ``promtool test rules`` with the files in ``dashboards/rules/tests``.
+``promtool test rules`` tests what the rules compute, with the files in ``dashboards/rules/tests``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SECTIONS = (
     "A false alarm",
     "Why this threshold",
 )
-"""Of every page, in this order: at three in the morning a reader knows where to look."""
+"""The sections of every runbook, in this order, so that readers find them quickly."""
 
 _METRIC = re.compile(r"(?<![:\w])scrubber_[a-z0-9_]+")
 _ADDRESS = "https://pages.example/runbooks"
@@ -67,12 +67,12 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def queries(page: str) -> list[str]:
-    """Each query of a page: they stand in blocks, apart by an empty line."""
+    """Return the queries of a page, which are in blocks, separated by empty lines."""
     return [query.strip() for block in blocks(page, "promql") for query in block.split("\n\n")]
 
 
 def metrics_in(text: str) -> set[str]:
-    """Names of metrics, as they are on a metrics page; ``_bucket`` and ``_count`` are of their histogram."""
+    """Return names of metrics, as they are on a metrics page; ``_bucket`` and ``_count`` are of their histogram."""
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in _METRIC.findall(text)}
 
 
@@ -81,13 +81,13 @@ def documented() -> set[str]:
 
 
 def labels_of(expression: str) -> set[str]:
-    """The labels that an expression leaves, as far as it says so: those it groups by, of the series it is made of too."""
+    """Return the labels that an expression leaves: its own groupings and those of its recorded series."""
     texts = [expression, *(RECORDED[name] for name in RECORDED if name in expression)]
     groups = [group for text in texts for group in re.findall(r"\bby \(([^)]*)\)", text)]
     return {label.strip() for group in groups for label in group.split(",")} - {"le"}
 
 
-# -- as Prometheus judges them ---------------------------------------------------------------------------------------------
+# -- evaluation by Prometheus ------------------------------------------------------------------------------------------
 
 
 @only_with(POSSIBLE)
@@ -119,7 +119,7 @@ def test_every_query_in_a_runbook_passes_promtool(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# -- what an alert says ----------------------------------------------------------------------------------------------------
+# -- texts of alerts ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -176,7 +176,7 @@ def test_rules_and_runbooks_use_existing_recorded_series_only() -> None:
 
 
 def test_label_values_in_rules_exist_in_the_code() -> None:
-    """A code that is renamed would else silence its alert."""
+    """Renaming a code would otherwise silence its alert."""
     selected: dict[str, set[str]] = {}
     for expression in (*RECORDED.values(), *(alert["expr"] for alert in ALERTS.values())):
         for label, words in re.findall(r'(\w+)(?:=~|!~|=)"([^"]+)"', expression):
@@ -188,9 +188,9 @@ def test_label_values_in_rules_exist_in_the_code() -> None:
     )
     assert selected.pop("code") <= {code for _, _, code in KnownCodes(NVIDIA_SIGNALS).findings}
     assert selected.pop("cause_class") <= KnownCodes(NVIDIA_SIGNALS).causes
-    assert selected.pop("way_back") <= {each.value for each in RecoveryMethod}
+    assert selected.pop("recovery_method") <= {each.value for each in RecoveryMethod}
     assert selected.pop("health") <= {each.value for each in Health}
-    assert selected.pop("mode") <= {each.value for each in Enforcement}
+    assert selected.pop("enforcement") <= {each.value for each in Enforcement}
     assert selected.pop("path") <= {each.value for each in ScrubPath}
     assert selected.pop("outcome") == {"granted"}
     assert not selected
@@ -203,13 +203,13 @@ def test_recorded_device_states_are_complete() -> None:
 
 
 def test_runbook_on_waiting_hand_overs_names_existing_refusal_codes_only() -> None:
-    codes = re.findall(r"^\d\. (`[^:]+):", PAGES["ScrubberHandoverWaits"], re.MULTILINE)
+    codes = re.findall(r"^\d\. (`[^:]+):", PAGES["ScrubberHandoverSlow"], re.MULTILINE)
     told = {code for line in codes for code in re.findall(r"`([a-z-]+)`", line)}
     assert len(told) > 5
     assert told <= REFUSAL_CODES | {"granted"}
 
 
-# -- the other form --------------------------------------------------------------------------------------------------------
+# -- the PrometheusRule object -----------------------------------------------------------------------------------------
 
 
 def test_prometheus_rule_object_contains_the_same_rules() -> None:
@@ -233,7 +233,7 @@ def test_rules_in_the_tree_are_never_written_with_runbook_addresses() -> None:
         assert "go together" in done.stderr
 
 
-# -- the pages -------------------------------------------------------------------------------------------------------------
+# -- the runbooks ------------------------------------------------------------------------------------------------------
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
@@ -257,7 +257,7 @@ def test_runbook_index_lists_every_alert_with_severity_in_the_order_of_the_rules
 
 
 def commands_in(page: str) -> Iterator[str]:
-    """Every command of ours that a page tells somebody to type, in its blocks and in its text."""
+    """Yield every scrubber command on a page, in its blocks and in its text."""
     yield from re.findall(r"`(scrubber [^`]+)`", page)
     for block in (*blocks(page, "sh"), *blocks(page, "console")):
         for line in block.splitlines():
@@ -277,8 +277,8 @@ def test_every_command_in_a_runbook_exists_with_its_flags(name: str) -> None:
         while hasattr(command, "get_command"):
             command = command.get_command(typer.Context(command), words.pop(0))
             assert command is not None, line
-        if words or f"`{line}`" not in page:  # a command that is only named lacks what it needs
-            with command.make_context("scrubber", words):  # whatever is wrong with a value, or missing, is said here
+        if words or f"`{line}`" not in page:  # a command that is only mentioned lacks required arguments
+            with command.make_context("scrubber", words):  # parsing reports every invalid or missing value
                 pass
         for since in re.findall(r"--since (\S+)", line):
             parse_time(since, now=0.0)
@@ -306,7 +306,7 @@ def test_query_in_a_runbook_uses_labels_that_its_metric_has(name: str) -> None:
     }
     for query in queries(INDEX if name == "README" else PAGES[name]):
         metrics = metrics_in(query)
-        if not metrics or ":" in query:  # a recorded series has what its rule says
+        if not metrics or ":" in query:  # a recorded series has the labels of its rule
             continue
         known = {"job", "instance", "le"}.union(*(labels[metric] for metric in metrics))
         asked = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query)) | {
@@ -348,7 +348,7 @@ def test_log_events_checks_and_settings_named_in_a_runbook_exist() -> None:
 
 
 def dotted(document: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The settings of a policy, as ``section.key``."""
+    """Yield the settings of a policy, as ``section.key``."""
     for key, value in document.items():
         yield f"{above}{key}"
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The story as a program: it is told as it goes on, and whoever breaks it off finds nothing left of it."""
+"""The scenario as a program: it reports its progress, and an interruption leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.pods import only_with
 
 ROOT = Path(__file__).parents[2]
 FIRST = r"\d+ s  strict +ScrubberResidueAfterCertificate: its cause is there"
-"""What is said once the acts have begun."""
+"""The message that appears once the acts have begun."""
 
 
 def places_of(program: int) -> set[Path]:
-    """The directories of the daemons that ``program`` has started."""
+    """Return the directories of the daemons that ``program`` has started."""
     found = set[Path]()
     for child in children_of(program):
-        with suppress(OSError):  # a tenant, or a command, that has just ended
+        with suppress(OSError):  # a tenant or a command that has just ended
             words = Path(f"/proc/{child.pid}/cmdline").read_text()
             found |= {Path(each) for each in re.findall(r"--(?:sim|state|kubelet)-dir\0([^\0]+)", words)}
     return found
@@ -36,7 +36,8 @@ def places_of(program: int) -> set[Path]:
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    # A session of its own, whose processes can be counted. SIGINT is not ignored, as it may be in whoever runs the tests.
+    # In a separate session, so that its processes can be counted, and with SIGINT not ignored, whatever the test runner
+    # does.
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.dashboards.story"),
         cwd=ROOT,
@@ -58,7 +59,7 @@ async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals
             assert page.status == 200
         places = set[Path]()
         async with asyncio.timeout(SOON):
-            while len(places) < 3 * 5:  # a daemon may be restarted just now
+            while len(places) < 3 * 5:  # a daemon may be restarting
                 places |= places_of(program.pid)
                 await asyncio.sleep(0.05)
         assert len(places) == 3 * 5
@@ -73,7 +74,7 @@ async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals
         assert list(tmp_path.iterdir()) == []
         async with asyncio.timeout(SOON):
             with suppress(ProcessLookupError):
-                while True:  # whoever was killed with a daemon is a zombie until somebody has reaped it
+                while True:  # a process killed with its daemon is a zombie until it is reaped
                     os.killpg(program.pid, 0)
                     await asyncio.sleep(0.05)
     finally:

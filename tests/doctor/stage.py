@@ -1,4 +1,4 @@
-"""A node for ``scrubber doctor`` to look at: a directory that is laid out as a node's root, on which all is well."""
+"""A node for ``scrubber doctor``: a directory laid out like a healthy node's root."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 STRANGER = 54321
-"""A uid that nobody has."""
+"""An unused uid."""
 
 SERVED = ServiceReport(
     version=scrubber.__version__,
@@ -69,7 +69,7 @@ _GIGABYTES = 20 << 30
 
 
 def write(root: Path, name: str, text: str = "") -> Path:
-    """A file of the node, in the place of whatever is there; its path."""
+    """Write a file of the node, replacing an existing one; return its path."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
@@ -79,7 +79,7 @@ def write(root: Path, name: str, text: str = "") -> Path:
 
 
 def _disks(path: Path) -> FileSystem:
-    """The state directory has a disk of its own; raises as the kernel does."""
+    """Report a separate disk for the state directory; raises like the kernel."""
     path.stat()
     return FileSystem(2 if path.name == "scrubber" else 1, "", _GIGABYTES, False)
 
@@ -93,7 +93,7 @@ def _held(path: Path, stack: ExitStack) -> None:
 
 @contextmanager
 def healthy(root: Path) -> Iterator[CheckContext]:
-    """A node below ``root`` (a short path). This process is its kubelet, its plugin and its service: it has the locks."""
+    """Provide a node below ``root`` (a short path). This process is its kubelet, plugin and service, with the locks."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(root / "listens"))
@@ -162,7 +162,7 @@ def _lay_out_driver(root: Path) -> None:
 
 
 def found(node: CheckContext, name: str) -> CheckResult:
-    """The one finding of that name; what comes after the check that has it is not looked at."""
+    """Return the only finding of that name; later checks than the one that returns it do not run."""
     for each in CHECKS:
         named = [check for check in each(node) if check.name == name]
         if named:
@@ -172,18 +172,18 @@ def found(node: CheckContext, name: str) -> CheckResult:
 
 
 def levels(node: CheckContext) -> dict[str, CheckLevel]:
-    """The levels of the findings, by their names; of several with one name the last."""
+    """Return the levels of the findings by name; of several with one name the last."""
     return {check.name: check.level for check in check_node(node)}
 
 
 def serving(node: CheckContext, **changed: Any) -> CheckContext:
-    """The node with a service that says something else of itself."""
+    """Return the node with a service that reports changed values."""
     return replace(node, service=replace(node.service, **changed))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A ``scrubber doctor`` that has ended."""
+    """A finished ``scrubber doctor``."""
 
     code: int
     out: str
@@ -203,10 +203,10 @@ class Ended:
 
 
 async def believed(service: ReadClient, seconds: float = 30.0) -> None:
-    """Wait until the service believes its kubelet: one that lists no pod has to wait for that."""
+    """Wait until the service trusts its kubelet: with one that lists no pod that takes a while."""
     async with asyncio.timeout(seconds):
         while True:
-            if (await service.service_info()).kubelet == "ok":
+            if (await service.service_info()).kubelet_status == "ok":
                 return
             await asyncio.sleep(0.05)
 
@@ -244,9 +244,9 @@ main(sys.argv[3:])
 
 
 async def as_stranger(*words: str | Path, gids: Sequence[int] = ()) -> Ended:
-    """``scrubber doctor`` of a user who is not root, in the groups ``gids``; of this one, where this one is not root.
+    """Run ``scrubber doctor`` as an unprivileged user in the groups ``gids``; without root, as the current user.
 
-    It starts as this user, because another one need not be able to read this tree.
+    It starts as the current user, because another one may be unable to read this tree.
     """
     groups = ",".join(map(str, gids))
     return await run(*words, program=("-c", _AS_STRANGER, groups, str(STRANGER)))

@@ -1,4 +1,4 @@
-"""``scrubber doctor`` on pods that help themselves: the container toolkit, and CDI names in annotations."""
+"""``scrubber doctor`` on pods that bypass the plugin: the container toolkit, and CDI names in annotations."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_runtime_that_passes_cdi_annotations_of_pods_is_named(
     [
         "",
         "[plugins.x.runtimes.nvidia]\npod_annotations = ['io.katacontainers.*', 'sandbox/*']\n",
-        # What plugins write for their containers: the kubelet copies it, and nobody else writes it.
+        # Written by plugins for their containers: the kubelet copies them, and no one else can write them.
         "[plugins.x.runtimes.nvidia]\ncontainer_annotations = ['cdi.k8s.io/*']\n",
     ],
 )

@@ -1,4 +1,4 @@
-"""``scrubber doctor`` on the kubelet: its directories, the plugins at its sockets, its list of pods, its PID namespace."""
+"""``scrubber doctor`` on the kubelet: its directories, plugins at its sockets, its list of pods, its PID namespace."""
 
 import os
 import socket
@@ -47,7 +47,7 @@ def test_missing_kubelet_directory_is_named(node: CheckContext, name: str) -> No
 def test_missing_plugins_registry_is_no_finding_when_the_plugin_registers_in_device_plugins(
     node: CheckContext,
 ) -> None:
-    """As in the service's pod: it has no mount of that directory."""
+    """The service's pod does not mount that directory."""
     kubelet = node.root / KUBELET
     (kubelet / "plugins_registry/scrubber-gpu-1.sock").rename(kubelet / "device-plugins/scrubber-gpu-1.sock")
     (kubelet / "plugins_registry").rmdir()
@@ -64,7 +64,7 @@ def test_missing_kubelet_is_reported_once(node: CheckContext) -> None:
     (node.root / KUBELET).rename(node.root / "elsewhere")
     check = found(node, "kubelet")
     assert (check.level, "There is no kubelet here" in check.message) == (CheckLevel.WARNING, True)
-    assert {"plugins", "pod-resources"}.isdisjoint(levels(answering(node, KubeletReport())))
+    assert {"device-plugins", "pod-resources"}.isdisjoint(levels(answering(node, KubeletReport())))
 
 
 @pytest.mark.parametrize("what", ["a dead socket", "a file"])
@@ -91,10 +91,10 @@ def test_pod_resources_socket_named_by_the_service_is_checked(node: CheckContext
 
 def test_missing_scrubber_plugin_is_a_warning(node: CheckContext) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
-    check = found(answering(node, KubeletReport(was_queried=True, is_trusted=True)), "plugins")
+    check = found(answering(node, KubeletReport(was_queried=True, is_trusted=True)), "device-plugins")
     assert (check.level, "No device plugin of ours" in check.message) == (CheckLevel.WARNING, True)
-    assert "critical (alert ScrubberPluginAway)" in check.message, "a warning only because it may be still to come"
-    assert (RUNBOOKS / "ScrubberPluginAway.md").read_text().splitlines()[2].startswith("**critical**")
+    assert "critical (alert ScrubberPluginDown)" in check.message, "a warning only because it may be still to come"
+    assert (RUNBOOKS / "ScrubberPluginDown.md").read_text().splitlines()[2].startswith("**critical**")
     assert "scrubber-plugin.service" in check.remedy
 
 
@@ -105,7 +105,7 @@ def test_running_containers_without_a_plugin_are_counted_in_the_finding(
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
     check = found(
         answering(serving(node, **said), KubeletReport(was_queried=True, is_trusted=True, containers_with_devices=2)),
-        "plugins",
+        "device-plugins",
     )
     assert (check.level, "2 containers have devices of ours" in check.message) == (level, True)
     assert "If the kubelet is restarted, it starts their containers without asking the service." in check.message
@@ -116,7 +116,7 @@ def test_leftover_socket_is_no_plugin(node: CheckContext) -> None:
     path.unlink()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert "No device plugin of ours" in found(node, "plugins").message
+    assert "No device plugin of ours" in found(node, "device-plugins").message
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_leftover_socket_is_no_plugin(node: CheckContext) -> None:
 def test_another_plugin_for_the_same_gpus_is_named(node: CheckContext, said: dict[str, str], level: CheckLevel) -> None:
     path = node.root / KUBELET / "device-plugins/nvidia-gpu.sock"
     path.symlink_to(node.root / "listens")
-    checks = [check for check in check_node(serving(node, **said)) if check.name == "plugins"]
+    checks = [check for check in check_node(serving(node, **said)) if check.name == "device-plugins"]
     assert checks[0].level is level
     assert (str(path) in checks[0].message) == (level is not CheckLevel.OK)
     assert checks[-1].level is CheckLevel.OK
@@ -134,10 +134,10 @@ def test_another_plugin_for_the_same_gpus_is_named(node: CheckContext, said: dic
 def test_leftover_socket_of_another_plugin_is_no_finding(node: CheckContext) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(node.root / KUBELET / "device-plugins/nvidia-gpu.sock"))
-    assert found(node, "plugins").level is CheckLevel.OK
+    assert found(node, "device-plugins").level is CheckLevel.OK
 
 
-# --- who has which device
+# --- assignments
 
 
 @pytest.mark.parametrize(("said", "level"), BY_BACKEND)
@@ -226,7 +226,7 @@ async def test_doctor_queries_the_kubelet_like_the_service(short_tmp: Path) -> N
         os.utime(path, (1.0, 1.0))
         said = await asked(short_tmp)
     assert (said.was_queried, said.containers_with_devices) == (True, 1)
-    # Its checkpoint and its pods' logs are not there, so that list is not all there is to say.
+    # Its checkpoint and its pods' logs do not exist, so the result contains more than that list.
     assert said.remarks or said.message
 
 

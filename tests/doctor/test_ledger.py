@@ -1,4 +1,4 @@
-"""``scrubber doctor`` on the state directory: whose it is, whether it lasts, who has it open, and the key in it."""
+"""``scrubber doctor`` on the state directory: its owner, its durability, its lock holder, and the key in it."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def on(
     read_only: bool = False,
     memory: str = "",
 ) -> CheckContext:
-    """The node with a state directory on such a file system."""
+    """Return the node with a state directory on such a file system."""
 
     def tells(path: Path) -> FileSystem:
         path.stat()
@@ -62,7 +62,7 @@ def test_state_directory_of_another_user_is_reported(node: CheckContext, monkeyp
     mine = node.state_dir.stat().st_uid
     if ROOT:
         os.chown(node.state_dir, 54321, -1)
-    else:  # who is not root cannot give it away, but can be somebody else
+    else:  # without root the owner cannot be changed, but the expected user can
         monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     check = found(node, "state-dir")
     assert (check.level, "who can change the record" in check.message) == (CheckLevel.ERROR, True)
@@ -156,7 +156,7 @@ def test_missing_ledger_reserve_reports_only_the_free_space(node: CheckContext) 
     assert (check.level, check.message) == (CheckLevel.OK, f"20 GiB are free for {node.state_dir}.")
 
 
-# --- who has it open
+# --- the lock holder
 
 
 def test_ledger_lock_held_by_the_answering_service_is_ok(node: CheckContext) -> None:
@@ -206,11 +206,11 @@ def test_malformed_lock_table_line_names_no_holder(node: CheckContext) -> None:
         f"1: POSIX  ADVISORY  WRITE {os.getpid()} 00:00:{inode} 0 EOF",
         f"2: FLOCK  ADVISORY  WRITE -1 00:00:{inode} 0 EOF",
         f"3: -> FLOCK  ADVISORY  WRITE {os.getpid()} 00:00:{inode} 0 EOF",
-        f"4: FLOCK  ADVISORY  WRITE 7 00:00:{inode} 0 EOF",  # of another file system: the note in the file is not 7
+        f"4: FLOCK  ADVISORY  WRITE 7 00:00:{inode} 0 EOF",  # of another file system: the PID in the file is not 7
     ]
     table = write(node.root, "proc/locks", "\n".join(lines))
     assert lock_holder(lock, table) is None
-    # Btrfs and overlays call a file's device by another number; there the note decides.
+    # Btrfs and overlays report another device number for a file; then the PID in the file decides.
     table.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:00:{inode} 0 EOF\n")
     assert lock_holder(lock, table) == os.getpid()
 

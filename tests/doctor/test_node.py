@@ -26,7 +26,7 @@ def node(short_tmp: Path) -> Iterator[CheckContext]:
         yield node
 
 
-# --- the devices' nodes
+# --- device nodes
 
 
 def test_gpu_node_accessible_by_any_local_user_is_reported_with_the_driver_option(node: CheckContext) -> None:
@@ -112,7 +112,7 @@ def test_pid_file_without_a_process_is_no_persistence_daemon(node: CheckContext,
 def test_missing_or_mismatched_python_package_is_named(node: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = ["grpcio<2,>=999", "protobuf<1", "no-such-thing>=1", "rich", "cupy-cuda12x>=99; extra == 'cuda12'"]
     monkeypatch.setattr(metadata, "requires", lambda _: needs)
-    check = found(node, "libraries")
+    check = found(node, "dependencies")
     assert check.level is CheckLevel.ERROR
     assert f"grpcio is {metadata.version('grpcio')}, and >=999 is needed" in check.message
     assert f"protobuf is {metadata.version('protobuf')}, and <1 is needed" in check.message
@@ -128,7 +128,7 @@ def test_source_tree_without_installed_metadata_is_a_warning(
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", requires)
-    assert found(node, "libraries").level is CheckLevel.WARNING
+    assert found(node, "dependencies").level is CheckLevel.WARNING
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_cuda_bindings_must_be_installed_and_match_the_driver(
 
 def test_bindings_and_driver_libraries_are_not_checked_without_a_driver(node: CheckContext) -> None:
     (node.root / "proc/driver/nvidia/version").unlink()
-    assert {"bindings", "driver-libraries"}.isdisjoint(levels(serving(node, **UNKNOWN)))
+    assert {"driver-bindings", "driver-libraries"}.isdisjoint(levels(serving(node, **UNKNOWN)))
 
 
 @pytest.mark.parametrize(("said", "level"), [({}, CheckLevel.WARNING), (UNKNOWN, CheckLevel.ERROR)])
@@ -305,7 +305,7 @@ def test_markers_beside_a_real_kubelet_are_reported(
     assert check.level is level
     assert "by environment markers" in check.message
     assert part.replace("ROOT", str(node.root)) in check.message
-    assert ("--containers cgroup" in check.remedy) == (kubelet == "real")
+    assert ("--container-identity cgroup" in check.remedy) == (kubelet == "real")
 
 
 def test_read_only_cgroups_are_reported_because_leftovers_cannot_be_killed(

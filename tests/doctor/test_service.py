@@ -1,4 +1,4 @@
-"""``scrubber doctor`` on what the service says, on its policy, and on who may use it."""
+"""``scrubber doctor`` on the service's status, on its policy, and on access to it."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def named(node: CheckContext, name: str) -> list[CheckResult]:
     return [check for check in check_node(node) if check.name == name]
 
 
-# --- what it says
+# --- its status
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def named(node: CheckContext, name: str) -> list[CheckResult]:
             "does not list its devices: No.",
             "journal",
         ),
-        ({"key_id": ""}, "key", CheckLevel.WARNING, "cannot be verified elsewhere", "systemctl restart"),
+        ({"key_id": ""}, "signing-key-id", CheckLevel.WARNING, "cannot be verified elsewhere", "systemctl restart"),
         ({"audit_head": ""}, "audit-head", CheckLevel.WARNING, "could not be noticed", "systemctl restart"),
     ],
 )
@@ -89,7 +89,7 @@ def test_service_policy_that_permits_dirty_devices_is_reported(
 
 def test_audit_head_and_signing_key_are_reported_for_safekeeping(node: CheckContext) -> None:
     assert node.service.audit_head in found(node, "audit-head").message
-    assert node.service.key_id in found(node, "key").message
+    assert node.service.key_id in found(node, "signing-key-id").message
 
 
 def test_open_breaker_is_reported_for_resets_and_quarantines_with_its_end_time(node: CheckContext) -> None:
@@ -132,14 +132,14 @@ def test_devices_with_uninspected_processes_are_named(node: CheckContext) -> Non
     check = named(replace(node, service=replace(node.service, devices=devices)), "devices")[0]
     assert check.level is CheckLevel.WARNING
     assert check.message.startswith("Walks over /proc do not get through some processes")
-    assert "uninspectedProcesses: end" in check.remedy
+    assert "uninspectedProcesses: kill" in check.remedy
 
 
 def test_service_only_checks_are_omitted_without_the_service(node: CheckContext) -> None:
     said = named(serving(node, **NOBODY), "service")
     assert [check.level for check in said] == [CheckLevel.ERROR, CheckLevel.WARNING]
     assert "nothing was seen" in said[1].message
-    hidden = {"version", "enforcement", "devices", "breaker", "break-glass", "key", "audit-head"}
+    hidden = {"version", "enforcement", "devices", "breaker", "break-glass", "signing-key-id", "audit-head"}
     assert hidden.isdisjoint(levels(serving(node, **NOBODY)))
 
 
@@ -188,7 +188,7 @@ def test_policy_rejected_by_the_service_is_an_error_although_the_old_one_is_acti
 
 
 def test_policy_file_visible_only_to_the_service_is_judged_by_the_service(node: CheckContext) -> None:
-    """It is in the service's pod; or it is here, and then it is looked at."""
+    """The file is in the service's pod; if it also exists here, it is read."""
     theirs = serving(replace(node, policy=""), paths=ServicePaths(policy=Path("/etc/scrubber/policy.yaml")))
     check = found(theirs, "policy")
     assert check == CheckResult(
@@ -213,7 +213,7 @@ def test_policy_is_checked_without_the_service_only_where_one_is_named(node: Che
     assert (check.level, "whether it is was not seen" in check.message) == (CheckLevel.OK, True)
 
 
-# --- who may use it
+# --- access
 
 
 def test_world_accessible_sockets_are_reported_with_their_purpose(node: CheckContext) -> None:
@@ -241,7 +241,7 @@ def test_world_writable_socket_directory_is_an_error(node: CheckContext) -> None
 def test_group_access_is_accepted_for_read_and_admin_but_not_for_the_plugin_socket(
     node: CheckContext, purpose: str, level: CheckLevel
 ) -> None:
-    group = 54321 if ROOT else os.getegid()  # for root: one that has no name
+    group = 54321 if ROOT else os.getegid()  # for root: a group without a name
     node.socket_dir.chmod(0o711)
     for each in (node.socket_dir / purpose, node.socket_dir / purpose / f"{purpose}.sock"):
         os.chown(each, -1, group)

@@ -1,4 +1,4 @@
-"""What a device should be: its firmware as it was, and the few lasting conditions that a person called normal for it."""
+"""The baseline of a device: its original firmware, and the few lasting conditions that an operator accepted."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SEEN = Baseline(baseline_facts(GPU), at=900.0)
 
 
 def described(**traits: str | None) -> Device:
-    """The device, where these traits say something else; None takes one away."""
+    """Return the device with these traits replaced; None removes one."""
     changed = {**dict(GPU.traits), **traits}
     return replace(GPU, traits=tuple((name, value) for name, value in changed.items() if value is not None))
 
 
 def of_conditions(conditions: dict[str, str], *normal: tuple[str, str]) -> tuple[Finding, ...]:
-    """What is found of a device that reads ``conditions``, and of which a person called ``normal`` what they say."""
+    """Return the findings for a device that reads ``conditions``, of which an operator accepted ``normal``."""
     snapshot = Snapshot("GPU-a", conditions=conditions)
     return snapshot_findings(snapshot, Policy(signals=NVIDIA_SIGNALS), None, replace(SEEN, conditions=normal))
 
@@ -71,7 +71,7 @@ def test_device_without_a_baseline_has_no_differences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "difference", "sentence"),
+    ("now", "difference", "message"),
     [
         (
             described(vbios="96.00.90"),
@@ -97,14 +97,14 @@ def test_device_without_a_baseline_has_no_differences() -> None:
     ],
 )
 def test_baseline_difference_names_current_and_expected_value(
-    now: Device, difference: BaselineDifference, sentence: str
+    now: Device, difference: BaselineDifference, message: str
 ) -> None:
     assert baseline_differences(now, SEEN) == (difference,)
-    assert str(difference) == sentence
+    assert str(difference) == message
 
 
 def test_fact_missing_from_the_baseline_is_no_difference_and_is_added() -> None:
-    """Of an older driver say; what was told before is never learnt anew."""
+    """An older driver may have reported fewer facts. A recorded fact is never replaced automatically."""
     before = Baseline((("model", "Labelled One"), ("serial", "S1")), (("pcie-width", "x8"),), 900.0, "uid:7", "moved")
     now = described(inforom=None, serial="S2")
     assert baseline_differences(now, before) == (BaselineDifference("serial", "S1", "S2"),)
@@ -134,15 +134,15 @@ def test_baseline_of_the_current_facts_has_no_differences(traits: dict[str, str]
 
 def test_all_baseline_differences_are_one_warning_with_every_name_and_the_remedy() -> None:
     (found,) = baseline_findings(described(vbios="96.00.90", serial="S2"), SEEN)
-    assert (found.code, found.severity) == ("baseline-changed", Severity.WARNING)
+    assert (found.code, found.severity) == ("baseline-mismatch", Severity.WARNING)
     assert "serial is S2, not S1; vbios is 96.00.90, not 96.00.89" in found.message
     assert "scrubber baseline accept" in found.message
     assert found.evidence["changed"] == "serial vbios"
 
 
 def test_changed_firmware_needs_an_operator_and_is_a_soft_signal() -> None:
-    assert NVIDIA_SIGNALS.classifications["baseline-changed"].recovery_method.value == "person"
-    assert "baseline-changed" in NVIDIA_SIGNALS.soft
+    assert NVIDIA_SIGNALS.classifications["baseline-mismatch"].recovery_method.value == "operator"
+    assert "baseline-mismatch" in NVIDIA_SIGNALS.soft
 
 
 def test_only_warnings_can_be_accepted_into_a_baseline() -> None:
@@ -161,7 +161,7 @@ def test_accepted_condition_is_a_note_only_while_the_accepted_value_is_read(code
 
 @pytest.mark.parametrize("code", sorted(set(NVIDIA_SIGNALS.classifications) - NVIDIA_SIGNALS.acceptable))
 def test_condition_that_cannot_be_accepted_stays_a_finding_even_if_recorded_as_accepted(code: str) -> None:
-    """Also a record that was written by hand excuses nothing."""
+    """A manually written record cannot excuse it either."""
     assert of_conditions({code: "as read"}, (code, "as read")) == of_conditions({code: "as read"})
 
 

@@ -18,7 +18,7 @@ RULE = BreakerRule(max_resets=3, window=600.0, max_soft_percent=25)
 
 
 def reset_at(*ages: float) -> DeviceRecord:
-    """A device that was reset so many seconds ago, oldest first."""
+    """Return a device that was reset so many seconds ago, oldest first."""
     return record(recovery_attempts=tuple(RecoveryAttempt(NOW - age, reset=True) for age in sorted(ages, reverse=True)))
 
 
@@ -111,9 +111,9 @@ def test_every_transient_soft_signal_counts_towards_the_share(code: str) -> None
 
 
 def test_changed_firmware_is_not_limited_by_the_breaker_and_does_not_count_towards_the_share() -> None:
-    """Else whoever wrote it to a quarter of the devices would have all the others stay in service."""
-    assert NVIDIA_SIGNALS.soft - {"baseline-changed"} == NVIDIA_SIGNALS.limited_by_breaker
-    assert not is_out_for_soft_signal(soft(code="baseline-changed"), NVIDIA_SIGNALS)
+    """Otherwise an attacker who changes a quarter of the devices would keep all others in service."""
+    assert NVIDIA_SIGNALS.soft - {"baseline-mismatch"} == NVIDIA_SIGNALS.limited_by_breaker
+    assert not is_out_for_soft_signal(soft(code="baseline-mismatch"), NVIDIA_SIGNALS)
 
 
 def test_reset_requested_by_an_operator_does_not_count_towards_the_limit() -> None:
@@ -153,7 +153,7 @@ def test_device_in_service_or_out_for_another_cause_does_not_count_towards_the_s
 
 
 def test_reset_limit_and_soft_signal_limit_are_independent() -> None:
-    """All four states there are: a fault that the node's devices share must not cost those that need a reset theirs."""
+    """All four combinations: a fault common to the node's devices must not prevent resets of those that need one."""
     for hot, reset in itertools.product((False, True), (False, True)):
         records = [*([soft()] if hot else []), *([reset_at(1, 2, 3)] if reset else []), *well(2)]
         state = breaker_state(records, RULE, NOW, NVIDIA_SIGNALS)

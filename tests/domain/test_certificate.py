@@ -1,4 +1,4 @@
-"""A certificate claims what was measured, and lists everything that was not."""
+"""A certificate states what was measured, and lists everything that was not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naming a device on the command line: UUID, a unique beginning of it, or its index."""
+"""Naming a device on the command line: by UUID, a unique prefix of it, or its index."""
 
 from __future__ import annotations
 

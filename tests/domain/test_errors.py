@@ -1,4 +1,4 @@
-"""The error tree: split by what the caller does, and nothing of one tenant in what another can read."""
+"""The error tree: organized by the caller's reaction, and without data of one tenant in what another can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one answer to "may this device be handed over?", case by case; ``tests/property`` holds what is true of all."""
+"""The decision whether a device may be handed over, case by case; ``tests/property`` tests its invariants."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_certificate_of_an_observing_policy_counts_under_that_policy_only() -> N
 def by_facts(
     device: DeviceRecord, kind: HandOverKind = HandOverKind.OTHER_TENANT, policy: Policy = POLICY, **known: object
 ) -> HandoverDecision:
-    """Return the answer for a device with which nothing is wrong but what is ``known``."""
+    """Return the answer for a device without any problem except what is ``known``."""
     facts = HandoverFacts(record=device, kind=kind, policy=policy, identity=NODE, last_pod_ran=True, granted_pods=())
     facts = replace(facts, earlier_pods=frozenset(), checks=FastPathChecks(passed=True))
     return decide(replace(facts, **known))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Who had a device, who gets it, and how far the kubelet's witnesses can be believed."""
+"""The previous and the next user of a device, and how far the kubelet's data can be trusted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_two_pods_listed_with_one_device_give_no_assignment() -> None:
 
 
 def test_restart_without_a_readable_checkpoint_is_not_of_the_same_container() -> None:
-    """An ordinary init container of the pod may have had the device, and nobody would know."""
+    """An ordinary init container of the pod may have had the device without being listed."""
     same = assignment(A)
     assert (
         classify_hand_over(same, same, allocated_since=False, container_count=1, init_containers_known=False)
@@ -206,7 +206,7 @@ def test_only_process_of_a_pod_is_not_presumed_the_sandbox_while_the_device_is_h
 @pytest.mark.parametrize(
     ("starts", "expected"),
     [
-        ({}, "fetch"),  # nothing of the pod was started: an init container comes first
+        ({}, "fetch"),  # no container of the pod was started: an init container comes first
         ({"fetch": 1}, "prepare"),
         ({"fetch": 1, "prepare": 3}, "main"),
         ({"fetch": 1, "prepare": 1, "main": 1}, "main"),

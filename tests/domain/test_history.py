@@ -1,4 +1,4 @@
-"""What a day holds: where it begins, how much of it is kept, and whom it points at."""
+"""The history of a day: where it begins, how much of it is kept, and to which tenant it points."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_history_beyond_its_maximum_keeps_the_newest_entries() -> None:
 
 
 def test_future_entries_are_dropped_after_the_clock_was_set_back() -> None:
-    """Else entries that no day ever ends would condemn a device."""
+    """Otherwise entries that never expire would condemn a device."""
     ahead = RecoveryAttempt(NOW + 2 * DAY, reset=True)
     assert append_entry((ahead,), RecoveryAttempt(NOW, reset=True)) == (RecoveryAttempt(NOW, reset=True),)
 

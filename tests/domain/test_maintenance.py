@@ -1,4 +1,4 @@
-"""When maintenance is due: the earliest moment after the interval that lies within the hours that the policy names."""
+"""When maintenance is due: the earliest moment after the interval that lies within the policy's window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def at(hour: float, day: int = 0) -> float:
 
 
 def rule(every: float | None = 12, begin: float | None = None, end: float | None = None) -> MaintenanceRule:
-    """In hours."""
+    """Return a rule; all arguments are hours."""
     between = None if begin is None or end is None else (begin * HOUR, end * HOUR)
     return MaintenanceRule(None if every is None else every * HOUR, between)
 
@@ -36,10 +36,10 @@ def test_maintenance_without_hours_is_due_when_the_interval_has_passed() -> None
     ("proved", "due"),
     [
         (at(0), at(2, day=1)),  # due at noon: tomorrow
-        (at(13), at(2, day=1)),  # due at one, which is before it begins
-        (at(14), at(2, day=1)),  # due as it begins
-        (at(15), at(3, day=1)),  # due within
-        (at(17), at(2, day=2)),  # due as it ends: that is over
+        (at(13), at(2, day=1)),  # due at one, before the window opens
+        (at(14), at(2, day=1)),  # due as the window opens
+        (at(15), at(3, day=1)),  # due within the window
+        (at(17), at(2, day=2)),  # due as the window closes: too late
         (at(18), at(2, day=2)),
     ],
 )
@@ -54,8 +54,8 @@ def test_maintenance_due_outside_the_hours_waits_for_the_hours(proved: float, du
         (at(10), at(22)),
         (at(11), at(23)),
         (at(12), at(0, day=1)),
-        (at(13), at(1, day=1)),  # due within, past midnight
-        (at(14), at(22, day=1)),  # due as it ends
+        (at(13), at(1, day=1)),  # due within the window, past midnight
+        (at(14), at(22, day=1)),  # due as the window closes
         (at(15), at(22, day=1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a device needs when nobody asks, so that every state has a way out."""
+"""The next automatic action for a device, so that every state has a way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an earlier grant's pod is over, and when what is left of it may be ended."""
+"""When the pod of an earlier grant is over, and when its leftover processes may be killed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_children_of_a_dead_first_process_are_leftovers_once_the_pod_is_gone() -
 
 
 def test_processes_of_a_gone_pod_are_no_leftovers_while_a_new_start_is_possible() -> None:
-    """Its sandbox stands and it was granted a moment ago: what its last start left is ended once that is settled."""
+    """Its sandbox lives and its grant is recent: leftovers of its last start are killed once no start is possible."""
     where = stand(CHILD, absence=GONE, firsts={"main#1": MAIN}, sandbox=True, grant_age=1.0)
     assert where.state is PodState.ALIVE
     assert stand(CHILD, absence=GONE, firsts={"main#1": MAIN}, sandbox=True).state is PodState.LEFTOVER

@@ -1,4 +1,4 @@
-"""A policy's own arithmetic: which steps a path has, when a reset is part of it, how long clearing may take."""
+"""A policy's computed values: the steps of a path, when it includes a reset, and the time limit for clearing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a device: what a grant, an adoption and a scrub leave in it."""
+"""The record of a device: what a grant, an adoption and a scrub store in it."""
 
 from __future__ import annotations
 

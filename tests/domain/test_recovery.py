@@ -1,4 +1,4 @@
-"""Quarantine and the way back: what findings and scrubs mean for health, step by step."""
+"""Quarantine and recovery: the effect of findings and scrubs on health, step by step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def scrubbed(device: DeviceRecord, outcome: Outcome, *codes: str) -> DeviceRecor
         ("xid-79", RecoveryMethod.REBOOT),
         ("xid-122", RecoveryMethod.OPERATOR),
         ("xid-999", RecoveryMethod.OPERATOR),
-        ("driver-stuck", RecoveryMethod.WAIT),
-        ("unreadable", RecoveryMethod.WAIT),
-        ("lost", RecoveryMethod.RESET),
+        ("driver-timeout", RecoveryMethod.WAIT),
+        ("device-unreadable", RecoveryMethod.WAIT),
+        ("device-lost", RecoveryMethod.RESET),
         ("not-in-any-table", RecoveryMethod.OPERATOR),
     ],
 )
@@ -53,7 +53,7 @@ def test_fault_quarantines_the_device_with_its_cause_and_recovery_method(code: s
 
 
 def test_fault_with_the_hardest_recovery_method_becomes_the_cause() -> None:
-    out = found(record(), "driver-stuck", "xid-79", "xid-95")
+    out = found(record(), "driver-timeout", "xid-79", "xid-95")
     assert out.cause is not None
     assert out.cause.code == "xid-79"
 
@@ -78,11 +78,11 @@ def test_findings_on_a_condemned_or_recovering_device_do_not_change_its_health(h
 
 
 def test_harder_fault_replaces_the_cause_of_a_quarantine_and_an_easier_fault_does_not() -> None:
-    waiting = found(record(), "driver-stuck")
+    waiting = found(record(), "driver-timeout")
     harder = found(waiting, "xid-95")
     assert harder.cause is not None
     assert harder.cause.code == "xid-95"
-    assert found(harder, "driver-stuck") == harder
+    assert found(harder, "driver-timeout") == harder
 
 
 def test_fault_on_probation_counts_as_a_failed_attempt() -> None:
@@ -91,7 +91,7 @@ def test_fault_on_probation_counts_as_a_failed_attempt() -> None:
     assert out.retry_at == NOW + POLICY.recovery.backoff(2)
 
 
-# -- a person's word ---------------------------------------------------------------------------------------------------
+# -- operator actions --------------------------------------------------------------------------------------------------
 
 
 def test_device_quarantined_by_an_operator_is_returned_by_no_finding_and_no_scrub() -> None:
@@ -182,7 +182,7 @@ def test_recovery_backoff_never_exceeds_its_maximum() -> None:
     assert [rule.backoff(failures) for failures in (0, 1, 5, 6, 7, 10_000)] == [1.0, 2.0, 32.0, 60.0, 60.0, 60.0]
 
 
-# -- the record's own promises -----------------------------------------------------------------------------------------
+# -- invariants of the record ------------------------------------------------------------------------------------------
 
 
 def test_owed_reset_survives_a_harder_fault_and_a_release_by_an_operator() -> None:
@@ -227,13 +227,13 @@ def test_scrub_that_finds_new_errors_fails_and_records_the_counter() -> None:
 
 
 def test_counter_with_only_a_warning_is_not_recorded_by_a_scrub() -> None:
-    """A scrub that put it on record would have made nobody suspect, and nobody would have found it again."""
+    """If a scrub recorded it, no device would become suspect, and the growth would not be found again."""
     evidence: Evidence = {"counter": "retired_pages", "value": 4}
     grown = replace(finding("lifetime-retired-pages", Severity.WARNING), evidence=evidence)
     assert after_scrub(record(), Outcome.PASSED, [grown], POLICY, NOW).lifetime_counters == ()
 
 
-# -- conditions that may pass ------------------------------------------------------------------------------------------
+# -- transient conditions ----------------------------------------------------------------------------------------------
 
 SUSTAINED = POLICY.health.quarantine_after["too-hot"]
 HOT = finding("too-hot", Severity.WARNING)
@@ -270,7 +270,7 @@ def test_condition_missed_once_continues_and_an_ended_condition_starts_over() ->
 
 
 def test_condition_without_a_time_limit_or_not_read_now_quarantines_no_device() -> None:
-    assert look(look(record(), NOW, "events-unheard"), NOW + 1e6, "events-unheard").health is Health.SUSPECT
+    assert look(look(record(), NOW, "event-stream-lost"), NOW + 1e6, "event-stream-lost").health is Health.SUSPECT
     assert look(look(record(), NOW, "too-hot"), NOW + 1e6, ended=set()).health is Health.SUSPECT
 
 
@@ -285,8 +285,8 @@ def test_condition_persists_while_it_is_recorded_or_a_fault_is_found() -> None:
     out = look(look(record(), NOW, "too-hot"), NOW + SUSTAINED, "too-hot")
     assert condition_persists(out, ())
     assert not condition_persists(look(out, NOW + SUSTAINED + 70.0, ended={"too-hot"}), ())
-    assert condition_persists(found(record(), "driver-stuck"), [finding("driver-stuck")])
-    assert not condition_persists(found(record(), "driver-stuck"), [HOT])
+    assert condition_persists(found(record(), "driver-timeout"), [finding("driver-timeout")])
+    assert not condition_persists(found(record(), "driver-timeout"), [HOT])
 
 
 def test_passed_recovery_while_its_condition_persists_counts_as_failed() -> None:
@@ -296,7 +296,7 @@ def test_passed_recovery_while_its_condition_persists_counts_as_failed() -> None
     assert after_scrub(device, Outcome.PASSED, [HOT], POLICY, NOW).health is Health.PROBATION
 
 
-# -- limits of a day ---------------------------------------------------------------------------------------------------
+# -- daily limits ------------------------------------------------------------------------------------------------------
 
 DAILY = POLICY.recovery
 RESETS = tuple(RecoveryAttempt(NOW - 600.0 * number, reset=True) for number in range(DAILY.max_resets_per_day, 0, -1))
@@ -384,8 +384,8 @@ def recovering(*, reset: bool = True) -> DeviceRecord:
         (Outcome.PASSED, (), False, (False,)),
         (Outcome.FAILED, ("verification-failed",), True, (True,)),
         (Outcome.FAILED, ("verification-failed",), False, (False,)),
-        (Outcome.FAILED, ("unkillable",), True, (True,)),
-        (Outcome.FAILED, ("unkillable",), False, ()),
+        (Outcome.FAILED, ("holder-unkillable",), True, (True,)),
+        (Outcome.FAILED, ("holder-unkillable",), False, ()),
         (Outcome.BLOCKED, (), True, (True,)),
         (Outcome.BLOCKED, (), False, ()),
         (Outcome.ABANDONED, (), False, (True,)),
@@ -401,7 +401,7 @@ def test_recovery_attempt_is_recorded_with_or_without_reset_by_its_outcome(
 def test_attempts_blocked_by_a_transient_condition_are_no_failures_and_lengthen_the_backoff() -> None:
     device, pauses = recovering(), []
     for _ in range(8):
-        device = scrubbed(replace(device, health=Health.RECOVERING), Outcome.FAILED, "unkillable")
+        device = scrubbed(replace(device, health=Health.RECOVERING), Outcome.FAILED, "holder-unkillable")
         assert device.health is Health.QUARANTINED
         assert device.retry_at is not None
         pauses.append(device.retry_at - NOW)
@@ -413,11 +413,11 @@ def test_attempts_blocked_by_a_transient_condition_are_no_failures_and_lengthen_
 
 def test_relapse_by_a_transient_condition_on_probation_is_no_failure() -> None:
     back = record(health=Health.PROBATION, failures=1, cause=cause())
-    assert found(back, "driver-stuck").failures == 1
+    assert found(back, "driver-timeout").failures == 1
 
 
 def test_relapse_on_probation_while_a_tenant_has_the_device_is_no_failure() -> None:
-    """It is handed out on probation where its glass is broken."""
+    """A device on probation is handed out under a break-glass override."""
     given = record(Hygiene.IN_USE, Health.PROBATION, failures=1, cause=cause(), open_grants=(grant(),))
     out = found(given, "xid-95")
     assert (out.health, out.failures, out.recent_quarantines[-1].tenant) == (Health.QUARANTINED, 1, "acme")

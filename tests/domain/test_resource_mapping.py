@@ -1,4 +1,4 @@
-"""What an id of the kubelet's means: what needs no saying, what a plugin may say, and what it can never say."""
+"""The meaning of the kubelet's ids: what is known without a mapping, and what a plugin may and may not announce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may start on a device beside whom: the truth table. ``tests/property/test_sharing.py`` holds what is true of all."""
+"""Which pods may share a device: the truth table. ``tests/property/test_sharing.py`` tests its invariants."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def on(pod: Pod | None, state: PodState = LIVING, *, share: bool = True, proved:
 @pytest.mark.parametrize(
     ("asking", "neighbours", "same_tenant", "never"),
     [
-        # nobody is there
+        # no other pod
         (ME, [], SharingAction.ALONE, SharingAction.ALONE),
         (ME, [on(MATE, OVER)], SharingAction.ALONE, SharingAction.ALONE),
         (ME, [on(OTHER, OVER)], SharingAction.ALONE, SharingAction.ALONE),
         (ME, [on(MATE, LEFTOVER)], SharingAction.ALONE, SharingAction.ALONE),
         (None, [on(OTHER, OVER)], SharingAction.ALONE, SharingAction.ALONE),
-        # somebody of the same tenant
+        # another pod of the same tenant
         (ME, [on(MATE)], SharingAction.JOIN, SharingAction.WAIT),
         (ME, [on(MATE), on(Pod("acme", "x", "uid-9"))], SharingAction.JOIN, SharingAction.WAIT),
         (ME, [on(MATE), on(Pod("acme", "x", "uid-9"), OVER)], SharingAction.JOIN, SharingAction.WAIT),
@@ -42,7 +42,7 @@ def on(pod: Pod | None, state: PodState = LIVING, *, share: bool = True, proved:
         (ME, [on(OTHER)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(MATE), on(OTHER)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(MATE), on(OTHER, OVER)], SharingAction.WAIT, SharingAction.WAIT),
-        # somebody unknown
+        # an unknown pod
         (ME, [on(None)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(NAMELESS)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(MATE), on(None, OVER)], SharingAction.WAIT, SharingAction.WAIT),
@@ -50,11 +50,11 @@ def on(pod: Pod | None, state: PodState = LIVING, *, share: bool = True, proved:
         (NAMELESS, [on(MATE)], SharingAction.WAIT, SharingAction.WAIT),
         # a leftover among them
         (ME, [on(MATE), on(Pod("acme", "x", "uid-9"), LEFTOVER)], SharingAction.WAIT, SharingAction.WAIT),
-        # the whole of the device is somebody's
+        # another pod has the whole device
         (ME, [on(MATE, share=False)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(MATE), on(Pod("acme", "x", "uid-9"), share=False)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(MATE), on(Pod("acme", "x", "uid-9"), OVER, share=False)], SharingAction.JOIN, SharingAction.WAIT),
-        # nobody proved it clean before
+        # the device was not proved clean before
         (ME, [on(MATE, proved=False)], SharingAction.WAIT, SharingAction.WAIT),
         (ME, [on(MATE), on(Pod("acme", "x", "uid-9"), OVER, proved=False)], SharingAction.WAIT, SharingAction.WAIT),
     ],

@@ -1,4 +1,4 @@
-"""What the driver says, and what it means: codes, snapshots, settings."""
+"""The meaning of the driver's reports: codes, snapshots, settings."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_unlisted_xid_is_a_warning_for_an_operator() -> None:
     ("change", "code", "severity"),
     [
         ({"ecc_uncorrected": 1}, "ecc-uncorrected", Severity.FAULT),
-        ({"recovery_action": "reset"}, "recovery-reset", Severity.FAULT),
-        ({"recovery_action": "drain-and-reboot"}, "recovery-reboot", Severity.FAULT),
-        ({"recovery_action": "drain-and-reset"}, "recovery-reset", Severity.FAULT),
-        ({"recovery_action": "imex"}, "recovery-service", Severity.FAULT),
-        ({"recovery_action": "drain-p2p"}, "recovery-service", Severity.FAULT),
+        ({"recovery_action": "reset"}, "driver-requests-reset", Severity.FAULT),
+        ({"recovery_action": "drain-and-reboot"}, "driver-requests-reboot", Severity.FAULT),
+        ({"recovery_action": "drain-and-reset"}, "driver-requests-reset", Severity.FAULT),
+        ({"recovery_action": "imex"}, "driver-requests-operator", Severity.FAULT),
+        ({"recovery_action": "drain-p2p"}, "driver-requests-operator", Severity.FAULT),
         ({"temperature_celsius": 96}, "too-hot", Severity.WARNING),
     ],
 )
@@ -81,7 +81,7 @@ def test_abnormal_driver_state_is_a_finding(change: dict[str, object], code: str
         ("fabric-failed", Severity.FAULT, RecoveryMethod.RESET),
         ("pcie-width", Severity.WARNING, RecoveryMethod.RESET),
         ("nvlink-down", Severity.WARNING, RecoveryMethod.RESET),
-        ("events-unheard", Severity.WARNING, RecoveryMethod.WAIT),
+        ("event-stream-lost", Severity.WARNING, RecoveryMethod.WAIT),
         ("scrub-on-free-disabled", Severity.NOTE, RecoveryMethod.OPERATOR),
         ("heard-of-by-nobody", Severity.WARNING, RecoveryMethod.OPERATOR),
     ],
@@ -158,7 +158,7 @@ def test_setting_changed_by_a_tenant_is_a_difference() -> None:
     assert settings_differences(QUIET, POLICY) == {}
 
 
-# -- XIDs are news once ------------------------------------------------------------------------------------------------
+# -- XIDs take effect once ---------------------------------------------------------------------------------------------
 
 CONTEXT = replace(POLICY, error_classes={45: ErrorClass.CONTEXT}, error_notes={45: "channels were torn down"})
 
@@ -185,7 +185,7 @@ def test_xid_is_a_note_where_the_driver_requests_a_recovery_action_itself(kind: 
     seen = snapshot_findings(replace(QUIET, errors={7: 1}, recovery_action="reset"), policy)
     assert [(each.code, each.severity) for each in seen] == [
         ("xid-7", Severity.NOTE),
-        ("recovery-reset", Severity.FAULT),
+        ("driver-requests-reset", Severity.FAULT),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is signed of a certificate: the same one makes the same bytes, another one makes others, and nothing else reads."""
+"""The signed statement of a certificate: equal certificates give equal bytes, others differ, the rest is refused."""
 
 import base64
 import json
@@ -32,10 +32,23 @@ PLAIN = Certificate(
     issued_at=1.5,
 )
 WRITTEN = (
-    b'{"boot":"b1","covered":["memory: 8 of 8 bytes cleared and verified"],"device":"GPU-a","driver":"1.0","format":1,'
-    b'"id":"c-7","issued_at":1.5,"node":"n1","not_covered":["on-chip memory"],"path":"slow","policy":"default",'
-    b'"policy_digest":"d","previous_grant":3,"rests_on":null,"scrub":"s-9","sequence":7}'
+    b'{"baseCertificateID":null,"bootID":"b1","covered":["memory: 8 of 8 bytes cleared and verified"],'
+    b'"deviceID":"GPU-a","driverVersion":"1.0","format":1,"id":"c-7","issuedAt":1.5,"nodeName":"n1",'
+    b'"notCovered":["on-chip memory"],"path":"slow","policy":"default","policyDigest":"d","previousGrant":3,'
+    b'"scrubID":"s-9","sequence":7}'
 )
+NAMES_IN_STATEMENTS = {
+    "boot": "bootID",
+    "device": "deviceID",
+    "driver": "driverVersion",
+    "issued_at": "issuedAt",
+    "node": "nodeName",
+    "not_covered": "notCovered",
+    "policy_digest": "policyDigest",
+    "previous_grant": "previousGrant",
+    "rests_on": "baseCertificateID",
+    "scrub": "scrubID",
+}
 
 words = st.text(max_size=8)
 counts = st.integers(min_value=0, max_value=2**63)
@@ -64,12 +77,12 @@ SIGNED_FIELDS = sorted({each.name for each in fields(Certificate)} - UNSIGNED_FI
 
 
 def test_statement_is_canonical_json_in_a_fixed_format() -> None:
-    """What was signed with an earlier version must verify with this one: a change here is another format."""
+    """Signatures of an earlier version must verify with this one: a change here requires a new format."""
     assert statement(PLAIN) == WRITTEN
 
 
 def test_every_certificate_field_is_signed_or_listed_as_unsigned() -> None:
-    assert sorted(json.loads(WRITTEN).keys() - {"format"}) == SIGNED_FIELDS
+    assert json.loads(WRITTEN).keys() - {"format"} == {NAMES_IN_STATEMENTS.get(each, each) for each in SIGNED_FIELDS}
     assert sorted(UNSIGNED_FIELDS) == ["key_id", "next_grant", "signature"]
 
 
@@ -138,20 +151,20 @@ def test_non_finite_time_cannot_be_signed(moment: float) -> None:
         (WRITTEN.replace(b'"format":1', b'"format":1,"format":1'), "not written as"),
         (WRITTEN.replace(b'"format":1,', b""), "not written as"),
         (WRITTEN.replace(b'"id":"c-7"', b'"id":"c-8","id":"c-7"'), "not written as"),
-        (WRITTEN.replace(b'"node":"n1"', b'"more":1,"node":"n1"'), "not written as"),
+        (WRITTEN.replace(b'"nodeName":"n1"', b'"more":1,"nodeName":"n1"'), "not written as"),
         (WRITTEN.replace(b'"sequence":7', b'"sequence":7.0'), "no certificate's statement"),
         (WRITTEN.replace(b'"sequence":7', b'"sequence":true'), "no certificate's statement"),
         (WRITTEN.replace(b'"sequence":7', b'"sequence":' + b"7" * 5000), "no certificate's statement"),
-        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":1.50'), "not written as"),
-        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":NaN'), "no certificate's statement"),
-        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":"1.5"'), "no certificate's statement"),
-        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":1e999'), "no certificate's statement"),
+        (WRITTEN.replace(b'"issuedAt":1.5', b'"issuedAt":1.50'), "not written as"),
+        (WRITTEN.replace(b'"issuedAt":1.5', b'"issuedAt":NaN'), "no certificate's statement"),
+        (WRITTEN.replace(b'"issuedAt":1.5', b'"issuedAt":"1.5"'), "no certificate's statement"),
+        (WRITTEN.replace(b'"issuedAt":1.5', b'"issuedAt":1e999'), "no certificate's statement"),
         (WRITTEN.replace(b'"path":"slow"', b'"path":"scenic"'), "no certificate's statement"),
         (WRITTEN.replace(b'"path":"slow"', b'"path":[]'), "no certificate's statement"),
         (WRITTEN.replace(b'"covered":["', b'"covered":[7,"'), "no certificate's statement"),
         (WRITTEN.replace(b'["on-chip memory"]', b'"on-chip memory"'), "not written as"),
         (WRITTEN.replace(b'["on-chip memory"]', b"null"), "no certificate's statement"),
-        (WRITTEN.replace(b'"rests_on":null', b'"rests_on":0'), "no certificate's statement"),
+        (WRITTEN.replace(b'"baseCertificateID":null', b'"baseCertificateID":0'), "no certificate's statement"),
         (WRITTEN.replace(b"slow", b"sl\\u006fw"), "not written as"),
     ],
 )
@@ -167,7 +180,7 @@ def test_arbitrary_bytes_are_refused_as_a_statement_without_another_error(payloa
 
 
 def test_pre_authentication_encoding_is_that_of_dsse() -> None:
-    """The example of the DSSE protocol, version 1.0.0."""
+    """The example from the DSSE protocol, version 1.0.0."""
     encoded = pae(b"hello world", "http://example.com/HelloWorld")
     assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 

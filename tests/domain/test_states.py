@@ -1,4 +1,4 @@
-"""The two tables by which a device changes state: what is legal, what is not, and that every state has a way out."""
+"""The two state tables of a device: legal and illegal transitions, and a way out of every state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scrubber.domain.states import (
 )
 
 HYGIENE_ROWS = {
-    # from everywhere, a start of the service forgets what it did not watch
+    # from every state: a service start invalidates what was not watched
     **{(state, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY for state in Hygiene},
     (Hygiene.DIRTY, HygieneEvent.ADOPTED): Hygiene.IN_USE,
     (Hygiene.IN_USE, HygieneEvent.ADOPTED): Hygiene.IN_USE,

@@ -1,4 +1,4 @@
-"""Whose use of a device it is, by every witness that there may be; and who may never be ended for it."""
+"""Classification of a device's users by all evidence that there may be, and who must never be killed for it."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ NOTHING = KubeletReading(Trust.TRUSTED)
     [
         ("uid-1", [granted(TENANT)], NOTHING, UseKind.GRANTED),
         ("uid-1", [granted(None), granted(TENANT)], NOTHING, UseKind.GRANTED),
-        # it may be whoever was granted the device
+        # it may be the pod that was granted the device
         ("uid-9", [granted(None)], NOTHING, UseKind.UNDETERMINED),
         ("uid-9", [granted(NAMELESS)], NOTHING, UseKind.UNDETERMINED),
         ("uid-9", [granted(TENANT), granted(NAMELESS)], LISTED, UseKind.UNDETERMINED),
         (None, [granted(NAMELESS)], NOTHING, UseKind.UNDETERMINED),
-        # the kubelet gave it the device
+        # the kubelet lists the device for it
         ("uid-9", [], LISTED, UseKind.STARTED_WITHOUT_HAND_OVER),
         ("uid-9", [granted(TENANT)], LISTED, UseKind.STARTED_WITHOUT_HAND_OVER),
         ("uid-9", [granted(TENANT)], HINTED, UseKind.STARTED_WITHOUT_HAND_OVER),
-        # nobody did
+        # no evidence for a grant or a listing
         ("uid-9", [granted(TENANT)], NOTHING, UseKind.UNAUTHORIZED),
         ("uid-9", [granted(TENANT)], ELSEWHERE, UseKind.UNAUTHORIZED),
         ("uid-8", [granted(TENANT)], LISTED, UseKind.UNAUTHORIZED),

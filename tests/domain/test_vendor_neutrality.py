@@ -1,4 +1,4 @@
-"""The domain and the engine know no vendor: what is one vendor's own comes as a value from its backend."""
+"""The domain and the engine know no vendor: vendor-specific data comes as values from its backend."""
 
 import re
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ PACKAGE: Final = Path(__file__).parents[2] / "scrubber"
 WORD: Final = re.compile(r"xid|nvlink|inforom|(?<![a-z])mig(?![a-z])|nvidia|cuda|nvml", re.IGNORECASE)
 
 ALLOWED: Final = {
-    # The name of a fact in baselines: in the ledger, in JSON and in messages.
+    # The name of a fact in baselines: used in the ledger, in JSON and in messages.
     '_FACTS = ("serial", "vbios", "inforom")',
-    # Keys, values, defaults, examples and descriptions of policy settings: in the JSON schema, in the reference page and in
-    # digests. They go when the language of policies changes.
+    # Keys, values, defaults, examples and descriptions of policy settings: in the JSON schema, in the reference page
+    # and in digests. They can be removed when the policy language changes.
     'key="xids",',
     'CODES_BY_CLASS = "XIDs and ranges of XIDs"',
-    '"What an XID means for the device. A code that is not named here has the class that it has in xid.yaml.",',
+    '"What an XID means for the device. Codes that are not listed here keep their class from xid.yaml.",',
     '("hw-slowdown", "hw-thermal-slowdown", "nvlink-down", "pcie-width", "power-brake", "too-hot"), 600.0',
     'frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"}),',
     '"systemd units, such as nvidia-dcgm.service.",',
@@ -28,9 +28,9 @@ ALLOWED: Final = {
     'example="[{namespace: gpu-operator, serviceAccount: nvidia-dcgm}]",',
     'EnvvarInjection.ALLOW, "refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable."',
     '(), "Patterns of model names: NVIDIA H200*.", ValueType.PATTERNS, example=\'["NVIDIA H200*"]\'',
-    '(), "Names of the kubelet\'s resources: nvidia.com/gpu.", ValueType.RESOURCES, example="[nvidia.com/gpu]"',
+    '(), "Resource names: nvidia.com/gpu.", ValueType.RESOURCES, example="[nvidia.com/gpu]"',
 }
-"""Lines that cannot change while what users write and read stays as it is."""
+"""Lines that cannot change without changing the files that users write and read."""
 
 
 def lines_of_the_core() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Admission as the kubelet does it: who gets which device, in which order, and what a refusal costs."""
+"""Admission as the kubelet does it: which pod gets which device, in which order, and the effect of a refusal."""
 
 import asyncio
 import base64
@@ -309,7 +309,7 @@ async def test_admission_interrupted_by_a_restart_is_repeated(kubelet: Kubelet) 
         assert undecided.admitted is None
         await plugin.stop()
         async with serving(TinyPlugin(["a"]), kubelet.plugins_registry / "two.sock"):
-            kubelet.api_server.clear()  # else it may be admitted, and refused, before its plugin is registered
+            kubelet.api_server.clear()  # otherwise it may be admitted, and refused, before its plugin is registered
             await kubelet.start()
             await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 1, SOON)
             assert undecided.admitted is None

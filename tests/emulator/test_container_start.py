@@ -1,4 +1,4 @@
-"""Starting containers as the kubelet does: PreStartContainer and its retries, its hole, and what a container finds."""
+"""Container starts as in the kubelet: PreStartContainer, its retries, its omission, and a container's environment."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -73,7 +73,7 @@ async def test_refused_start_is_retried_with_the_same_device_until_granted(kubel
 
 
 async def test_first_start_retry_is_early_and_later_ones_are_delayed(short_tmp: Path) -> None:
-    """Retries that never come within the test's life show which of the two pauses was taken."""
+    """Retries that never come during the test show which of the two pauses was used."""
     rare = emulated(short_tmp, pre_start_retry=(3600.0, 3600.0))
     async with rare as kubelet, registered(kubelet, TinyPlugin()) as plugin:
         plugin.on_pre_start = refuse

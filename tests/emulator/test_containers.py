@@ -1,6 +1,6 @@
-"""Containers of the emulated node are real processes: where they stand, what ends with them, what outlives what.
+"""Containers of the emulated node are real processes: their cgroups, what ends with them, and what outlives what.
 
-Every test runs with the environment marker, and with control groups too where this machine lets us write them.
+Every test runs with the environment marker, and with cgroups too where this machine permits writing them.
 """
 
 import asyncio
@@ -52,15 +52,15 @@ async def kubelet(request: pytest.FixtureRequest, short_tmp: Path) -> AsyncItera
 
 
 async def child_of(kubelet: Kubelet, root: Path) -> int:
-    """The PID that ``CHILD`` wrote; the kubelet's bell rings often enough to look for it."""
+    """Return the PID that ``CHILD`` wrote; the kubelet's bell rings often enough to check for it."""
     await kubelet.wait_until(lambda _node: (root / "child").exists(), SOON)
     return int((root / "child").read_text())
 
 
 async def events_later(kubelet: Kubelet, count: int, concerned: EmulatedPod) -> None:
-    """Wait until ``count`` more things have happened on the node, or nothing more will happen to the pod.
+    """Wait until ``count`` more events have happened on the node, or nothing more will happen to the pod.
 
-    One that is refused, because its plugin is not registered again yet, makes nothing happen.
+    A pod that is refused, because its plugin is not registered again yet, causes no events.
     """
     moment = len(kubelet.events) + count
     await kubelet.wait_until(lambda node: concerned.phase.terminal or len(node.events) >= moment, SOON)
@@ -108,7 +108,7 @@ def it_runs_again(restarts: int, now: PodStatus) -> bool:
 async def test_each_container_run_has_its_own_container_id_and_the_sandbox_stays_the_same(
     short_tmp: Path,
 ) -> None:
-    """Else the first run's dead process would make leftovers of the second run's."""
+    """Otherwise the first run's dead process would turn the second run's processes into leftovers."""
     async with emulated(short_tmp, cgroups=False) as kubelet:
         forever = container("main", "exec sleep 60", gpus=0, restart=RestartPolicy.ALWAYS)
         running = await kubelet.run(pod("p", forever, namespace="team"))
@@ -315,7 +315,7 @@ async def test_kubelet_restarts_at_any_moment_lose_no_pod_and_no_process(short_t
 
 
 async def test_process_in_the_middle_of_exec_is_not_missed() -> None:
-    """Between two programs a process has no environment to read."""
+    """Between two programs a process has no readable environment."""
     seen = []
     for number in range(100):
         marker = markers.marker_environment(f"uid-{number}", "main", "1")

@@ -1,4 +1,4 @@
-"""The PodResources socket as the kubelet serves it: what it tells, what it leaves out, and when it says nothing."""
+"""The PodResources socket as the kubelet serves it: what it lists, what it omits, and when it gives no answer."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -143,7 +143,7 @@ async def test_end_of_an_old_stream_disconnects_the_resources_new_plugin(kubelet
 async def test_loss_of_the_last_registered_plugin_leaves_an_earlier_one_without_an_endpoint(
     kubelet: Kubelet,
 ) -> None:
-    """Nothing tells the other: this is why only one instance of a plugin may be registered."""
+    """The earlier plugin is not notified: this is why only one instance of a plugin may be registered."""
     async with registered(kubelet, TinyPlugin(), "new.sock"), registered(kubelet, TinyPlugin(), "old.sock") as old:
         await old.stop()
         await kubelet.wait_until(lambda node: "StreamEnded" in calls(node), SOON)
@@ -245,7 +245,7 @@ async def test_refused_registry_plugin_is_notified_of_the_reason(
 async def test_plugin_dropped_while_being_dialled_is_notified_and_accepted_on_its_return(
     kubelet: Kubelet, short_tmp: Path
 ) -> None:
-    """By the end of another's stream, which drops whoever is registered for the resource by then."""
+    """Another plugin's stream ends, which drops the plugin that is registered for the resource at that moment."""
     plugin, loop = TinyPlugin(), asyncio.get_running_loop()
     plugin.info.endpoint = str(short_tmp / "mute.sock")
     async with registered(kubelet, TinyPlugin(["a"]), "old.sock") as old:

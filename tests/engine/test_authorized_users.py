@@ -1,4 +1,4 @@
-"""Who is never taken for a stranger, and what looking for strangers must not cost."""
+"""Processes that never count as unauthorized users, and effects that the search for them must not have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.world.world import DEFAULT, World, a_world
 
 def told(world: World) -> int:
     assert world.journal is not None
-    return sum(event.name == "use.ungranted" for event in world.journal.events)
+    return sum(event.name == "unauthorized.use.detected" for event in world.journal.events)
 
 
 def of_the_host(world: World, pod: str | None = None) -> Proc:
@@ -53,7 +53,7 @@ async def test_daemon_named_by_the_administrator_may_use_every_device() -> None:
 
 @in_virtual_time
 async def test_tenant_process_read_without_its_pod_once_is_not_an_unauthorized_user() -> None:
-    """It is just being executed, while a true stranger has everybody looked at again."""
+    """Its pod cannot be read at times (as during ``execve``), while a real unauthorized user causes more inspections."""
     async with a_world(devices=2) as world:
         other = await started(world, "acme", "train-1", 1)
         tenant = await started(world)
@@ -71,7 +71,7 @@ async def test_tenant_process_read_without_its_pod_once_is_not_an_unauthorized_u
         await world.run(5.0)
         assert next(looks) > 4
         assert world.journal is not None
-        told_of = {event.fields["pid"] for event in world.journal.events if event.name == "use.ungranted"}
+        told_of = {event.fields["pid"] for event in world.journal.events if event.name == "unauthorized.use.detected"}
         assert told_of == {stranger.pid}
 
 
@@ -102,7 +102,7 @@ def test_observing_policy_logs_unauthorized_use_and_takes_no_action(
 
 @in_virtual_time
 async def test_device_is_not_inspected_while_its_memory_is_cleared() -> None:
-    """The question opens it: an eraser that is disturbed by it begins anew, and would never end."""
+    """The inspection opens the device: an eraser that it disturbs starts again, and would never finish."""
     async with a_world(devices=1) as world:
         assert world.service is not None
         holders = world.service.dependencies.holders
@@ -128,12 +128,12 @@ async def test_device_is_not_inspected_while_its_memory_is_cleared() -> None:
 
 @in_virtual_time
 async def test_shared_start_beside_a_pod_that_was_started_without_a_grant_is_refused() -> None:
-    """It is one of the same tenant's, and nobody proved the device clean before it."""
+    """Its pod belongs to the same tenant, and the device was not proved clean before it."""
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         unasked = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         joining = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
         world.use(world.gpu(), unasked.uid)
         refusal = await world.refused(joining, wait=0.05)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "without a grant" in str(refusal)

@@ -1,4 +1,4 @@
-"""A device that is used again and again without a grant: its scrubs and rows are bounded, and no start waits for that."""
+"""A device used repeatedly without a grant: its scrubs and audit rows are bounded, and no start waits for that."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MINUTE = 60.0
 
 
 def rows(world: World) -> list[Event]:
-    """What the audit trail has of the first device."""
+    """Return the audit events of the first device."""
     return [each for each in world.vault.events if each.device == world.gpu().id]
 
 
 @asynccontextmanager
 async def touched(world: World, *, scrubs_too: bool = False) -> AsyncIterator[Proc]:
-    """Inside, a process opens the first device as soon as it is clean, for as long as it takes to be seen.
+    """Inside, a process opens the first device as soon as it is clean, until that is noticed.
 
     Args:
-        scrubs_too: also in the midst of each scrub, which that holds up.
+        scrubs_too: also during each scrub, which that delays.
     """
     gpu = world.gpu().id
     proc = world.matter.start(None, "host/miner#1", "x/miner", mounted=frozenset({gpu}))
@@ -117,7 +117,7 @@ def event(name: str, actor: str = "service", scrub: str | None = None, **fields:
 
 
 def stored(disturbances: Disturbances, *events: Event) -> list[tuple[str, object]]:
-    """What of ``events`` gets a row, and how many each row stands for."""
+    """Return the rows stored for ``events``, and how many events each row stands for."""
     rows = disturbances.coalesce(events)
     disturbances.note_stored(events, rows)
     return [(row.name, row.fields.get("times", 1)) for row in rows]
@@ -125,13 +125,13 @@ def stored(disturbances: Disturbances, *events: Event) -> list[tuple[str, object
 
 def test_events_of_one_kind_share_one_audit_row_per_minute_that_counts_them() -> None:
     disturbances = Disturbances(now := Now())
-    touch = event("device.touched")
+    touch = event("device.marked-dirty")
     made = []
     for _ in range(180):
         disturbances.count(1)
         made += stored(disturbances, touch)
         now.seconds += 1.0
-    assert made == [("device.touched", 1), ("device.touched", 60), ("device.touched", 60)]
+    assert made == [("device.marked-dirty", 1), ("device.marked-dirty", 60), ("device.marked-dirty", 60)]
 
 
 def test_events_with_another_name_cause_or_operator_get_audit_rows_of_their_own() -> None:
@@ -139,10 +139,10 @@ def test_events_with_another_name_cause_or_operator_get_audit_rows_of_their_own(
     for _ in range(2):
         disturbances.count(1)
     events = [
-        event("use.ungranted", pod_uid="a"),
-        event("use.ungranted", pod_uid="b"),
+        event("unauthorized.use.detected", pod_uid="a"),
+        event("unauthorized.use.detected", pod_uid="b"),
         event("scrub.finished", outcome="passed"),
-        event("scrub.finished", outcome="held-up"),
+        event("scrub.finished", outcome="blocked"),
         event("scrub.finished", outcome="passed", actor="uid:0"),
         event("health.quarantined"),
     ]
@@ -166,7 +166,7 @@ def test_every_event_gets_an_audit_row_until_the_device_was_disturbed_twice() ->
 
 
 def disturbed(now: Now | None = None) -> Disturbances:
-    """Of a device that was disturbed twice: events of one kind share rows."""
+    """Return the disturbances of a device that was disturbed twice: events of one kind share rows."""
     disturbances = Disturbances(now or Now())
     for _ in range(2):
         disturbances.count(1)
@@ -186,16 +186,16 @@ def test_omitted_events_are_counted_in_a_row_written_with_the_next_grant() -> No
 def test_events_omitted_before_a_quiet_period_are_counted_in_the_next_row() -> None:
     disturbances = disturbed(now := Now())
     for _ in range(3):
-        stored(disturbances, event("device.touched"))
+        stored(disturbances, event("device.marked-dirty"))
     now.seconds += 3_600.0
     disturbances.count(1)
-    assert stored(disturbances, event("device.touched")) == [("device.touched", 3)]
+    assert stored(disturbances, event("device.marked-dirty")) == [("device.marked-dirty", 3)]
 
 
 def test_events_omitted_over_a_minute_ago_get_a_row_with_the_next_change_of_the_device() -> None:
     disturbances = disturbed(now := Now())
     for _ in range(4):
-        stored(disturbances, event("scrub.finished", outcome="held-up"))
+        stored(disturbances, event("scrub.finished", outcome="blocked"))
     now.seconds += MINUTE
     assert stored(disturbances, event("health.suspect")) == [("scrub.finished", 3), ("health.suspect", 1)]
     assert stored(disturbances, event("health.suspect")) == [("health.suspect", 1)]
@@ -212,15 +212,19 @@ def test_row_of_a_scrub_requested_by_an_operator_does_not_reset_the_count_of_oth
 
 def test_touches_that_led_to_the_use_of_two_pods_are_counted_in_separate_rows() -> None:
     disturbances = disturbed()
-    first, second = (event("use.ungranted", pod_uid=uid) for uid in "ab")
+    first, second = (event("unauthorized.use.detected", pod_uid=uid) for uid in "ab")
     made = []
     for user in (first, first, first, second, second):
-        made += stored(disturbances, event("device.touched"))
+        made += stored(disturbances, event("device.marked-dirty"))
         made += stored(disturbances, user)
-    once = [("device.touched", 1), ("use.ungranted", 1)]
-    assert made == [*once, ("device.touched", 2), *once]
+    once = [("device.marked-dirty", 1), ("unauthorized.use.detected", 1)]
+    assert made == [*once, ("device.marked-dirty", 2), *once]
     left = {(row.name, row.fields.get("pod_uid"), row.fields.get("times", 1)) for row in disturbances.omitted_rows()}
-    assert left == {("device.touched", None, 1), ("use.ungranted", "a", 2), ("use.ungranted", "b", 1)}
+    assert left == {
+        ("device.marked-dirty", None, 1),
+        ("unauthorized.use.detected", "a", 2),
+        ("unauthorized.use.detected", "b", 1),
+    }
 
 
 @pytest.mark.parametrize("scrubbed_before", [False, True], ids=["the start waits for the scrub", "the device is clean"])
@@ -241,11 +245,13 @@ async def test_scrub_that_a_grant_rests_on_has_its_audit_rows_however_often_the_
         assert tenant is not None
         await world.until(lambda: tenant.running)
         (grant,) = [row for row in rows(world) if row.name == "handover.granted"]
-        (issued,) = [row for row in rows(world) if row.fields.get("certificate") == grant.fields["rests_on"]]
+        (issued,) = [row for row in rows(world) if row.fields.get("certificate") == grant.fields["base_certificate"]]
         assert issued.name == "certificate.issued"
         assert {row.name for row in rows(world) if row.scrub == issued.scrub} >= {"scrub.started", "scrub.finished"}
         assert world.journal is not None
-        assert [each.fields.get("certificate") for each in world.journal.events].count(grant.fields["rests_on"]) == 1
+        assert [each.fields.get("certificate") for each in world.journal.events].count(
+            grant.fields["base_certificate"]
+        ) == 1
 
 
 @pytest.mark.parametrize("scrubs_too", [False, True])
@@ -288,5 +294,5 @@ async def test_every_touch_of_a_device_reaches_log_and_metrics() -> None:
         async with touched(world):
             await world.run(5 * MINUTE)
         told = Counter(each.name for each in world.journal.events)
-        assert told["device.touched"] > 1
-        assert told["device.touched"] == told["certificate.issued"]
+        assert told["device.marked-dirty"] > 1
+        assert told["device.marked-dirty"] == told["certificate.issued"]

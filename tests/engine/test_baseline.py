@@ -1,4 +1,4 @@
-"""The baseline at work: taken at first sight, kept whatever restarts, and changed by nobody's word but a person's."""
+"""The baseline: recorded at first sight, kept across restarts, and changed only by an operator."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.world.world import DEFAULT, World, a_world
 
 WHY, WHO = "new VBIOS, ticket 4711", "uid:1000"
 STRICT = replace(DEFAULT, health=load_policy("strict").health)
-"""What the shipped strict policy says of health: firmware that changed takes a device out after a second."""
+"""The health rules of the shipped strict policy: changed firmware takes a device out of service after a second."""
 A_MINUTE = 60.0 + 2 * 5.0
-"""The inventory is read once a minute, and what it says is looked at with the driver's next answer."""
+"""The inventory is read once a minute, and a change takes effect with the driver's next answer."""
 
 
 def told(world: World, name: str) -> list[Event]:
-    """What the audit has."""
+    """Return the audit events of that name."""
     return [event for event in world.vault.events if event.name == name]
 
 
 def vbios(world: World, number: int = 0) -> str:
-    """What it should be, as on record."""
+    """Return the VBIOS version recorded in the baseline."""
     baseline = world.record(number).baseline
     assert baseline is not None
     return dict(baseline.facts)["vbios"]
 
 
 async def written(world: World, firmware: str = "vbios-2", number: int = 0) -> None:
-    """Somebody writes the device's firmware, and the inventory says so."""
+    """Change the device's firmware and wait until the inventory reports it."""
     world.gpu(number).firmware = firmware
     world.node.devices.inventory_changed.set()
     await world.until(lambda: ("vbios", firmware) in world.controller(number).state.device.traits)
@@ -57,7 +57,7 @@ async def accepted(world: World) -> None:
     await world.node.actions.accept_baseline("0", WHY, WHO)
 
 
-# -- taken -------------------------------------------------------------------------------------------------------------
+# -- recorded ----------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -72,7 +72,7 @@ async def test_baseline_is_recorded_and_logged_once_when_a_device_first_appears(
                 "service",
                 "",
             )
-        taken = told(world, "baseline.taken")
+        taken = told(world, "baseline.recorded")
         assert [(event.device, event.actor, dict(event.fields)) for event in taken] == [
             (world.gpu(number).id, "service", {"model": "Labelled One", "vbios": "vbios-1"}) for number in (0, 1)
         ]
@@ -88,7 +88,7 @@ async def test_baseline_survives_service_restart_and_node_reboot_and_is_not_reco
         await world.start_service()
         await world.until(world.settled)
         assert world.record().baseline == first
-        assert len(told(world, "baseline.taken")) == 1
+        assert len(told(world, "baseline.recorded")) == 1
 
 
 @in_virtual_time
@@ -100,7 +100,7 @@ async def test_records_from_before_baselines_existed_get_a_baseline_at_the_next_
         assert world.record().baseline is None
         await world.start_service()
         assert vbios(world) == "vbios-1"
-        assert len(told(world, "baseline.taken")) == 1
+        assert len(told(world, "baseline.recorded")) == 1
 
 
 @in_virtual_time
@@ -111,7 +111,7 @@ async def test_device_that_appears_later_gets_a_baseline_of_its_own() -> None:
         world.node.devices.inventory_changed.set()
         await world.until(lambda: new.id in world.node.devices.controllers)
         assert vbios(world, 1) == "vbios-1"
-        assert [event.device for event in told(world, "baseline.taken")] == [world.gpu(0).id, new.id]
+        assert [event.device for event in told(world, "baseline.recorded")] == [world.gpu(0).id, new.id]
 
 
 @in_virtual_time
@@ -124,7 +124,7 @@ async def test_device_that_left_and_returned_is_compared_with_its_earlier_baseli
         world.node.devices.inventory_changed.set()
         await health_is(world, Health.SUSPECT)
         assert vbios(world) == "vbios-1"
-        assert len(told(world, "baseline.taken")) == 2
+        assert len(told(world, "baseline.recorded")) == 2
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -134,10 +134,10 @@ async def test_service_killed_while_recording_baselines_records_all_or_none(dura
         world.vault.point = CrashPoint(1, durable)
         await world.start_service()
         assert not world.serving
-        assert len(told(world, "baseline.taken")) == (2 if durable else 0)
+        assert len(told(world, "baseline.recorded")) == (2 if durable else 0)
         await world.start_service()
         await world.until(world.settled)
-        assert len(told(world, "baseline.taken")) == 2
+        assert len(told(world, "baseline.recorded")) == 2
 
 
 @in_virtual_time
@@ -150,7 +150,7 @@ async def test_fact_that_the_baseline_lacks_is_added_at_the_next_start_and_compa
         await world.start_service()
         await world.until(world.settled)
         assert (vbios(world), world.record().health) == ("vbios-1", Health.HEALTHY)
-        assert [dict(event.fields) for event in told(world, "baseline.taken")] == [{"vbios": "vbios-1"}]
+        assert [dict(event.fields) for event in told(world, "baseline.recorded")] == [{"vbios": "vbios-1"}]
         await written(world)
         await health_is(world, Health.SUSPECT)
 
@@ -165,7 +165,7 @@ async def test_changed_firmware_makes_a_device_suspect_within_a_minute_without_a
         await health_is(world, Health.SUSPECT, within=A_MINUTE)
         cause = world.record().cause
         assert cause is not None
-        assert (cause.code, cause.recovery_method) == ("baseline-changed", RecoveryMethod.OPERATOR)
+        assert (cause.code, cause.recovery_method) == ("baseline-mismatch", RecoveryMethod.OPERATOR)
         assert "vbios is vbios-2, not vbios-1" in cause.message
         assert world.record(1).health is Health.HEALTHY
         assert vbios(world) == "vbios-1"
@@ -191,16 +191,16 @@ async def test_changed_device_stays_in_service_by_default_and_every_certificate_
         await world.service.scrub(world.gpu().id)
         slow = world.record().certificate
         assert slow is not None
-        assert "health: no fault; it warns of baseline-changed" in slow.covered
+        assert "health: no fault; it warns of baseline-mismatch" in slow.covered
         (granted,) = await ask(world, await admitted(world))
         assert granted.certificate is not None
         fast = world.vault.certificates[granted.certificate]
-        assert "health: no fault; it warns of baseline-changed" in fast.covered
+        assert "health: no fault; it warns of baseline-mismatch" in fast.covered
 
 
 @in_virtual_time
 async def test_container_restart_on_a_changed_device_needs_a_certificate() -> None:
-    """The exception that lets it go on checks is for devices of which nothing is suspected."""
+    """The exception that allows a restart on checks alone applies only to devices without suspicion."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
         await world.run(3.0)
@@ -229,7 +229,7 @@ async def test_strict_policy_quarantines_a_changed_device_through_time_restarts_
         await health_is(world, Health.QUARANTINED, within=20.0)
         cause = world.record().cause
         assert cause is not None
-        assert (cause.code, cause.recovery_method) == ("baseline-changed", RecoveryMethod.OPERATOR)
+        assert (cause.code, cause.recovery_method) == ("baseline-mismatch", RecoveryMethod.OPERATOR)
         assert not world.node.view().devices[0].advertised
         await world.run(3600.0)
         world.kill()
@@ -243,7 +243,7 @@ async def test_strict_policy_quarantines_a_changed_device_through_time_restarts_
 
 @in_virtual_time
 async def test_strict_policy_keeps_a_changed_device_quarantined_after_its_firmware_is_restored() -> None:
-    """Whoever wrote it once can make it say what it said."""
+    """An attacker who changed the firmware can also make it report the original version."""
     async with a_world(devices=1, policy=STRICT) as world:
         await written(world)
         await health_is(world, Health.QUARANTINED)
@@ -266,7 +266,7 @@ async def test_changed_device_released_without_baseline_acceptance_is_quarantine
 
 @in_virtual_time
 async def test_strict_policy_quarantines_every_changed_device_of_the_node() -> None:
-    """The breaker spares devices what may pass by itself; whoever writes eight of them must not be better off for it."""
+    """The breaker spares devices for faults that may pass; an attacker must not benefit from changing eight of them."""
     async with a_world(devices=8, policy=STRICT) as world:
         for number in range(8):
             await written(world, number=number)
@@ -307,7 +307,7 @@ async def test_tenant_keeps_a_device_quarantined_for_changed_firmware_and_no_lat
         assert tenant.first is not None
         assert tenant.first.alive
         (strike,) = world.record().recent_quarantines
-        assert (strike.code, strike.tenant) == ("baseline-changed", "acme")
+        assert (strike.code, strike.tenant) == ("baseline-mismatch", "acme")
         world.kubelet.delete(tenant)
         await world.run(600.0)
         assert world.record().health is Health.QUARANTINED
@@ -331,10 +331,10 @@ async def test_accepted_baseline_is_the_current_reading_and_is_audited_with_acto
         assert (event.device, event.actor) == (world.gpu().id, WHO)
         assert dict(event.fields) == {
             "reason": WHY,
-            "is_model": "Labelled One",
-            "is_vbios": "vbios-2",
-            "was_model": "Labelled One",
-            "was_vbios": "vbios-1",
+            "current_model": "Labelled One",
+            "current_vbios": "vbios-2",
+            "previous_model": "Labelled One",
+            "previous_vbios": "vbios-1",
         }
         await health_is(world, Health.HEALTHY)
         assert (await world.node.actions.accept_baseline("0", WHY, WHO)).record.health is Health.HEALTHY
@@ -342,7 +342,7 @@ async def test_accepted_baseline_is_the_current_reading_and_is_audited_with_acto
 
 @in_virtual_time
 async def test_baseline_acceptance_records_firmware_read_at_that_moment() -> None:
-    """Not what was there when the inventory was last read, which may be a minute ago."""
+    """It records the current firmware, not what the inventory last read, which may be a minute old."""
     async with a_world(devices=1) as world:
         world.gpu().firmware = "vbios-2"
         await accepted(world)
@@ -372,7 +372,7 @@ async def test_baseline_acceptance_succeeds_if_the_expected_values_match_the_cur
 async def test_baseline_acceptance_is_refused_if_the_expected_values_differ_from_the_current_reading(
     shown: dict[str, str],
 ) -> None:
-    """Somebody may write it once more between the look and the word."""
+    """The firmware may change again between the operator's reading and their command."""
     async with a_world(devices=1) as world:
         world.gpu().firmware = "vbios-2"
         with pytest.raises(Refused, match="something else by now than what you were shown"):
@@ -420,9 +420,9 @@ async def test_lasting_conditions_present_at_acceptance_become_normal_and_transi
         baseline = world.record().baseline
         assert baseline is not None
         assert baseline.conditions == (("pcie-width", "x8 of x16"),)
-        assert told(world, "baseline.accepted")[0].fields["is_pcie-width"] == "x8 of x16"
+        assert told(world, "baseline.accepted")[0].fields["current_pcie-width"] == "x8 of x16"
         await accepted(world)
-        assert told(world, "baseline.accepted")[1].fields["was_pcie-width"] == "x8 of x16"
+        assert told(world, "baseline.accepted")[1].fields["previous_pcie-width"] == "x8 of x16"
         await world.run(30.0)
         assert world.record().health is Health.SUSPECT
         del world.gpu().conditions["power-brake"]

@@ -1,4 +1,4 @@
-"""Break-glass: for a time a person has a device handed out whatever is known of it, and answers for it by name."""
+"""Break-glass: an operator has a device handed out for a limited time despite its state, audited under their name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHY, WHO = "the trial must not stop tonight", "uid:1000"
 
 @asynccontextmanager
 async def a_world_out_of_service(devices: int = 1, policy: Policy = DEFAULT) -> AsyncIterator[World]:
-    """Device 0 waits for a reboot that nobody makes."""
+    """Provide a world in which device 0 waits for a reboot that never comes."""
     world = World(devices, policy)
     try:
         await world.start_service()
@@ -46,7 +46,7 @@ def view(world: World, number: int = 0) -> DeviceView:
 
 
 def told(world: World, name: str) -> list[Event]:
-    """What the audit has."""
+    """Return the audit events of that name."""
     return [event for event in world.vault.events if event.name == name]
 
 
@@ -60,7 +60,7 @@ async def restarted(world: World) -> None:
 
 
 async def refused(world: World) -> None:
-    """Neither an allocation nor a start goes through."""
+    """Assert that neither an allocation nor a start succeeds."""
     assert not view(world).advertised
     with pytest.raises(Quarantined):
         await world.node.reserve([world.gpu().id])
@@ -70,7 +70,7 @@ async def refused(world: World) -> None:
     world.kubelet.delete(tenant)
 
 
-# -- while it is broken ------------------------------------------------------------------------------------------------
+# -- while it is active ------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -113,9 +113,14 @@ async def test_break_glass_override_is_audited_with_actor_reason_and_expiry() ->
     async with a_world_out_of_service() as world:
         now = world.clock.wall()
         await broken(world, HOUR)
-        (event,) = told(world, "glass.broken")
+        (event,) = told(world, "break-glass.started")
         assert (event.device, event.actor) == (world.gpu().id, WHO)
-        assert event.fields == {"reason": WHY, "seconds": HOUR, "until": now + HOUR, "state": "quarantined"}
+        assert event.fields == {
+            "reason": WHY,
+            "duration_seconds": HOUR,
+            "expires_at": now + HOUR,
+            "state": "quarantined",
+        }
         glass = world.record().break_glass
         assert glass is not None
         assert (glass.until, glass.reason, glass.actor) == (now + HOUR, WHY, WHO)
@@ -148,7 +153,7 @@ async def test_condemned_device_is_granted_under_a_break_glass_override() -> Non
 
 @in_virtual_time
 async def test_healthy_device_under_a_break_glass_override_is_granted_on_its_certificate() -> None:
-    """A certificate is used where there is one: the exception stands in only for what is missing."""
+    """A certificate is used if there is one: the override only replaces what is missing."""
     async with a_world(1) as world:
         await broken(world)
         (granted,) = await ask(world, await admitted(world))
@@ -173,12 +178,12 @@ async def test_no_process_is_killed_and_no_device_is_reset_under_a_break_glass_o
         assert (child.alive, world.gpu().resets) == (False, 1)
 
 
-# -- when it is over ---------------------------------------------------------------------------------------------------
+# -- after it has ended ------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_restart_after_a_grant_by_break_glass_override_needs_a_certificate() -> None:
-    """The second pod was let onto the bytes of the first; its own restart would be an exception, and is none afterwards."""
+    """The second pod was started on the bytes of the first; the exception for its own restart no longer applies."""
     async with a_world(1) as world:
         first = await started(world, "acme", "train-0")
         world.kubelet.force_delete(first, lives_on=300.0)
@@ -190,7 +195,7 @@ async def test_restart_after_a_grant_by_break_glass_override_needs_a_certificate
         assert grant is not None
         assert (grant.basis, grant.pod) == (Basis.BREAK_GLASS, second.pod)
         assert world.record().previous_assignment is None
-        await world.run(400.0)  # the first is over, and so is the time
+        await world.run(400.0)  # the first pod is gone, and the override has expired
         assert first.first is not None
         assert not first.first.alive
         world.write_all(second)
@@ -223,10 +228,10 @@ async def test_expiry_of_a_break_glass_override_is_audited_with_the_operator_tha
     async with a_world_out_of_service() as world:
         await broken(world, HOUR)
         await world.run(HOUR + 60.0)
-        (event,) = told(world, "glass.mended")
+        (event,) = told(world, "break-glass.ended")
         assert (event.device, event.actor) == (world.gpu().id, "service")
-        assert WHO in str(event.fields["sentence"])
-        assert HOUR <= event.at - told(world, "glass.broken")[0].at < HOUR + 15.0
+        assert WHO in str(event.fields["message"])
+        assert HOUR <= event.at - told(world, "break-glass.started")[0].at < HOUR + 15.0
 
 
 @in_virtual_time
@@ -236,12 +241,12 @@ async def test_operator_may_end_a_break_glass_override_early() -> None:
         shown = await world.node.actions.break_glass("0", 0, "the trial is over", "uid:7")
         assert not shown.advertised
         assert world.record().break_glass is None
-        (event,) = told(world, "glass.mended")
+        (event,) = told(world, "break-glass.ended")
         assert event.actor == "uid:7"
-        assert "the trial is over" in str(event.fields["sentence"])
+        assert "the trial is over" in str(event.fields["message"])
         await refused(world)
         await world.run(HOUR + 60.0)
-        assert len(told(world, "glass.mended")) == 1
+        assert len(told(world, "break-glass.ended")) == 1
 
 
 @in_virtual_time
@@ -254,8 +259,8 @@ async def test_repeated_break_glass_override_restarts_its_duration() -> None:
         assert view(world).advertised
         await world.run(HOUR / 2)
         assert not view(world).advertised
-        assert len(told(world, "glass.broken")) == 2
-        assert len(told(world, "glass.mended")) == 1
+        assert len(told(world, "break-glass.started")) == 2
+        assert len(told(world, "break-glass.ended")) == 1
 
 
 @in_virtual_time
@@ -285,7 +290,7 @@ async def test_service_restart_neither_ends_nor_prolongs_a_break_glass_override(
         await restarted(world)
         assert view(world).advertised
         await world.run(180.0)
-        assert len(told(world, "glass.mended")) == 1
+        assert len(told(world, "break-glass.ended")) == 1
         await refused(world)
 
 
@@ -298,7 +303,7 @@ async def test_break_glass_override_that_expired_while_the_service_was_down_has_
         await world.start_service()
         await refused(world)
         await world.until(lambda: world.record().break_glass is None, within=10.0)
-        assert len(told(world, "glass.mended")) == 1
+        assert len(told(world, "break-glass.ended")) == 1
 
 
 @in_virtual_time
@@ -315,7 +320,7 @@ async def test_full_ledger_does_not_prolong_an_expired_break_glass_override() ->
         await refused(world)
 
 
-# -- what a person may not order ---------------------------------------------------------------------------------------
+# -- what an operator may not order ------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -350,7 +355,7 @@ async def test_break_glass_override_of_an_unknown_device_and_ending_an_absent_ov
             await world.node.actions.break_glass("7", HOUR, WHY, WHO)
         with pytest.raises(Refused, match="no broken glass"):
             await world.node.actions.break_glass("0", 0, WHY, WHO)
-        assert told(world, "glass.broken") == told(world, "glass.mended") == []
+        assert told(world, "break-glass.started") == told(world, "break-glass.ended") == []
 
 
 @in_virtual_time
@@ -368,7 +373,7 @@ async def test_device_released_by_an_operator_may_get_a_break_glass_override() -
     async with a_world(1) as world:
         await world.node.actions.quarantine("0", "kept for the lab", "uid:7")
         holder = world.matter.start(None, "host", "host")
-        world.matter.open(holder, world.gpu().id)  # its probation cannot begin
+        world.matter.open(holder, world.gpu().id)  # prevents its probation from starting
         await world.node.actions.unquarantine("0", "the lab is done", "uid:7")
         assert world.record().health is Health.PROBATION
         assert (await broken(world)).advertised
@@ -380,13 +385,13 @@ async def test_operator_quarantine_ends_a_break_glass_override() -> None:
         await broken(world, HOUR)
         await world.node.actions.quarantine("0", "it burns", "uid:7")
         assert world.record().break_glass is None
-        (event,) = told(world, "glass.mended")
+        (event,) = told(world, "break-glass.ended")
         assert event.actor == "uid:7"
         assert len(told(world, "operator.quarantined")) == 1
         await refused(world)
 
 
-# -- what it is not ----------------------------------------------------------------------------------------------------
+# -- what it does not change -------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -406,7 +411,7 @@ async def test_break_glass_override_leaves_health_cause_and_quarantine_history_u
 
 @in_virtual_time
 async def test_start_under_a_break_glass_override_waits_for_a_running_scrub() -> None:
-    """Whatever a person wants: nothing is handed over under an eraser."""
+    """Even with an override, a device is not handed over while an eraser runs."""
     async with a_world(1) as world:
         tenant: Tenant = await started(world)
         world.gpu().slow = 4.0

@@ -54,7 +54,7 @@ def out(world: World) -> list[int]:
 
 def told(world: World, name: str, what: str) -> list[Event]:
     """What the audit has of the breaker."""
-    return [event for event in world.vault.events if event.name == name and event.fields["what"] == what]
+    return [event for event in world.vault.events if event.name == name and event.fields["breaker"] == what]
 
 
 def overheated(world: World, *numbers: int, celsius: int = HOT) -> None:
@@ -336,7 +336,7 @@ async def test_breaker_logs_once_when_resets_stop_and_once_when_resets_resume() 
         await struck(world, 0, 1, 2)
         await world.run(300.0)
         (opened,) = told(world, "breaker.opened", "resets")
-        assert "policy allows 2" in str(opened.fields["sentence"])
+        assert "policy allows 2" in str(opened.fields["message"])
         assert told(world, "breaker.closed", "resets") == []
         await world.run(WINDOW)
         assert len(told(world, "breaker.opened", "resets")) == 1
@@ -353,7 +353,7 @@ async def test_reached_limit_is_not_logged_until_the_breaker_withholds_an_action
         await world.run(700.0)
         assert world.node.devices.breaker.state.resets_stopped_reason != ""
         assert world.node.devices.breaker.state.soft_signals_stopped_reason != ""
-        assert told(world, "breaker.opened", "resets") == told(world, "breaker.opened", "soft") == []
+        assert told(world, "breaker.opened", "resets") == told(world, "breaker.opened", "soft-quarantines") == []
         assert world.node.service_view().breaker == BreakerState()
 
 
@@ -362,13 +362,13 @@ async def test_breaker_logs_once_when_soft_signals_stop_counting_and_once_when_t
     async with a_world(4, FEW) as world:
         overheated(world, 0, 1)
         await world.run(1_200.0)
-        (opened,) = told(world, "breaker.opened", "soft")
-        assert "1 of 4 devices" in str(opened.fields["sentence"])
+        (opened,) = told(world, "breaker.opened", "soft-quarantines")
+        assert "1 of 4 devices" in str(opened.fields["message"])
         overheated(world, 0, 1, celsius=40)
         await world.until(lambda: out(world) == [], within=600.0)
         await world.run(10.0)
-        assert len(told(world, "breaker.opened", "soft")) == 1
-        assert len(told(world, "breaker.closed", "soft")) == 1
+        assert len(told(world, "breaker.opened", "soft-quarantines")) == 1
+        assert len(told(world, "breaker.closed", "soft-quarantines")) == 1
         assert told(world, "breaker.opened", "resets") == []
 
 
@@ -388,7 +388,9 @@ async def test_full_ledger_does_not_stop_the_breaker_from_logging_or_the_service
         world.vault.refuses = "no space left"
         await world.run(20.0)
         assert world.journal is not None
-        assert [event.fields["what"] for event in world.journal.events if event.name == "breaker.opened"] == ["resets"]
+        assert [event.fields["breaker"] for event in world.journal.events if event.name == "breaker.opened"] == [
+            "resets"
+        ]
         world.vault.refuses = None
         await world.until(lambda: out(world) == [], within=2 * WINDOW)
         assert world.serving

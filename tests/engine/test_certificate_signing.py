@@ -1,4 +1,4 @@
-"""Every certificate that the engine issues is signed by the node's key, and says what it said when it was signed."""
+"""Every certificate that the engine issues is signed by the node's key and unchanged since."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def is_signed(certificate: Certificate, by: EphemeralKey) -> bool:
 
 
 def all_signed(world: World) -> Iterable[Certificate]:
-    """All that was ever issued in ``world``, as it is stored now."""
+    """Return all certificates ever issued in ``world``, as they are stored now; asserts that all are signed."""
     issued = world.vault.certificates.values()
     assert [each.id for each in issued if not is_signed(each, world.signer)] == []
     return issued
 
 
-# -- the seal ----------------------------------------------------------------------------------------------------------
+# -- the signature -----------------------------------------------------------------------------------------------------
 
 
 def test_signed_certificate_is_unchanged_and_names_its_key() -> None:
@@ -141,7 +141,7 @@ async def test_service_with_another_key_signs_with_that_key_and_logs_the_key_at_
         assert starts == [old.key_id, world.signer.key_id]
 
 
-# -- asked for by id ---------------------------------------------------------------------------------------------------
+# -- query by id -------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time

@@ -1,4 +1,4 @@
-"""Devices that leave the node while somebody works on them: nothing is committed for them any more, and nothing else stops."""
+"""Devices that leave the node during an operation: nothing more is committed for them, and no other work stops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.world.world import World, a_world
 
 
 def unlist(world: World) -> None:
-    """The inventory names the first device no longer, and says so."""
+    """Remove the first device from the inventory and signal the change."""
     world.gpu().listed = False
     world.node.devices.inventory_changed.set()
 
 
 async def departed(world: World) -> DeviceController:
-    """Its controller, once the node has it no longer."""
+    """Return the first device's controller, once the node no longer has it."""
     controller = world.controller()
     unlist(world)
     await world.until(lambda: controller.id not in world.node.devices.controllers)

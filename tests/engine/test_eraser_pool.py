@@ -1,4 +1,4 @@
-"""Eraser slots: never more erasers than slots, and whoever waits for a scrub goes first."""
+"""The eraser pool: never more erasers than slots, and a scrub for which a start waits goes first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Line:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def join(self, name: str) -> None:
-        """Let ``name`` queue up, or go in."""
+        """Let ``name`` request a slot, and wait for it if necessary."""
         self.leave[name] = asyncio.Event()
         self.tasks[name] = asyncio.create_task(self._work(name))
         await asyncio.sleep(0.01)
@@ -109,7 +109,7 @@ async def test_eraser_slot_given_to_a_waiter_that_is_cancelled_at_that_moment_is
     for name in "abc":
         await line.join(name)
     line.leave["a"].set()
-    await asyncio.sleep(0)  # the slot is b's now, and b has not run since
+    await asyncio.sleep(0)  # b has the slot now, and has not run since
     line.tasks["b"].cancel()
     await asyncio.sleep(0.01)
     assert line.order == ["a", "c"]

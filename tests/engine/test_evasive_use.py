@@ -1,4 +1,4 @@
-"""Strangers who know how they are looked for, and what meeting them must never cost anybody else."""
+"""Unauthorized users that evade the detection, and effects that handling them must never have on others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUARANTINE = replace(DEFAULT, unauthorized_use=UnauthorizedUseAction.QUARANTINE)
 
 
 def intruder(world: World, pod: str | None = None, device: int = 0) -> Proc:
-    """A process that opens a device which is not its own: of the node, or of a pod that could (a privileged one)."""
+    """Start a process that opens a device without a grant: one of the host, or of a (privileged) pod."""
     gpu = world.gpu(device).id
     container = f"{pod}/other#1" if pod else "host/miner#1"
     proc = world.matter.start(pod, container, f"x/{container}", mounted=frozenset({gpu}))
@@ -36,13 +36,13 @@ def intruder(world: World, pod: str | None = None, device: int = 0) -> Proc:
     return proc
 
 
-def told(world: World, name: str = "use.ungranted") -> int:
+def told(world: World, name: str = "unauthorized.use.detected") -> int:
     assert world.journal is not None
     return sum(event.name == name for event in world.journal.events)
 
 
 async def restarted(world: World, tenant: Tenant) -> Grant:
-    """The grant by which its container started again."""
+    """Restart the tenant's container and return the grant of that start."""
     starts = tenant.starts
     world.kubelet.exit(tenant, again=True)
     await world.until(lambda: tenant.starts > starts)
@@ -51,12 +51,12 @@ async def restarted(world: World, tenant: Tenant) -> Grant:
     return grant
 
 
-# -- a stranger who was told of before -------------------------------------------------------------------------------
+# -- unauthorized use after similar use was logged -------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_unauthorized_use_voids_exclusive_use_although_similar_use_was_logged_a_moment_ago() -> None:
-    """Somebody of the node shows himself first, so that the next one, within the minute, is no news."""
+    """A host process shows itself first, so that the next one, within the minute, is not logged as new."""
     async with a_world(devices=1) as world:
         decoy = intruder(world)
         await world.run(2.0)
@@ -108,7 +108,7 @@ def test_brief_use_found_while_a_grant_is_prepared_voids_the_certificate(
             assert world.service is not None
             holders, looks = world.service.dependencies.holders, count(1)
             tenant = await admitted(world)
-            await world.run(1.2 - world.clock.monotonic() % 1.0)  # the watch has just looked
+            await world.run(1.2 - world.clock.monotonic() % 1.0)  # the usage check has just run
             asked = holders.is_held
 
             async def held(device: Device) -> bool:
@@ -128,12 +128,12 @@ def test_brief_use_found_while_a_grant_is_prepared_voids_the_certificate(
     use_it()
 
 
-# -- a stranger who changes while he is looked at ----------------------------------------------------------------------
+# -- unauthorized users that change during the check -------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_unauthorized_pod_that_passes_the_device_between_processes_is_killed() -> None:
-    """No process of it lives as long as the grace."""
+    """No process of the pod lives as long as the grace period."""
     async with a_world(policy=END) as world:
         other = await started(world, "acme", "train-1", 1)
         proc = intruder(world, other.uid)
@@ -172,7 +172,7 @@ async def test_more_unauthorized_processes_than_the_service_remembers_are_all_ki
         assert not any(proc.alive for proc in crowd)
 
 
-# -- what meeting a stranger costs others ------------------------------------------------------------------------------
+# -- effects on others -------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -189,7 +189,7 @@ async def test_unkillable_unauthorized_processes_do_not_void_the_certificate_of_
 
 @in_virtual_time
 async def test_device_with_recurring_unauthorized_use_is_never_condemned() -> None:
-    """Whoever may open a device must not be able to have a person called for it."""
+    """A process that may open a device must not be able to force an operator to intervene."""
     async with a_world(devices=1, policy=QUARANTINE) as world:
         for _ in range(8):
             proc = intruder(world)
@@ -200,12 +200,12 @@ async def test_device_with_recurring_unauthorized_use_is_never_condemned() -> No
         await world.until(lambda: world.record().health is Health.HEALTHY, within=4000.0)
 
 
-# -- adoption while other things happen --------------------------------------------------------------------------------
+# -- adoption during other operations ----------------------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_pod_found_during_a_scrub_is_not_adopted() -> None:
-    """A scrub may begin between the look that found the pod and its adoption."""
+    """A scrub may begin between the check that found the pod and its adoption."""
     async with a_world(devices=1) as world:
         world.gpu().slow = 30.0
         job = await world.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
@@ -218,7 +218,7 @@ async def test_pod_found_during_a_scrub_is_not_adopted() -> None:
         await job.wait_without_urgency()
 
 
-# -- pods that the kubelet has not come to yet -------------------------------------------------------------------------
+# -- pods that the kubelet does not list yet ---------------------------------------------------------------------------
 
 LATE = Pod("acme", "late-0", "uid-9")
 EARLIER = Grant(

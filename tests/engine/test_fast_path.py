@@ -1,4 +1,4 @@
-"""What a start on checks alone may not pass over: a holder without a process, a warning, and what observing means for both."""
+"""What a start on checks alone must not ignore: holders without a process, warnings, and observe mode for both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def last_grant(world: World) -> Grant:
 
 @in_virtual_time
 async def test_restart_on_a_device_whose_memory_no_process_explains_starts_after_a_quarantine_and_a_reset() -> None:
-    """No process will ever let it go: the device is out of service, is reset, and the pod starts on it."""
+    """No process will ever release the memory: the device is quarantined, is reset, and the pod starts on it."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
         world.gpu().ghost = True
@@ -34,7 +34,7 @@ async def test_restart_on_a_device_whose_memory_no_process_explains_starts_after
         await world.until(lambda: world.record().health is Health.QUARANTINED, within=60.0)
         cause = world.record().cause
         assert cause is not None
-        assert cause.code == "ghost"
+        assert cause.code == "untraceable-holder"
         await world.until(lambda: tenant.running, within=120.0)
         assert world.gpu().resets == 1
 
@@ -52,7 +52,7 @@ async def test_time_before_a_device_was_free_does_not_count_towards_being_held_w
 
 @in_virtual_time
 async def test_restart_waits_for_memory_that_the_driver_still_releases_and_needs_no_certificate_then() -> None:
-    """A driver takes a moment to take back what a dead process had: that is no ghost yet."""
+    """A driver needs a moment to release the memory of a dead process: until then it is no ghost holder."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
         await world.run(2.0)
@@ -83,7 +83,7 @@ def test_restart_on_a_device_with_a_driver_warning_needs_a_certificate(told: boo
     warn()
 
 
-# -- observing ---------------------------------------------------------------------------------------------------------
+# -- observe mode ------------------------------------------------------------------------------------------------------
 
 
 async def observed(policy: Policy) -> World:
@@ -143,7 +143,7 @@ async def test_policy_change_in_the_last_moment_of_a_hand_over_is_applied_to_tha
         controller, asked = world.controller(), Occupancy.is_held
 
         async def held(self: Occupancy) -> bool:
-            if controller.state.lock.locked():  # the last look, before the grant is written
+            if controller.state.lock.locked():  # the last check, before the grant is written
                 world.policy = STRICT
             return await asked(self)
 

@@ -1,4 +1,4 @@
-"""The gate: a hand-over from request to answer, in a world of labelled bytes."""
+"""Grants: a hand-over from request to answer, in a simulated cluster with labelled bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.world.asking import STRICT, TRUSTED, admitted, answered, ask, started
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 
-# -- what a grant rests on ---------------------------------------------------------------------------------------------
+# -- the basis of a grant ----------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -53,7 +53,7 @@ async def test_next_tenant_waits_for_the_last_tenant_and_then_reads_zeros() -> N
 
 @in_virtual_time
 async def test_container_that_was_granted_its_start_is_waited_for_although_its_pod_was_deleted() -> None:
-    """Deleted by force between the answer and the start: the runtime may start it all the same."""
+    """The pod was force-deleted between the answer and the start: the runtime may still start the container."""
     async with a_world(devices=1) as world:
         first = await world.admit("acme", "train-0", starts_after=3.0)
         assert first is not None
@@ -88,7 +88,7 @@ async def test_granted_container_of_a_deleted_pod_is_waited_for_although_an_earl
 async def test_container_restart_needs_no_scrub() -> None:
     async with a_world() as world:
         tenant = await started(world)
-        await world.run(2.0)  # and was seen to run
+        await world.run(2.0)  # and was observed running
         scrubs = world.erasers.started
         world.kubelet.exit(tenant, again=True)
         await world.until(lambda: tenant.starts == 2)
@@ -168,7 +168,7 @@ async def test_start_on_a_device_that_the_kubelet_assigns_to_no_pod_is_refused()
 
 @in_virtual_time
 async def test_device_of_an_unknown_pod_is_not_free_because_it_was_free_before_the_grant() -> None:
-    """Nobody held the device for long before the grant: that says nothing about a container which is about to open it."""
+    """A long time without holders before the grant proves nothing about a container that is about to open it."""
     async with a_world() as world:
         await world.run(60.0)
         world.kubelet.trust = Trust.UNREADABLE
@@ -176,7 +176,7 @@ async def test_device_of_an_unknown_pod_is_not_free_because_it_was_free_before_t
         await ask(world, first)
         refusal = await answered(ask(world, first, wait=1.0))
         assert isinstance(refusal, NotReady)
-        assert refusal.code == "earlier-pod-lives"
+        assert refusal.code == "earlier-pod-running"
 
 
 @in_virtual_time
@@ -336,7 +336,7 @@ async def test_device_that_waited_long_for_its_sibling_is_checked_again_before_t
 
 
 async def waiting_for_its_sibling(world: World) -> asyncio.Task[tuple[GrantedDevice, ...]]:
-    """A call for both devices, whose first is ready and whose second is being scrubbed for a little longer."""
+    """A call for both devices: the first is ready, and the second is being scrubbed for a little longer."""
     tenant = await admitted(world, "acme", "train-0", 0, 1)
     assert world.service is not None
     world.service.life.start(world.service.scrub(world.gpu(1).id), "scrub")
@@ -367,7 +367,7 @@ async def test_device_that_was_opened_while_its_sibling_was_waited_for_is_not_gr
 
 
 def before_the_next_grant(world: World, change: Callable[[], Awaitable[object]]) -> None:
-    """Let ``change`` happen once, when a device is prepared and not granted yet."""
+    """Run ``change`` once, when a device is prepared and not granted yet."""
     pods, changes = world.node.pods, [change]
     baseline = pods.baseline
 
@@ -456,7 +456,7 @@ async def test_device_whose_holders_cannot_be_read_is_quarantined_and_the_start_
         world.unreadable.add(world.gpu().id)
         refusal = await answered(ask(world, tenant, wait=5.0))
         assert isinstance(refusal, Quarantined)
-        assert "driver-stuck" in refusal.public_message
+        assert "driver-timeout" in refusal.public_message
 
 
 @in_virtual_time

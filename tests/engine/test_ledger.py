@@ -1,4 +1,4 @@
-"""A ledger that cannot be written: hand-overs are refused and say so, nothing is believed, and it passes."""
+"""A ledger that cannot be written: hand-overs are refused with that reason, memory is not updated, and it recovers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL = "the disk is full"
 
 
 async def ask(world: World) -> tuple[GrantedDevice, ...]:
-    """In the place of a pod that has the first device."""
+    """Request the first device for a pod."""
     if not world.kubelet.tenants:
         await world.admit("acme", "train-0", starts=False)
     assert world.service is not None
@@ -114,7 +114,7 @@ async def test_scrub_end_that_is_stored_late_names_the_tenant_whose_memory_it_cl
         await world.until(world.settled)
         ends = [each for each in world.vault.events if each.name == "scrub.finished"]
         (late,) = [each for each in ends if each.fields["outcome"] == "abandoned"]
-        assert late.fields["tenant_namespace"] == "acme"
+        assert late.fields["tenant"] == "acme"
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -1,4 +1,4 @@
-"""What a pod leaves behind, by its kind: daemons that never had the device, children that have it, and who cannot be ended."""
+"""Leftover processes by kind: daemons without the device, children with it, and processes that cannot be killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.world.world import World, a_world
 
 
 async def seen_running(world: World) -> Tenant:
-    """A pod whose first process the watch has seen often enough to know it."""
+    """Return a pod whose first process was sampled often enough to be identified."""
     tenant = await started(world)
     await world.run(3.0)
     return tenant
@@ -26,7 +26,7 @@ def first_of(tenant: Tenant) -> Proc:
 
 
 def mps(world: World, tenant: Tenant) -> tuple[Proc, Proc]:
-    """A control daemon that a container started, which has no device open, and its server, which has."""
+    """Start a control daemon of a container, which has no device open, and its server, which has."""
     daemon = world.matter.fork(first_of(tenant))
     daemon.holds.clear()
     server = world.matter.fork(daemon)
@@ -46,13 +46,13 @@ async def test_mps_daemon_and_server_left_by_a_pod_are_both_killed() -> None:
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=20.0)
         assert not daemon.alive
         assert not server.alive
-        ended = {event.fields["pid"] for event in world.vault.events if event.name == "leftover.ended"}
+        ended = {event.fields["pid"] for event in world.vault.events if event.name == "leftover.process.killed"}
         assert ended == {daemon.pid, server.pid}
 
 
 @in_virtual_time
 async def test_mps_daemon_left_by_a_pod_blocks_the_next_pod_until_it_is_killed() -> None:
-    """It holds nothing now, and would serve whoever comes: nobody starts beside it."""
+    """The daemon holds nothing now, but would serve any process: no pod starts beside it."""
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         daemon, server = mps(world, tenant)
@@ -134,7 +134,7 @@ async def test_child_processes_that_keep_forking_during_the_cleanup_are_all_kill
         assert not any(world.matter.living(tenant.uid))
 
 
-# -- who cannot be ended -----------------------------------------------------------------------------------------------
+# -- processes that cannot be killed -----------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -156,7 +156,7 @@ async def test_start_behind_an_unkillable_process_is_refused_and_succeeds_once_t
 
 @in_virtual_time
 async def test_unkillable_process_that_closed_the_device_still_blocks_the_next_pod() -> None:
-    """Whoever cannot be ended may yet open it again."""
+    """A process that cannot be killed may open the device again."""
     async with a_world(devices=1) as world:
         tenant = await seen_running(world)
         child = world.matter.fork(first_of(tenant))

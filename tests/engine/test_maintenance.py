@@ -1,4 +1,4 @@
-"""Maintenance: what nobody uses is proved clean anew, one device at a time, at the hours that the policy names."""
+"""Maintenance: idle devices are scrubbed and certified again, one at a time, in the hours that the policy specifies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from tests.world.world import DEFAULT, World, a_world
 HOUR = 3600.0
 CALM = Pace(watch=8.0, health=60.0)
 START = EPOCH % DAY
-"""The time of the day at which a world begins."""
+"""The time of day at which a world starts."""
 
 
 def every(seconds: float, *, begin: float | None = None, lasts: float = 0.0, **more: object) -> Policy:
-    """The default with maintenance; ``begin``: hours after the start of the world at which it may begin, for ``lasts``."""
+    """Return the default policy with maintenance.
+
+    ``begin``: hours after the start of the world at which the window opens, for ``lasts`` seconds.
+    """
     between = None
     if begin is not None:
         opens = (START + begin * HOUR) % DAY
@@ -34,7 +37,7 @@ def every(seconds: float, *, begin: float | None = None, lasts: float = 0.0, **m
 
 
 def scheduled(world: World, number: int | None = None) -> list[ScrubRecord]:
-    """Scrubs for maintenance, in the order in which they began."""
+    """Return the maintenance scrubs, in order of their start."""
     found = [scrub for scrub in world.vault.scrubs.values() if scrub.trigger is ScrubTrigger.MAINTENANCE]
     mine = [scrub for scrub in found if number is None or scrub.device == world.gpu(number).id]
     return sorted(mine, key=lambda scrub: scrub.started)
@@ -116,7 +119,7 @@ async def test_no_maintenance_scrub_starts_after_the_window_has_closed() -> None
     """However many are due, and however long each takes: the rest wait for the next day."""
     async with a_world(2, every(HOUR / 2, begin=1.0, lasts=4.0), pace=CALM) as world:
         for number in range(2):
-            world.gpu(number).slow = 6.0  # some five seconds each
+            world.gpu(number).slow = 6.0  # about five seconds each
         await world.run(1.5 * HOUR)
         assert len(scheduled(world)) == 1
         await world.run(DAY)

@@ -1,4 +1,4 @@
-"""What the engine lets others count: records of scrubs, who waits, and residue that nobody can explain."""
+"""What the engine reports for metrics: records of scrubs, waiting starts, and unexplained residue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.world.world import World, a_world
 
 
 def told(world: World, name: str = "residue.unexplained") -> list[Event]:
-    """What the audit has."""
+    """Return the audit events of that name."""
     return [event for event in world.vault.events if event.name == name]
 
 
@@ -45,7 +45,7 @@ async def test_residue_on_a_device_that_was_not_granted_since_its_certificate_is
         world.gpu().cells[0] = "nobody's"
         news = [each async for each in world.node.actions.scrub(world.gpu().id, PathKind.SLOW, "uid:0")]
         (event,) = told(world)
-        assert [each.unexplained_residue for each in news if each.unexplained_residue] == [event.fields["sentence"]]
+        assert [each.unexplained_residue for each in news if each.unexplained_residue] == [event.fields["message"]]
         assert news[-1].unexplained_residue, "whoever ordered the scrub is told with its end"
         assert event.device == world.gpu().id
         assert event.fields["certificate"] == proved.id
@@ -119,7 +119,7 @@ async def test_reset_step_records_the_reset_method() -> None:
         assert step.measured["method"]
 
 
-# -- what waits --------------------------------------------------------------------------------------------------------
+# -- waiting starts ----------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -165,11 +165,13 @@ async def test_eraser_pool_reports_busy_slots_and_waiting_scrubs() -> None:
 
 
 def test_process_killed_as_unauthorized_is_not_attributed_to_the_tenant_that_had_the_device() -> None:
-    stranger = Finding(Step.HOLDERS, "stranger-ended", Severity.NOTE, "It was ended.", {"pid": 7, "pod_uid": "uid-2"})
+    stranger = Finding(
+        Step.HOLDERS, "unauthorized-process-killed", Severity.NOTE, "It was ended.", {"pid": 7, "pod_uid": "uid-2"}
+    )
     record = of_steps(StepResult(Step.HOLDERS, Verdict.PASSED, 1.0, (stranger,)))
     ended, finished = events.scrub_finished(record, None, "acme")
     assert (ended.name, ended.fields) == (
-        "stranger.ended",
-        {"pid": 7, "pod_uid": "uid-2", "tenant_namespace": None},
+        "unauthorized.process.killed",
+        {"pid": 7, "pod_uid": "uid-2", "tenant": None},
     )
-    assert finished.fields["tenant_namespace"] == "acme"
+    assert finished.fields["tenant"] == "acme"

@@ -1,4 +1,4 @@
-"""Starts in another pod's name, calls that no kubelet made, and a kubelet whose list flickers or does not come."""
+"""Starts under another pod's name, calls that no kubelet made, and a kubelet whose list flickers or is missing."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def last_grant(world: World) -> Grant:
     return grant
 
 
-# -- a start in another pod's name -------------------------------------------------------------------------------------
+# -- a start under another pod's name ----------------------------------------------------------------------------------
 
 
 async def started_in_the_name_of_another(world: World) -> tuple[Proc, Tenant]:
-    """The kubelet gives a pod's device to another, and still asks for the first and starts it: its call names ids only.
+    """The kubelet gives a pod's device to another, and still requests and starts the first: its call names only ids.
 
     Returns:
-        What runs, and the pod to which the device was granted for it.
+        The running process, and the pod to which the device was granted instead.
     """
     first = await admitted(world, "acme", "train-0")
-    await world.run(1.2 - world.clock.monotonic() % 1.0)  # the watch has just looked
+    await world.run(1.2 - world.clock.monotonic() % 1.0)  # the usage check has just run
     world.kubelet.force_delete(first, lives_on=0.0)
     second = await admitted(world, "umbrella", "serve-0")
     await ask(world, first)
@@ -48,7 +48,7 @@ async def started_in_the_name_of_another(world: World) -> tuple[Proc, Tenant]:
 
 @in_virtual_time
 async def test_call_whose_device_is_allocated_to_another_pod_meanwhile_is_refused() -> None:
-    """Before the kubelet was read, so that the reading never changed: it names the other pod from the first."""
+    """The kubelet is first read after the change, so that the reading never changes: it always names the other pod."""
     async with a_world(devices=1) as world:
         first = await admitted(world, "acme", "train-0")
         world.kubelet.delay = 0.2
@@ -81,10 +81,10 @@ def test_restart_after_a_start_in_another_pods_name_needs_a_certificate(seconds:
 
 @in_virtual_time
 async def test_sandbox_created_after_a_grant_in_another_pods_name_is_no_container_run_and_blocks_no_start() -> None:
-    """The pod that was named has just been admitted: nothing of it was there yet."""
+    """The named pod has just been admitted: none of its processes existed yet."""
     async with a_world(devices=1) as world:
         first = await admitted(world, "acme", "train-0")
-        await world.run(1.2 - world.clock.monotonic() % 1.0)  # the watch has just looked
+        await world.run(1.2 - world.clock.monotonic() % 1.0)  # the usage check has just run
         world.kubelet.force_delete(first, lives_on=0.0)
         second = await admitted(world, "umbrella", "serve-0")
         assert second.sandbox is not None
@@ -156,7 +156,7 @@ def test_forged_kubelet_calls_clear_and_signal_no_tenant_and_expose_no_other_ten
 def test_forged_kubelet_calls_between_a_grant_and_its_first_process_clear_and_signal_no_tenant(
     policy: Policy, starts_after: float
 ) -> None:
-    """A scrub may have begun by then. Its fence makes the container fail, or the scrub: what is read is nobody else's."""
+    """A scrub may have begun by then. Its fence makes the container or the scrub fail: no data of others is read."""
 
     @in_virtual_time
     async def call_in() -> None:
@@ -197,10 +197,10 @@ def test_two_absences_within_one_flicker_of_the_kubelets_list_count_as_one() -> 
 
 @in_virtual_time
 async def test_pod_that_flickers_while_another_pod_waits_for_its_device_loses_no_process() -> None:
-    """Between two starts only a child of it lives, so that one more absence would prove it a leftover."""
+    """Between two starts only a child of the pod lives, so that one more absence would prove it a leftover."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
-        await world.run(40.0)  # nothing of its grant is still about to be started
+        await world.run(40.0)  # no start on its grant is pending any more
         assert tenant.first is not None
         assert tenant.worker is not None
         child = world.matter.fork(tenant.first)
@@ -213,7 +213,7 @@ async def test_pod_that_flickers_while_another_pod_waits_for_its_device_loses_no
             await world.run(0.15)
             tenant.gone_since = None
             await call
-            await world.run(1.2)  # the watch sees it again
+            await world.run(1.2)  # the usage check finds it again
         assert child.alive
 
 
@@ -225,7 +225,7 @@ async def test_unauthorized_use_is_found_within_two_seconds_although_the_kubelet
         host = world.matter.start(None, "", "host")
         world.matter.open(host, world.gpu().id)
         await world.run(2.0)
-        assert any(event.name == "use.ungranted" for event in world.vault.events)
+        assert any(event.name == "unauthorized.use.detected" for event in world.vault.events)
         assert not world.record().exclusive_use
 
 

@@ -1,4 +1,4 @@
-"""A reset by a person: what keeps it back, what does not, what it changes, and what is on record of it."""
+"""Resets by an operator: what blocks one, what does not, what it changes, and what is recorded."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from tests.world.world import DEFAULT, World, a_world
 
 WHY, WHO = "hangs, ticket 4711", "uid:1000"
 SLOWLY = replace(DEFAULT, recovery=RecoveryRule(initial_backoff=7200.0, max_backoff=7200.0))
-"""A recovery by itself comes in two hours: what happens before is a person's doing."""
+"""An automatic recovery starts only after two hours: any earlier effect is the operator's."""
 
 
 async def reset(world: World, number: int = 0, reason: str = WHY) -> list[ScrubUpdate]:
-    """All news of a reset that a person orders, to its end."""
+    """Order a reset as an operator and return all its updates, to its end."""
     return [each async for each in world.node.actions.reset(str(number), reason, WHO)]
 
 
 def ordering(world: World, number: int = 0) -> asyncio.Task[list[ScrubUpdate]]:
-    """The same, within the service: it ends with it."""
+    """Order a reset as a task of the service, which ends with it."""
     assert world.service is not None
     return world.service.life.start(reset(world, number), "a person's reset")
 
 
 def told(world: World, name: str = "operator.reset") -> list[Event]:
-    """What the audit has."""
+    """Return the audit events of that name."""
     return [event for event in world.vault.events if event.name == name]
 
 
 async def struck(world: World, xid: int = 95, number: int = 0) -> None:
-    """The device reports an XID, and it was seen."""
+    """Make the device report an XID, and wait until it is withdrawn."""
     world.gpu(number).came(xid)
     world.signal(number)
     await world.until(lambda: not world.record(number).advertised, within=5.0)
@@ -70,7 +70,7 @@ async def under_way(world: World, number: int = 0) -> None:
 
 @asynccontextmanager
 async def a_world_with_a_slow_scrub(devices: int = 1, number: int = 0) -> AsyncIterator[World]:
-    """A scrub of one device is under way, and takes its time."""
+    """Provide a world in which a slow scrub of one device is in progress."""
     async with a_world(devices) as world:
         world.gpu(number).slow = 100.0
         assert world.service is not None
@@ -81,7 +81,7 @@ async def a_world_with_a_slow_scrub(devices: int = 1, number: int = 0) -> AsyncI
         await world.until(scrubbing.done)
 
 
-# -- what it does ------------------------------------------------------------------------------------------------------
+# -- effects -----------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -194,7 +194,7 @@ async def test_failed_operator_reset_quarantines_the_device_with_the_cause() -> 
         assert "it did not come back" in cause.message
 
 
-# -- what keeps it back ------------------------------------------------------------------------------------------------
+# -- blockers ----------------------------------------------------------------------------------------------------------
 
 
 def nothing_was_done(world: World) -> bool:
@@ -245,7 +245,7 @@ async def test_operator_reset_is_refused_while_a_device_of_the_reset_group_is_be
 
 @in_virtual_time
 async def test_second_of_two_simultaneous_operator_resets_is_refused() -> None:
-    """Both looked before either began: the controller decides under its lock."""
+    """Both callers checked before either began: the controller decides under its lock."""
     async with a_world(devices=1) as world:
         orders = [ordering(world), ordering(world)]
         await world.until(lambda: all(order.done() for order in orders))
@@ -258,7 +258,7 @@ async def test_second_of_two_simultaneous_operator_resets_is_refused() -> None:
 
 @in_virtual_time
 async def test_operator_reset_during_the_commit_of_a_grant_is_refused_because_the_device_is_in_use() -> None:
-    """The grant is durable and not yet believed: who looks now still sees a clean device that nobody has."""
+    """The grant is durable and not applied yet: a reader still sees a clean, unassigned device."""
     async with a_world(devices=1) as world:
         orders: list[asyncio.Task[list[ScrubUpdate]]] = []
         world.vault.granting = lambda: orders.append(ordering(world))
@@ -295,7 +295,7 @@ async def test_operator_reset_without_a_reset_mechanism_is_refused_with_the_reas
 
 @dataclass
 class Planning:
-    """:class:`scrubber.ports.Resetter` that only plans, or does not."""
+    """:class:`scrubber.ports.Resetter` that only plans, or refuses to."""
 
     answer: ScrubberError
 
@@ -307,7 +307,7 @@ class Planning:
 
 
 def node_with(world: World, resetter: Resetter) -> Node:
-    """A node with the controllers of ``world``, whose resets are planned by ``resetter``."""
+    """Return a node with the controllers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
     node = Node(
         dependencies=replace(world.service.dependencies, resetter=resetter),
@@ -351,7 +351,7 @@ async def test_operator_reset_that_cannot_be_stored_is_not_carried_out() -> None
         assert nothing_was_done(world)
 
 
-# -- what does not keep it back ----------------------------------------------------------------------------------------
+# -- what does not block it --------------------------------------------------------------------------------------------
 
 
 USED_UP = {
@@ -376,7 +376,7 @@ async def test_operator_reset_ignores_the_breaker_and_the_recovery_backoff(limit
 @pytest.mark.parametrize("day", [{"max_resets_per_day": 1}, {"max_attempts_per_day": 1}], ids=str)
 @in_virtual_time
 async def test_operator_reset_ignores_the_daily_limits_of_recovery(day: dict[str, int]) -> None:
-    """All its faults came while one tenant had it, so it rests until the day is over: a person need not wait for that."""
+    """All faults came under one tenant, so automatic recovery waits for the next day: an operator need not wait."""
     policy = replace(DEFAULT, recovery=RecoveryRule(**day))
     async with a_world(devices=1, policy=policy) as world:
         for number in range(2):
@@ -408,7 +408,7 @@ async def test_number_of_operator_resets_is_unlimited() -> None:
 
 @in_virtual_time
 async def test_operator_reset_does_not_count_towards_the_automatic_resets() -> None:
-    """A person's reset that mends a device is on its record as an attempt, and leaves the service its one of the day."""
+    """An operator's successful reset is recorded as an attempt, and does not use up the service's one reset."""
     one = replace(DEFAULT, breaker=BreakerRule(max_resets=1, window=900.0), recovery=SLOWLY.recovery)
     async with a_world(devices=1, policy=one) as world:
         await struck(world)
@@ -530,7 +530,7 @@ async def test_failed_operator_reset_of_a_quarantined_device_costs_a_recovery_at
 
 @in_virtual_time
 async def test_operator_reset_on_probation_clears_the_owed_reset() -> None:
-    """A person released it before anything was reset."""
+    """An operator released the device before it was reset."""
     quiet = replace(DEFAULT, recovery=replace(SLOWLY.recovery, probation_interval=600.0))
     async with a_world(devices=1, policy=quiet) as world:
         await world.node.actions.quarantine("0", "looks odd", "uid:7")
@@ -545,7 +545,7 @@ async def test_operator_reset_on_probation_clears_the_owed_reset() -> None:
 
 @in_virtual_time
 async def test_release_does_not_return_a_device_whose_cause_of_quarantine_persists() -> None:
-    """Else, as the only device that is out, it would use up the breaker's share, and keep itself in service by that."""
+    """Otherwise the device, being the only one out, would use up the breaker's share and so keep itself in service."""
     narrow = replace(SLOWLY, health=HealthRule(quarantine_after={"power-brake": 1.0}))
     async with a_world(devices=1, policy=narrow) as world:
         world.gpu().conditions["power-brake"] = "0x80"
@@ -556,7 +556,7 @@ async def test_release_does_not_return_a_device_whose_cause_of_quarantine_persis
         assert not any(record.advertised for _, record in world.laws.health.past[so_far:])
 
 
-# -- callers who go, and services that die -----------------------------------------------------------------------------
+# -- callers that disconnect, and services that die --------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -588,7 +588,7 @@ async def test_operator_reset_whose_caller_is_cancelled_is_stored_and_carried_ou
 
 
 async def killed(order: asyncio.Task[list[ScrubUpdate]]) -> bool:
-    """Whether the service died while it carried out ``order``."""
+    """Return whether the service died while it executed ``order``."""
     with suppress(Gone, Killed, asyncio.CancelledError):
         await order
         return False
@@ -603,7 +603,7 @@ async def test_sigkill_at_any_write_of_an_operator_reset_leaves_a_dirty_device_t
 ) -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
         world.vault.point = CrashPoint(write, durable)
-        assert await killed(ordering(world))  # at its start, or at its end: nothing else is written
+        assert await killed(ordering(world))  # at its start or at its end: nothing else is written
         finished = [each for each in told(world, "scrub.finished") if each.actor == WHO]
         assert (world.record().hygiene is Hygiene.CLEAN) is (not told(world) or bool(finished))
         resets = world.gpu().resets
@@ -612,7 +612,7 @@ async def test_sigkill_at_any_write_of_an_operator_reset_leaves_a_dirty_device_t
         assert since[0].hygiene is Hygiene.DIRTY
         await world.until(world.settled)
         assert world.record().health is Health.HEALTHY
-        assert world.gpu().resets == resets  # what a person ordered of one service is no order to the next
+        assert world.gpu().resets == resets  # an operator's order does not carry over to the next service
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.5, 1.9, 2.1, 2.5])

@@ -1,4 +1,4 @@
-"""Another policy for some devices, by model or by resource; and what a policy that only observes leaves alone."""
+"""Policy overrides by model or by resource, and what a policy that only observes leaves alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENT = replace(
 
 
 def by_model(policy: Policy) -> Policy:
-    """The default, and ``policy`` for devices of the other model."""
+    """Return the default policy, with ``policy`` for devices of the other model."""
     return replace(DEFAULT, overrides=(PolicyOverride(policy, models=("Another *",)),))
 
 
@@ -41,7 +41,7 @@ def by_resource(policy: Policy, resource: str = LAB) -> Policy:
 
 @asynccontextmanager
 async def a_mixed_world(policy: Policy) -> AsyncIterator[World]:
-    """Device 0 of the usual model and device 1 of another one."""
+    """Provide device 0 of the usual model and device 1 of another one."""
     world = World(2, policy)
     world.gpu(1).device = replace(world.gpu(1).device, model=OTHER_MODEL)
     try:
@@ -55,12 +55,12 @@ async def a_mixed_world(policy: Policy) -> AsyncIterator[World]:
 
 
 async def offer(world: World, resource: str, *numbers: int) -> None:
-    """A plugin says which devices it hands out under ``resource``."""
+    """Announce, as a plugin, the devices that it hands out under ``resource``."""
     await world.node.announce(resource, {world.gpu(number).id: world.gpu(number).id for number in numbers})
 
 
 async def out_of_service(world: World, *numbers: int) -> None:
-    """They wait for a reboot that nobody makes."""
+    """Put these devices into the state of waiting for a reboot that never comes."""
     for number in numbers:
         world.gpu(number).xids[79] = 1
         world.signal(number)
@@ -71,7 +71,7 @@ def offered(world: World) -> list[bool]:
     return [view.advertised for view in world.node.view().devices]
 
 
-# -- whose policy counts -----------------------------------------------------------------------------------------------
+# -- which policy applies ----------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -95,7 +95,7 @@ async def test_view_names_the_policy_of_each_device() -> None:
 
 @in_virtual_time
 async def test_policy_override_by_model_decides_whether_a_restart_needs_a_certificate() -> None:
-    """The same restart of the same container: an exception on one model, a certificate on the other."""
+    """The same restart of the same container is an exception on one model, and needs a certificate on the other."""
     async with a_mixed_world(by_model(STRICT)) as world:
         exceptions = []
         for number in (0, 1):
@@ -111,7 +111,7 @@ async def test_policy_override_by_model_decides_whether_a_restart_needs_a_certif
 
 @in_virtual_time
 async def test_policy_override_by_model_sets_the_time_limits_of_a_scrub() -> None:
-    """Clearing that takes eight seconds: too long for five, and not for sixty."""
+    """Clearing takes eight seconds: too long for a limit of five, and not for sixty."""
     async with a_mixed_world(by_model(PATIENT)) as world:
         world.gpu(0).slow = world.gpu(1).slow = 10.0
         for number in (0, 1):
@@ -195,7 +195,7 @@ async def test_running_pod_keeps_its_device_when_an_announcement_changes_the_pol
 
 @in_virtual_time
 async def test_resource_of_the_last_grant_selects_the_policy_after_a_restart_until_a_plugin_announces_one() -> None:
-    """Else what is observed would be refused, and what is strict let go, for as long as the plugin is away."""
+    """Otherwise an observed device would be refused, and a strict one granted, for as long as the plugin is away."""
     policies = by_resource(OBSERVE, RESOURCE)
     async with a_shared_world(1, policies) as world:
         await world.start("acme", "train-0", world.share(0))
@@ -207,7 +207,7 @@ async def test_resource_of_the_last_grant_selects_the_policy_after_a_restart_unt
         assert offered(world) == [True]
 
 
-# -- observing ---------------------------------------------------------------------------------------------------------
+# -- observe mode ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["node", "model", "resource"])
@@ -274,7 +274,7 @@ async def test_observed_device_is_not_reset_for_recovery() -> None:
         await world.run(600.0)
         assert world.gpu(1).resets == 0
         assert offered(world) == [True, True]
-        assert world.record(1).recovery_attempts == ()  # nor does it spend what enforcing would have
+        assert world.record(1).recovery_attempts == ()  # nor does it use up the budget of an enforcing policy
 
 
 @in_virtual_time
@@ -321,7 +321,7 @@ async def test_observed_device_is_advertised_at_once_after_an_operator_releases_
     async with a_mixed_world(by_model(OBSERVE)) as world:
         await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
         holder = world.matter.start(None, "host", "host")
-        world.matter.open(holder, world.gpu(1).id)  # its probation cannot begin
+        world.matter.open(holder, world.gpu(1).id)  # prevents its probation from starting
         await world.node.actions.unquarantine("1", "the lab is done", "uid:0")
         assert world.record(1).health is Health.PROBATION
         assert offered(world) == [True, True]
@@ -329,7 +329,7 @@ async def test_observed_device_is_advertised_at_once_after_an_operator_releases_
 
 @in_virtual_time
 async def test_restart_after_a_grant_by_an_observing_policy_needs_a_certificate_under_an_enforcing_policy() -> None:
-    """Whoever turns to enforcing finds nothing that rests on what observing let through."""
+    """After a switch to enforcing, nothing relies on what observe mode permitted."""
     async with a_mixed_world(OBSERVE) as world:
         first = await started(world, "acme", "train-0", 0)
         world.kubelet.force_delete(first, lives_on=60.0)

@@ -1,4 +1,4 @@
-"""A pod's own earlier use of a device: its other containers do not keep it from starting, and other pods still wait."""
+"""A pod's own earlier use of a device: its other containers do not block its start, and other pods still wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plain_container(world: World, uid: str, name: str) -> Proc:
 
 
 def left_behind(world: World, tenant: Tenant) -> Proc:
-    """A child of the container that runs: it holds nothing, and outlives its parent in a PID namespace that the pod shares."""
+    """Fork a child of the running container that holds no device, and outlives its parent in a shared PID namespace."""
     assert tenant.first is not None
     child = world.matter.fork(tenant.first)
     child.holds.clear()
@@ -69,7 +69,7 @@ async def test_pod_that_was_about_to_start_while_the_service_was_down_starts_wha
 
 @in_virtual_time
 async def test_device_cleared_for_a_restart_goes_to_no_other_pod_while_a_container_of_the_first_pod_lives() -> None:
-    """The device is cleared for a restart of the first pod, which is deleted meanwhile; its plain container lives on."""
+    """The device is cleared for a restart of the first pod, which is deleted then; its other container lives on."""
     async with a_world(devices=1, policy=STRICT) as world:
         first = await started(world)
         logs = plain_container(world, first.uid, "logs")
@@ -87,7 +87,7 @@ async def test_device_cleared_for_a_restart_goes_to_no_other_pod_while_a_contain
 
 @in_virtual_time
 async def test_every_restart_of_a_container_that_crashes_at_once_takes_the_fast_path() -> None:
-    """It has ended before the next look at the pod's processes; its creation was seen all the same."""
+    """The container ends before the pod's processes are sampled again; its creation was still noticed."""
     async with a_world(devices=1) as world:
         tenant = await started(world)
         scrubs = len(world.vault.scrubs)
@@ -114,7 +114,7 @@ async def test_grant_of_an_init_container_names_the_init_container_although_the_
 
 @in_virtual_time
 async def test_grant_is_named_after_the_init_container_that_restarted_on_it() -> None:
-    """Whether an init container failed and restarts, or the main one follows, nobody knows before it has started."""
+    """Before it starts, it is unknown whether a failed init container restarts or the main container follows."""
     async with a_world(devices=1) as world:
         tenant = await world.admit("acme", "train-0", (0,), init=True)
         assert tenant is not None

@@ -1,4 +1,4 @@
-"""What owners of pods are told: a start that is refused again and again, and a device that went out of service in use."""
+"""Notices for pod owners: a start that is refused repeatedly, and a device that was quarantined in use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVICT = replace(DEFAULT, stuck_pods=StuckPodsRule(notify_after=60.0, evict_after
 
 
 def stuck(world: World) -> list[PodNotice]:
-    return [notice for notice in world.node.view().notices if notice.reason == "GpuNotHandedOver"]
+    return [notice for notice in world.node.view().notices if notice.reason == "GpuHandOverRefused"]
 
 
 def out(world: World) -> list[PodNotice]:
@@ -35,7 +35,7 @@ def out(world: World) -> list[PodNotice]:
 
 
 async def waiting(world: World, *devices: int, lives_on: float = 10_000.0) -> tuple[Tenant, Tenant]:
-    """A pod that is gone and whose process lives on, and one that waits for its devices."""
+    """Return a deleted pod whose process lives on, and one that waits for its devices."""
     first = await started(world, "acme-secret", "steal-0", *devices)
     world.kubelet.force_delete(first, lives_on)
     second = await world.admit("umbrella", "serve-0", devices or (0,))
@@ -44,7 +44,7 @@ async def waiting(world: World, *devices: int, lives_on: float = 10_000.0) -> tu
     return first, second
 
 
-# -- starts that are refused -------------------------------------------------------------------------------------------
+# -- refused starts ----------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -140,7 +140,7 @@ async def test_pod_with_several_devices_gets_one_notice_that_names_all_of_them()
 
 @in_virtual_time
 async def test_no_notice_is_published_while_two_pods_may_be_the_refused_one() -> None:
-    """A wrong pod must not be evicted, nor read of a device that is not its own."""
+    """The wrong pod must not be evicted, nor be informed about another pod's device."""
     async with a_world(1, EVICT) as world:
         await world.node.actions.quarantine("0", "it burns", "uid:0")
         tenants = [world.kubelet.admit("umbrella", f"serve-{number}", [world.gpu().id]) for number in range(2)]
@@ -215,12 +215,12 @@ async def test_service_restart_withdraws_notices_until_the_pod_is_refused_for_lo
         assert not stuck(world)[0].evict
 
 
-# -- a grant that is not seen for what it is ---------------------------------------------------------------------------
+# -- a grant that was not recognized -----------------------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_pod_granted_its_device_while_the_kubelet_was_unreadable_gets_no_notice() -> None:
-    """Else a pod that runs would be told of, and evicted where the policy evicts."""
+    """Otherwise a running pod would get a notice, and be evicted where the policy evicts."""
     async with a_world(1, EVICT) as world:
         await world.node.actions.quarantine("0", "it burns", "uid:0")
         tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
@@ -247,7 +247,7 @@ async def test_pod_whose_grant_could_not_be_delivered_gets_no_notice() -> None:
         await world.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
         await world.until(lambda: world.record().health is Health.HEALTHY)
         call = ask(world, tenant)
-        # Its caller goes away in the very moment in which the grant is in the ledger.
+        # Its caller is cancelled at the moment the grant is in the ledger.
         world.vault.granting = call.cancel
         await asyncio.wait({call})
         world.vault.granting = None
@@ -260,7 +260,7 @@ async def test_pod_whose_grant_could_not_be_delivered_gets_no_notice() -> None:
 
 @in_virtual_time
 async def test_grants_to_other_pods_of_a_shared_device_do_not_restart_the_waiting_time_of_a_pod() -> None:
-    """Whose pods come and go keeps a device that they share for ever; who waits beside them is the one to be told."""
+    """A tenant whose pods come and go can keep a shared device forever; the pod that waits for it must get a notice."""
     async with a_shared_world(1, TELL) as world:
         await world.start("acme", "train-0", world.share(0), writes=False)
         waiting = await world.admit_shares("umbrella", "serve-0", world.share(1), starts=False)
@@ -274,7 +274,7 @@ async def test_grants_to_other_pods_of_a_shared_device_do_not_restart_the_waitin
         assert [notice.pod for notice in stuck(world)] == [waiting.pod]
 
 
-# -- devices that go out of service in use -----------------------------------------------------------------------------
+# -- devices that are quarantined in use -------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -341,7 +341,6 @@ async def test_quarantine_of_an_unassigned_device_creates_no_notice() -> None:
 
 @in_virtual_time
 async def test_notice_under_an_observing_policy_does_not_claim_that_restarts_are_refused() -> None:
-    """They are not."""
     async with a_world(1, replace(TELL, enforcement=Enforcement.OBSERVE)) as world:
         tenant = await started(world)
         world.gpu().xids[79] = 1
@@ -352,7 +351,7 @@ async def test_notice_under_an_observing_policy_does_not_claim_that_restarts_are
         await world.until(lambda: tenant.starts == 2)
 
 
-# -- its memory --------------------------------------------------------------------------------------------------------
+# -- its state ---------------------------------------------------------------------------------------------------------
 
 
 class _Clock:
@@ -413,7 +412,7 @@ def test_pod_that_stops_requesting_is_forgotten_after_the_kubelets_longest_backo
 
 
 def test_waiting_time_of_a_refused_pod_ends_at_its_last_refusal() -> None:
-    """Whoever was not refused since may be starting at this moment."""
+    """A pod without a later refusal may be starting at this moment."""
     clock = _Clock()
     refusals, pod = RefusedStarts(clock), Pod("acme", "train-0", "uid-0")
     refused(refusals, clock, pod, 0.0)

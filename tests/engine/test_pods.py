@@ -1,4 +1,4 @@
-"""What is known of pods: which process of a container was its first, and when a pod that is gone is over."""
+"""State of pods: which process of a container was its first, and when a deleted pod is over."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ GRANT = Grant(1, Assignment(POD, "main", frozenset({"gpu"})), HandOverKind.UNKNO
 
 
 class Node:
-    """A kubelet that lists what it is told to, and the processes of one pod."""
+    """A kubelet with a list that the test sets, and the processes of one pod."""
 
     def __init__(self) -> None:
         self.listed = True
         self.at = 0.0
         self.running: tuple[Process, ...] | None = ()
-        """None: they cannot be told."""
+        """None: they cannot be listed."""
 
     async def read(self) -> KubeletReading:
         self.at += 1.0
@@ -59,7 +59,7 @@ class Node:
 
 
 class Now(SystemClock):
-    """Stands still a second after the last reading, and a minute after the grant."""
+    """A clock that stays at a second after the last reading, and a minute after the grant."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -83,12 +83,12 @@ async def state(watch: PodTracker, *, wall: float = 2000.0, grant: Grant = GRANT
 
 
 async def own(watch: PodTracker, grant: Grant) -> PodLiveness:
-    """Where the earlier use by ``POD`` stands while one of its containers is about to start."""
+    """Return the liveness of the earlier use by ``POD`` while one of its containers is about to start."""
     return await watch.liveness(grant, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0, starting_pod=POD)
 
 
 async def gone(watch: PodTracker, node: Node) -> None:
-    """The kubelet's list does not have the pod any more, twice."""
+    """Remove the pod from the kubelet's list, for two readings."""
     node.listed = False
     await watch.refresh()
     await watch.refresh()
@@ -130,7 +130,7 @@ async def test_process_first_observed_after_the_pod_was_gone_never_counts_as_a_f
 
 
 async def test_sidecar_that_ran_before_the_first_grant_keeps_the_pod_alive() -> None:
-    """The container with the device may have handed it on, over a socket that both can reach."""
+    """The container with the device may have passed it on over a shared socket."""
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, MAIN)
@@ -143,7 +143,7 @@ async def test_sidecar_that_ran_before_the_first_grant_keeps_the_pod_alive() -> 
 
 
 async def test_adopted_pod_without_a_sandbox_is_alive_while_its_main_process_lives() -> None:
-    """The runtime keeps no sandbox process, so the main one was taken for it when the pod was adopted."""
+    """The runtime keeps no sandbox process, so the main process was mistaken for it when the pod was adopted."""
     node = Node()
     watch = watching(node)
     node.running = (MAIN,)
@@ -185,7 +185,7 @@ async def test_clock_set_back_does_not_prolong_the_grace_period_of_a_pod() -> No
 
 
 async def test_helper_process_observed_once_does_not_count_as_a_dead_first_process() -> None:
-    """It was gone by the next look, when nothing new is believed any more."""
+    """It was gone at the next sample, and by then no new process is accepted as the first."""
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, HELPER)
@@ -225,9 +225,7 @@ async def test_unreadable_pod_is_a_leftover_after_its_grace_period_unless_it_is_
     node.running = None
     started = replace(GRANT, cgroups=("main-1",))
     assert (await own(watch, started)).state is PodState.ALIVE
-    assert (
-        await own(watch, GRANT)
-    ).state is PodState.OVER  # which container had the device is not known: holders decide
+    assert (await own(watch, GRANT)).state is PodState.OVER  # the container with the device is unknown: holders decide
     await gone(watch, node)
     where = await watch.liveness(
         started, limits=Limits(leftover_grace_period=1.0), boot="boot", wall=2000.0, free_for=0.0
@@ -250,7 +248,7 @@ async def test_container_that_the_kubelet_no_longer_assigns_the_device_does_not_
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, Process(3, 21, "main-1"))
-    assert (await own(watch, replace(GRANT, cgroups=("main-1",)))).state is PodState.ALIVE  # nothing says otherwise yet
+    assert (await own(watch, replace(GRANT, cgroups=("main-1",)))).state is PodState.ALIVE  # no evidence against it yet
     node.listed = False
     await watch.refresh()
     node.running = (SANDBOX, Process(3, 21, "main-1"))
@@ -258,7 +256,7 @@ async def test_container_that_the_kubelet_no_longer_assigns_the_device_does_not_
 
 
 async def test_processes_present_at_the_adoption_of_a_pod_are_no_baseline_of_a_later_grant() -> None:
-    """Nobody saw what came first: its main process may be among it."""
+    """Their order of creation is unknown: the main process may be among them."""
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, MAIN)

@@ -1,4 +1,4 @@
-"""A policy that changes while the service runs: what it proves from then on, and what a bad one changes."""
+"""A policy that changes while the service runs: which proofs stay valid, and what an invalid one changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = replace(DEFAULT, name="other", digest="sha256:other", sharing=SharingMod
 
 
 class File:
-    """:class:`scrubber.ports.PolicyProvider` whose next content a test writes."""
+    """:class:`scrubber.ports.PolicyProvider` whose next content a test sets."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -91,7 +91,7 @@ async def test_invalid_policy_file_keeps_the_old_policy_and_is_logged_once() -> 
         file.write(InvalidConfiguration("mine.yaml:2: sharing: no."))
         await world.run(60.0)
         (event,) = told(world, "policy.rejected")
-        assert event.fields["sentence"] == "mine.yaml:2: sharing: no. The policy default stays in force."
+        assert event.fields["message"] == "mine.yaml:2: sharing: no. The policy default stays in force."
         assert world.policy == DEFAULT
         assert world.record().certificate == before
 
@@ -113,7 +113,7 @@ async def test_policy_change_that_needs_a_restart_is_logged_with_that_hint() -> 
         file.write(replace(OTHER, limits=replace(Limits(), eraser_slots=5)))
         await world.run(3.0)
         (event,) = told(world, "policy.accepted")
-        assert event.fields["sentence"] == "eraserSlots count from the next start of the service."
+        assert event.fields["message"] == "eraserSlots count from the next start of the service."
 
 
 @in_virtual_time

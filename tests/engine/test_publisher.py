@@ -1,4 +1,4 @@
-"""A commit that a cancellation does not cut short, and the publisher that shows the newest state to all readers."""
+"""A commit that a cancellation does not interrupt, and the publisher that gives all readers the newest state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the kubelet hears that a device which a pod has is out of service: at once, or once the pod has given it back."""
+"""When a quarantined device in use is reported to the kubelet: at once, or when its pod releases it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def offered(world: World, number: int = 0) -> bool:
 
 
 async def struck(world: World, number: int = 0, xid: int = 95) -> None:
-    """Out of service, whatever the kubelet is told."""
+    """Quarantine the device, whether or not the kubelet is notified."""
     world.gpu(number).xids[xid] = 1
     world.signal(number)
     await world.until(lambda: world.record(number).health is Health.QUARANTINED, within=5.0)
@@ -48,13 +48,13 @@ async def test_device_that_faults_in_use_is_withdrawn_from_the_kubelet_at_once_b
 
 @in_virtual_time
 async def test_device_that_faults_in_use_is_withdrawn_at_release_if_the_policy_says_so() -> None:
-    """The kubelet counts a device that turns unhealthy in use twice, until then."""
+    """Until then, the kubelet would count a device that turns unhealthy in use twice."""
     async with a_world(1, AT_RELEASE) as world:
         tenant = await in_use_and_struck(world)
         await world.run(120.0)
         assert offered(world)
         assert world.record().hygiene is Hygiene.IN_USE
-        # Never again healthy for the kubelet before it is: from the release on it is out, and then it is back to stay.
+        # Never advertised as healthy before it is: from the release on it is withdrawn, and then it returns for good.
         seen: list[bool] = []
 
         def look() -> bool:
@@ -72,7 +72,7 @@ async def test_device_that_faults_in_use_is_withdrawn_at_release_if_the_policy_s
 
 @in_virtual_time
 async def test_withdrawal_at_release_is_postponed_while_the_kubelets_list_cannot_be_read() -> None:
-    """The pod may still have the device: a list that cannot be read does not say that the pod has given it back."""
+    """The pod may still have the device: an unreadable list does not prove that the pod released it."""
     async with a_world(1, AT_RELEASE) as world:
         await in_use_and_struck(world)
         world.kubelet.trust = Trust.UNREADABLE
@@ -100,7 +100,7 @@ async def test_device_whose_withdrawal_is_postponed_is_not_allocated() -> None:
 async def test_container_start_on_a_device_whose_withdrawal_is_postponed_is_refused_and_triggers_the_withdrawal() -> (
     None
 ):
-    """Its pod waits for it: it is given back for as long as it takes to heal."""
+    """The pod waits for the device, which counts as released for as long as it takes to recover."""
     async with a_world(1, AT_RELEASE) as world:
         tenant = await in_use_and_struck(world)
         world.kubelet.exit(tenant, again=True)
@@ -114,7 +114,7 @@ async def test_container_start_on_a_device_whose_withdrawal_is_postponed_is_refu
 
 @in_virtual_time
 async def test_shared_device_that_faults_in_use_is_withdrawn_at_once() -> None:
-    """Others would be given shares of it for as long as one pod stays."""
+    """Other pods would be given shares of it for as long as one pod stays."""
     async with a_shared_world(1, AT_RELEASE) as world:
         await world.start("acme", "train-0", world.share(0))
         await struck(world)

@@ -1,4 +1,4 @@
-"""Service start: who has a device keeps it, everything else is dirty, and nothing that was left behind is overlooked."""
+"""Service start: devices in use stay assigned, all others are dirty, and nothing left behind is overlooked."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_orphaned_eraser_is_awaited_before_its_device_is_scrubbed_again() 
         await world.start_service()
         assert orphan.task.done()
         await world.until(world.settled)
-        assert any(event.name == "eraser.orphan" for event in world.vault.events)
+        assert any(event.name == "eraser.orphan.found" for event in world.vault.events)
 
 
 @in_virtual_time
@@ -260,7 +260,7 @@ async def test_device_stays_with_its_pod_if_the_kubelet_lists_nothing_at_the_sta
 
 
 def stranger(world: World) -> Proc:
-    """A pod that runs on the first device without anybody having been asked."""
+    """Start a pod on the first device without a request for a grant."""
     device = world.gpu().id
     tenant = world.kubelet.admit("acme", "stranger-0", [device], starts=False)
     proc = world.matter.start(

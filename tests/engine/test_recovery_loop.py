@@ -1,4 +1,4 @@
-"""Tending: after each kind of failure the device comes back by itself, waits, or is for a person."""
+"""The recovery loop: after each kind of failure the device recovers automatically, waits, or needs an operator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slow_scrubs(world: World) -> int:
 
 
 async def rescrub(world: World) -> None:
-    """On demand, to its end."""
+    """Scrub the first device on demand, to the end."""
     assert world.service is not None
     await world.service.scrub(world.gpu().id)
 
@@ -107,7 +107,7 @@ async def test_device_that_does_not_answer_until_a_reset_is_reset_once_its_tenan
         tenant = await running(world)
         world.gpu().lost = True
         world.signal(0)
-        await world.until(lambda: code(world) == "lost")
+        await world.until(lambda: code(world) == "device-lost")
         assert world.record().hygiene is Hygiene.IN_USE
         await world.run(10.0)
         assert world.gpu().resets == 0  # not under its tenant
@@ -120,7 +120,7 @@ async def test_device_that_does_not_answer_until_a_reset_is_reset_once_its_tenan
 async def test_hung_driver_is_waited_for_without_costing_a_recovery_attempt() -> None:
     async with a_world(devices=1) as world:
         world.gpu().stuck = True
-        await world.until(lambda: code(world) == "driver-stuck")
+        await world.until(lambda: code(world) == "driver-timeout")
         await world.run(600.0)
         assert world.record().failures == 0
         world.gpu().stuck = False
@@ -172,7 +172,7 @@ async def test_ghost_holder_is_found_by_the_next_start_and_cleared_by_a_reset() 
         world.kubelet.delete(tenant)
         await world.run(10.0)
         follower = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.until(lambda: code(world) == "ghost", within=60.0)
+        await world.until(lambda: code(world) == "untraceable-holder", within=60.0)
         await world.until(lambda: follower.running, within=120.0)
         assert world.gpu().resets >= 1
         assert not world.gpu().ghost
@@ -322,7 +322,7 @@ async def test_scrub_on_demand_of_a_device_in_use_is_refused() -> None:
 
 @in_virtual_time
 async def test_scrub_on_demand_kills_no_process_of_a_pod_that_still_lives() -> None:
-    """Whatever the record says: the scrub itself looks at the earlier pods, and touches nothing while one lives."""
+    """Regardless of the record, the scrub itself checks earlier pods, and changes nothing while one lives."""
     async with a_world(devices=1) as world:
         tenant = await running(world)
         bytes_before = list(world.gpu().cells)
@@ -338,7 +338,7 @@ async def test_scrub_on_demand_kills_no_process_of_a_pod_that_still_lives() -> N
 
 @in_virtual_time
 async def test_device_granted_between_two_checks_is_neither_scrubbed_nor_released() -> None:
-    """A caller that saw the device free and was overtaken is told so; nothing happens to the device."""
+    """A caller whose view of a free device is outdated gets an error; nothing happens to the device."""
     async with a_world(devices=1) as world:
         controller = world.controller()
         tenant = await world.admit("acme", "train-0")

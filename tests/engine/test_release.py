@@ -1,4 +1,4 @@
-"""Release: a device is scrubbed as soon as its pod is done with it, never sooner, and the next pod waits for no second scrub."""
+"""Release: a device is scrubbed as soon as its pod is done, never sooner, and the next pod needs no second scrub."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ async def init_running(world: World) -> Tenant:
 
 
 def backs_off(tenant: Tenant) -> None:
-    """The kubelet starts nothing of it for a long time."""
+    """Make the kubelet start nothing of the pod for a long time."""
     assert tenant.worker is not None
     tenant.worker.cancel()
 
 
 async def kept(world: World, seconds: float) -> DeviceRecord:
-    """The device's record after ``seconds`` in which it was neither released nor scrubbed."""
+    """Return the device's record after ``seconds`` in which it was neither released nor scrubbed."""
     scrubs, cells = scrubbed(world), list(world.gpu().cells)
     await world.run(seconds)
     assert world.record().hygiene is Hygiene.IN_USE
@@ -44,7 +44,7 @@ async def kept(world: World, seconds: float) -> DeviceRecord:
 
 
 def scrubbed(world: World) -> int:
-    """How often the first device was, or began to be."""
+    """Return how many scrubs of the first device have started."""
     return sum(each.device == world.gpu().id and each.path is PathKind.SLOW for each in world.vault.scrubs.values())
 
 
@@ -96,7 +96,7 @@ def test_device_is_not_released_in_a_crash_loop_backoff_while_the_kubelet_is_unt
 
 @in_virtual_time
 async def test_absences_before_and_after_an_untrusted_kubelet_list_do_not_add_up_to_a_release() -> None:
-    """The list lacked the pod once; then nothing was certain; then the pod is there again."""
+    """The list lacked the pod once, then was untrusted, then contains the pod again."""
     async with a_world() as world:
         tenant = await started(world)
         backs_off(tenant)
@@ -121,7 +121,7 @@ async def test_device_of_a_pod_adopted_between_two_of_its_containers_is_not_rele
         await kept(world, 60.0)
 
 
-# -- as soon as it is done, and joined ---------------------------------------------------------------------------------
+# -- at once after the last use, and joined ----------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -155,7 +155,7 @@ async def test_scrub_after_a_release_gets_an_eraser_slot_first_once_a_pod_waits_
 
 @in_virtual_time
 async def test_container_that_starts_without_a_grant_stops_the_scrub_of_its_device() -> None:
-    """The fence breaks; what the scrub had cleared proves nothing, and the pod is left alone."""
+    """The fence breaks; the interrupted scrub proves nothing, and the pod is left alone."""
     async with a_world(devices=1) as world:
         first = await started(world)
         world.gpu().slow = 20.0

@@ -1,4 +1,4 @@
-"""What a caller may not ask, what a refused pod may read, and what observing changes."""
+"""Invalid requests, what a refused pod may read, and what observe mode changes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tests.world.kubelet import Gone
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
-# -- what a caller may not ask -----------------------------------------------------------------------------------------
+# -- invalid requests --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("devices", "sentence"),
+    ("devices", "message"),
     [
         ((), "names no device"),
         (("GPU-0000", "GPU-0000"), "names a device twice"),
         (("GPU-0000", "GPU-9999"), "no device GPU-9999"),
     ],
 )
-def test_malformed_request_is_refused_with_the_reason(devices: tuple[str, ...], sentence: str) -> None:
+def test_malformed_request_is_refused_with_the_reason(devices: tuple[str, ...], message: str) -> None:
     @in_virtual_time
     async def ask_for_it() -> None:
         async with a_world() as world:
             assert world.service is not None
-            with pytest.raises(InvalidRequest, match=sentence):
+            with pytest.raises(InvalidRequest, match=message):
                 await world.service.hand_over(HandOverCall(devices))
             assert world.record().grant_sequence == 0
 

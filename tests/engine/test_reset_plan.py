@@ -1,4 +1,4 @@
-"""A plan for a reset names what the device, and whatever is reset with it, is used for; and asks, and changes nothing."""
+"""A reset plan names the current use of the device and of all devices reset with it; planning changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Planning:
 
 
 def node_of(world: World, resetter: Planning) -> Node:
-    """A node with the controllers of ``world``, whose resets are planned by ``resetter``."""
+    """Return a node with the controllers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
     dependencies = replace(world.service.dependencies, resetter=resetter)
     node = Node(dependencies=dependencies, service_view=world.node.service_view, epoch="epoch-1")

@@ -1,4 +1,4 @@
-"""A reset that somebody is in the way of says nothing against the device; one that fails does."""
+"""A blocked reset is no evidence against the device; a failed one is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.world.world import World, a_world
 
 @dataclass
 class Answering:
-    """:class:`scrubber.ports.Resetter` that can reset everything and answers as it was told."""
+    """:class:`scrubber.ports.Resetter` that can reset everything and responds as the test sets."""
 
     answer: Exception | None = None
     unavailable: str | None = None
@@ -39,7 +39,7 @@ class Answering:
 
 
 def scrubbed(answering: Answering, *, ghost: bool = False, required: bool = True) -> ScrubResult:
-    """A slow path with a reset, on a device that a ghost may hold."""
+    """Run a slow path with a reset, on a device that a ghost may hold."""
 
     @in_virtual_time
     async def run() -> ScrubResult:
@@ -79,7 +79,7 @@ def test_device_held_during_its_reset_blocks_the_scrub_and_is_not_faulted(ghost:
     assert not result.was_reset
     last = result.steps[-1]
     assert (last.step, last.verdict) == (Step.RESET, Verdict.FAILED)
-    assert [(finding.code, finding.severity) for finding in last.findings] == [("held", Severity.BLOCKING)]
+    assert [(finding.code, finding.severity) for finding in last.findings] == [("device-busy", Severity.BLOCKING)]
 
 
 @pytest.mark.parametrize("fault", [Unreadable("it failed"), DriverTimeout("it did not end")])
@@ -114,7 +114,7 @@ def test_unavailable_reset_is_recorded_as_not_covered_where_no_reset_is_required
 
 @dataclass
 class TakingOthersAlong:
-    """:class:`scrubber.ports.Resetter` whose resets concern another device as well."""
+    """:class:`scrubber.ports.Resetter` whose resets include another device."""
 
     world: World
     other: str

@@ -1,4 +1,4 @@
-"""Callers that join a scrub, run out of time, or are gone before they are told: nothing is lost and nothing done twice."""
+"""Callers that join a scrub, run out of time, or are cancelled before the answer: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ async def test_scrub_that_a_caller_waits_for_is_the_first_to_get_an_eraser_slot(
         assert service.life.alive
 
 
-# -- cancelled, and asked again ----------------------------------------------------------------------------------------
+# -- cancelled, and repeated -------------------------------------------------------------------------------------------
 
 
 async def granted_unheard(world: World, tenant: Tenant) -> None:
-    """The grant becomes durable, and at that very moment its caller is gone."""
+    """Cancel the caller at the moment the grant becomes durable."""
     call = ask(world, tenant)
     world.vault.granting = call.cancel
     await asyncio.wait({call})
@@ -104,7 +104,7 @@ async def test_undelivered_grant_is_never_returned_to_another_pod() -> None:
         tenant = await admitted(world)
         await granted_unheard(world, tenant)
         world.kubelet.delete(tenant)
-        other = world.kubelet.admit("acme", "train-0", [world.gpu().id], starts=False)  # its Allocate was not told
+        other = world.kubelet.admit("acme", "train-0", [world.gpu().id], starts=False)  # its Allocate was not reported
         (granted,) = await ask(world, other)
         assert granted.grant == 2
         grant = world.record().last_grant

@@ -1,4 +1,4 @@
-"""Beside whom a container would start: only what is certain counts, for whoever asks and for whoever is there."""
+"""Sharing with existing users: only certain facts count, about the starting pod and about those present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINE = Pod("acme", "train-0", "uid-1")
 
 @in_virtual_time
 async def test_shared_start_of_a_pod_that_only_the_checkpoint_names_is_refused() -> None:
-    """The checkpoint says whose the share is; the kubelet's list, which has just begun anew, does not yet."""
+    """The checkpoint names the pod of the share; the list of the restarted kubelet does not yet."""
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         joining = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -33,12 +33,12 @@ async def test_shared_start_of_a_pod_that_only_the_checkpoint_names_is_refused()
 
 @in_virtual_time
 async def test_grant_of_a_pod_missing_from_one_kubelet_list_is_kept_by_the_next_shared_start() -> None:
-    """One list proves nothing: the pod may be there again in the next one, and its bytes are."""
+    """One list proves nothing: the pod may be in the next one, and its bytes are still there."""
     async with a_shared_world() as world:
         await world.start("acme", "train-0", world.share(0))
         left = await world.start("acme", "train-1", world.share(1))
         joining = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
-        await world.run(1.2 - world.clock.monotonic() % 1.0)  # the watch has just looked
+        await world.run(1.2 - world.clock.monotonic() % 1.0)  # the usage check has just run
         world.kubelet.delete(left)
         await world.call(joining)
         assert left.pod in [grant.pod for grant in world.record().open_grants]

@@ -1,6 +1,4 @@
-"""Shared devices: pods of one tenant may be on one together, nothing is cleared meanwhile, and the last one's leaving is
-what has it scrubbed.
-"""
+"""Shared devices: pods of one tenant may share one, nothing is cleared meanwhile, the last release starts a scrub."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def exceptions(world: SharedWorld) -> list[str | None]:
     return [grant.basis.exception for _, grant in sorted(world.vault.grants.items())]
 
 
-# -- together ----------------------------------------------------------------------------------------------------------
+# -- sharing -----------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -102,7 +100,7 @@ async def test_grants_of_finished_pods_do_not_accumulate_while_a_device_is_share
 def test_shared_start_is_refused_if_a_restarted_kubelet_may_have_started_a_waiting_pod_of_another_tenant(
     tenant: str,
 ) -> None:
-    """It starts without asking until the plugin is back, and that start was over before anybody looked."""
+    """Until the plugin is back, the kubelet starts pods without a request; this one ended before any check."""
 
     @in_virtual_time
     async def join() -> None:
@@ -146,10 +144,10 @@ async def test_pod_of_another_tenant_waits_until_all_sharing_pods_are_gone_and_g
         second = await world.start("acme", "train-1", world.share(1))
         stranger = await world.admit_shares("umbrella", "serve-0", world.share(2), starts=False)
         refusal = await world.refused(stranger)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "acme/train-0" in str(refusal)
         world.kubelet.delete(first)
-        assert (await world.refused(stranger)).code == "sharing"
+        assert (await world.refused(stranger)).code == "sharing-not-allowed"
         world.kubelet.delete(second)
         (granted,) = await world.call(stranger)
         assert granted.basis is Basis.CERTIFICATE
@@ -189,7 +187,7 @@ async def test_policy_may_forbid_two_pods_on_one_device() -> None:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         refusal = await world.refused(second)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "sharing: never" in str(refusal)
         world.kubelet.delete(first)
         (granted,) = await world.call(second)
@@ -202,7 +200,7 @@ async def test_shared_start_is_refused_while_the_kubelet_cannot_name_the_request
         await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         world.kubelet.trust = Trust.UNREADABLE
-        assert (await world.refused(second)).code == "sharing"
+        assert (await world.refused(second)).code == "sharing-not-allowed"
         world.kubelet.trust = Trust.TRUSTED
         (granted,) = await world.call(second)
         assert granted.basis is Basis.SHARED
@@ -217,7 +215,7 @@ async def test_observing_policy_refuses_no_shared_start() -> None:
         assert granted.basis is Basis.OBSERVE_MODE
 
 
-# -- the whole of it ---------------------------------------------------------------------------------------------------
+# -- whole devices -----------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -228,7 +226,7 @@ async def test_device_granted_whole_is_never_shared() -> None:
         await world.until(lambda: whole.running)
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         refusal = await world.refused(second)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "the whole of it" in str(refusal)
 
 
@@ -237,8 +235,8 @@ async def test_device_with_a_granted_share_is_never_granted_whole() -> None:
     async with a_shared_world() as world:
         shared = await world.start("acme", "train-0", world.share(0))
         whole = world.kubelet.admit("acme", "train-1", [world.gpu().id], starts=False)
-        # The kubelet names two pods for the device, so nobody is certain; it waits all the same.
-        assert (await world.refused(whole)).code == "earlier-pod-lives"
+        # The kubelet names two pods for the device, so neither is certain; it still has to wait.
+        assert (await world.refused(whole)).code == "earlier-pod-running"
         world.kubelet.delete(shared)
         (granted,) = await world.call(whole)
         assert granted.basis is Basis.CERTIFICATE
@@ -296,7 +294,7 @@ async def test_sharing_continues_across_a_service_restart() -> None:
         world.kubelet.exit(first, again=True)
         await world.until(lambda: first.starts == 2)
         stranger = await world.admit_shares("umbrella", "serve-0", world.share(3), starts=False)
-        assert (await world.refused(stranger)).code == "sharing"
+        assert (await world.refused(stranger)).code == "sharing-not-allowed"
 
 
 @in_virtual_time
@@ -308,7 +306,7 @@ async def test_shared_start_is_refused_after_a_pod_started_without_a_grant() -> 
         await world.controller().occupancy.adopt(unasked)
         third = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
         refusal = await world.refused(third)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "before it was proved clean" in str(refusal)
         world.kubelet.delete(first)
         world.kubelet.delete(second)
@@ -317,7 +315,7 @@ async def test_shared_start_is_refused_after_a_pod_started_without_a_grant() -> 
         assert granted.basis is Basis.CERTIFICATE
 
 
-# -- what is off -------------------------------------------------------------------------------------------------------
+# -- refused starts ----------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -329,7 +327,7 @@ async def test_shared_start_beside_leftover_processes_is_refused() -> None:
         await world.run(15.0)
         third = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
         refusal = await world.refused(third)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "left processes behind" in str(refusal)
         world.kubelet.delete(second)
         (granted,) = await world.call(third)
@@ -343,10 +341,10 @@ async def test_shared_start_is_refused_after_unauthorized_use_until_the_device_w
         proc = world.use(world.gpu())
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         refusal = await world.refused(second)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "without a grant" in str(refusal)
         world.matter.end(proc)
-        assert (await world.refused(second)).code == "sharing"
+        assert (await world.refused(second)).code == "sharing-not-allowed"
         world.kubelet.delete(first)
         (granted,) = await world.call(second)
         assert granted.basis is Basis.CERTIFICATE
@@ -396,7 +394,7 @@ async def test_changed_settings_of_a_shared_device_are_restored_only_after_the_o
         world.gpu().settings["compute-mode"] = "exclusive-process"
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         refusal = await world.refused(second)
-        assert refusal.code == "sharing"
+        assert refusal.code == "sharing-not-allowed"
         assert "compute-mode" in str(refusal)
         world.kubelet.delete(first)
         await world.call(second)
@@ -413,11 +411,11 @@ async def test_shared_start_on_a_faulty_device_is_refused() -> None:
         assert world.record().health is Health.QUARANTINED
 
 
-# -- answers that nobody heard -----------------------------------------------------------------------------------------
+# -- undelivered answers -----------------------------------------------------------------------------------------------
 
 
 async def unheard(world: SharedWorld, tenant: Tenant) -> None:
-    """The grant becomes durable, and at that very moment its caller is gone."""
+    """Cancel the caller at the moment the grant becomes durable."""
     call = world.call(tenant)
     world.vault.granting = call.cancel
     await asyncio.wait({call})
@@ -440,11 +438,11 @@ async def test_undelivered_grant_of_a_share_is_returned_again_to_the_same_pod_on
         assert world.record().grant_sequence == 2
 
 
-# -- assignments that we did not make ----------------------------------------------------------------------------------
+# -- assignments by another plugin -------------------------------------------------------------------------------------
 
 
 async def elsewhere(world: SharedWorld) -> Tenant:
-    """A pod of ours, and one that another plugin gave the same device to."""
+    """Return a pod of this plugin, on a device that another plugin has assigned to another pod as well."""
     gpu = world.gpu().id
     world.elsewhere = (Assignment(Pod("umbrella", "claims", "uid-x"), "main", frozenset({gpu}), "gpu.vendor.com"),)
     return await world.admit_shares("acme", "train-1", world.share(1), starts=False)
@@ -455,7 +453,7 @@ async def test_device_assigned_to_another_pod_by_another_plugin_is_not_granted()
     async with a_shared_world() as world:
         tenant = await elsewhere(world)
         refusal = await world.refused(tenant)
-        assert refusal.code == "foreign-assignment"
+        assert refusal.code == "assigned-by-another-plugin"
         assert "umbrella/claims" in str(refusal)
         assert "gpu.vendor.com" in refusal.public_message
         world.elsewhere = ()
@@ -466,17 +464,17 @@ async def test_device_assigned_to_another_pod_by_another_plugin_is_not_granted()
 async def test_device_assigned_by_another_plugin_while_shared_is_logged_as_unauthorized_use_and_blocks_the_next_start() -> (
     None
 ):
-    """Beside a rightful tenant, too: it is told, no exception outlives it, and it is in the way of the next start."""
+    """This also holds beside an authorized tenant: the use is logged, ends exceptions, and blocks the next start."""
     async with a_shared_world() as world:
         first = await world.start("acme", "train-0", world.share(0))
         later = await elsewhere(world)
         await world.run(2.0)
         assert world.journal is not None
-        found = [event for event in world.journal.events if event.fields.get("use") == "foreign-assignment"]
-        assert [(event.name, event.device) for event in found] == [("use.ungranted", world.gpu().id)]
+        found = [event for event in world.journal.events if event.fields.get("use") == "assigned-by-another-plugin"]
+        assert [(event.name, event.device) for event in found] == [("unauthorized.use.detected", world.gpu().id)]
         assert not world.record().exclusive_use
         assert first.running
-        assert (await world.refused(later)).code == "foreign-assignment"
+        assert (await world.refused(later)).code == "assigned-by-another-plugin"
 
 
 @in_virtual_time
@@ -494,7 +492,7 @@ async def test_no_assignment_counts_as_one_of_another_plugin_before_any_resource
     async with a_shared_world() as world:
         tenant = await elsewhere(world)
         world.kill()
-        await world.start_service()  # which nobody has told anything
+        await world.start_service()  # without any announcement
         await world.until(world.settled)
         assert world.node.own_resources == frozenset()
         assert world.service is not None

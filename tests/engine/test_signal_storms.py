@@ -1,4 +1,4 @@
-"""Floods: a driver that does not stop reporting costs one row a minute for each code, and nobody else a moment."""
+"""Floods of signals: they cost one audit row a minute for each code, and do not delay other devices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
 OWN_FAULT, CONTEXT, UNHEARD_OF = 31, 154, 999
-"""XIDs that are the application's, that depend on their context, and that no table has."""
+"""XIDs caused by the application, depending on their context, and in no table."""
 
 
 def told(world: World, code: int | None = None) -> list[Event]:
-    """What the audit has of XIDs."""
-    events = [event for event in world.vault.events if event.name == "health.signal"]
+    """Return the audit events about XIDs."""
+    events = [event for event in world.vault.events if event.name == "health.errors-reported"]
     return [event for event in events if code is None or event.fields["code"] == f"xid-{code}"]
 
 
@@ -37,7 +37,7 @@ def reported(world: World, code: int, times: int = 1, number: int = 0) -> None:
 
 
 async def storm(world: World, seconds: float, *, per_second: int, codes: int = 1, number: int = 0) -> int:
-    """The driver reports that often of each of so many codes, all of them the application's; how many there were of each."""
+    """Report each of ``codes`` application XIDs ``per_second`` times a second; return how many there were of each."""
     steps, apart = round(seconds * 10), per_second // 10
     for _ in range(steps):
         for code in range(codes):
@@ -53,10 +53,10 @@ OWN = replace(
         **{OWN_FAULT + code: DEFAULT.error_classes[OWN_FAULT] for code in range(200)},
     },
 )
-"""Under which every code of a storm is the application's own."""
+"""A policy under which every code of a storm counts as the application's own."""
 
 
-# -- how often it is told ----------------------------------------------------------------------------------------------
+# -- how often it is logged --------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -68,8 +68,8 @@ async def test_first_xid_of_a_code_is_logged_at_once_with_the_tenant_that_has_th
         (event,) = told(world)
         assert event.device == world.gpu().id
         assert (event.fields["code"], event.fields["class"]) == ("xid-31", "application")
-        assert (event.fields["new"], event.fields["total"], event.fields["tenant_namespace"]) == (1, 1, "acme")
-        assert "XID 31" in str(event.fields["sentence"])
+        assert (event.fields["new"], event.fields["total"], event.fields["tenant"]) == (1, 1, "acme")
+        assert "XID 31" in str(event.fields["message"])
 
 
 @in_virtual_time
@@ -153,14 +153,14 @@ async def test_xids_reported_while_the_ledger_failed_are_logged_once_it_works_ag
         await world.run(30.0)
         world.vault.refuses = None
         await world.run(HEALTH_EVERY)
-        assert sums(world, OWN_FAULT + 1) == [4]  # the minute begins when it was told, not when it was to be
+        assert sums(world, OWN_FAULT + 1) == [4]  # the minute begins when the event was logged, not when it was due
         await world.run(60.0)
         assert sums(world, OWN_FAULT) == [2, 3]
 
 
 @in_virtual_time
 async def test_xids_still_listed_after_a_service_restart_are_logged_again() -> None:
-    """What was counted before is not: drivers, and whoever listens to them, count from their own start."""
+    """Earlier counts are unknown then: drivers, and their listeners, count from their own start."""
     async with a_world(1) as world:
         reported(world, OWN_FAULT, 5)
         await world.run(1.0)
@@ -185,7 +185,7 @@ async def test_xid_that_occurred_while_no_service_ran_quarantines_the_device_at_
 
 @in_virtual_time
 async def test_xid_that_occurs_again_after_a_reset_counts_as_new() -> None:
-    """A reset has the driver list it no more, and count anew."""
+    """After a reset the driver no longer lists the XID, and counts from zero."""
     async with a_world(1) as world:
         reported(world, CONTEXT, 2)
         reported(world, 95)
@@ -213,7 +213,7 @@ async def test_xid_that_occurs_again_after_an_external_reset_counts_as_new() -> 
         assert world.record().health is Health.SUSPECT
 
 
-# -- what it does to the device ----------------------------------------------------------------------------------------
+# -- effects on the device ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [CONTEXT, UNHEARD_OF], ids=["context", "unknown"])
@@ -275,7 +275,7 @@ async def test_fault_during_a_signal_storm_takes_the_device_out_at_once() -> Non
         assert sums(world, 95) == [1]
 
 
-# -- what it does to the others ----------------------------------------------------------------------------------------
+# -- effects on others -------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time

@@ -1,4 +1,4 @@
-"""What the engine says that it is doing: one tree for each hand-over, and one for each scrub that nobody waits for."""
+"""The engine's traces: one tree for each hand-over, and one for each scrub that no caller waits for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRUB = "scrub(step holders, step memory, step on-chip, step settings, step heal
 
 @asynccontextmanager
 async def told(devices: int = 1) -> AsyncIterator[tuple[World, Recorder]]:
-    """A world whose devices are all clean, and what its service did since."""
+    """Provide a world whose devices are all clean, and the recorder of its service."""
     async with a_world(devices=devices, settled=False) as world:
         recorder = Recorder()
         world.tracer = recorder
@@ -43,7 +43,7 @@ async def test_scrub_without_a_waiting_caller_has_a_trace_tree_of_its_own() -> N
             "scrub_id": record.id,
             "tenant": None,
             "path": "slow",
-            "occasion": "service-start",
+            "trigger": "service-start",
             "outcome": "passed",
         }
         assert {step.attributes["verdict"] for step in scrub.inside} == {"passed", "not-covered"}

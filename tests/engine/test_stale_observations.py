@@ -1,4 +1,4 @@
-"""What was concluded from an older record of a device changes nothing about the device."""
+"""Conclusions from an outdated record of a device change nothing about the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not be lost on the way: a stranger before a lost answer, a reset that is owed, a rule that was left out."""
+"""State that must survive: unauthorized use before a lost answer, an owed reset, a rule that was not checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def struck(world: World, number: int = 0) -> None:
 
 
 async def unheard(world: World, tenant: Tenant) -> None:
-    """Its start is granted, and whoever asked is gone before the answer."""
+    """Cancel the caller of its granted start before the answer."""
     call = ask(world, tenant)
     world.vault.granting = call.cancel
     await asyncio.wait({call})
@@ -43,7 +43,7 @@ async def unheard(world: World, tenant: Tenant) -> None:
     await world.run(1.0)
 
 
-# -- an answer that nobody heard ---------------------------------------------------------------------------------------
+# -- an undelivered answer ---------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -85,7 +85,7 @@ async def test_undelivered_grant_made_by_an_observing_policy_is_not_returned_und
         assert world.gpu().cells == [""] * CELLS
 
 
-# -- a reset that is required, or owed ---------------------------------------------------------------------------------
+# -- a required or owed reset ------------------------------------------------------------------------------------------
 
 
 def leave_observing(world: World) -> None:
@@ -135,7 +135,7 @@ async def test_fault_during_an_operator_quarantine_is_logged_and_leaves_a_reset_
         await world.node.actions.quarantine("0", "a cable", WHO)
         world.gpu().counters["ecc_uncorrected_aggregate"] = 9
         await world.until(lambda: world.record().must_reset)
-        (told,) = [event for event in world.vault.events if event.name == "health.signal"]
+        (told,) = [event for event in world.vault.events if event.name == "health.errors-reported"]
         assert (told.fields["code"], told.fields["new"]) == ("lifetime-ecc-uncorrected-aggregate", 6)
         await world.node.actions.unquarantine("0", "the cable is mended", WHO)
         await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
@@ -217,7 +217,7 @@ async def test_recovery_that_passed_the_breaker_because_no_reset_was_possible_ma
 # -- ways out ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [DEFAULT, AT_RELEASE], ids=["at-once", "at-release"])
+@pytest.mark.parametrize("policy", [DEFAULT, AT_RELEASE], ids=["detection", "release"])
 def test_device_that_faulted_in_use_and_has_a_ghost_holder_is_reset_once_its_pod_is_gone(policy: object) -> None:
     @in_virtual_time
     async def play() -> None:
@@ -246,7 +246,7 @@ async def test_withdrawal_is_postponed_only_while_the_kubelet_assigns_the_device
         assert not world.node.view().devices[0].advertised
 
 
-# -- whose it is -------------------------------------------------------------------------------------------------------
+# -- attribution -------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time

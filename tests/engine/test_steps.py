@@ -1,4 +1,4 @@
-"""What each step of a scrub makes of what it measured."""
+"""The result of each scrub step for each measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHOLE = EraseReport(total_bytes=100, cleared_bytes=100, verified_bytes=100, resi
 
 @dataclass
 class Answering:
-    """:class:`scrubber.ports.Eraser` that answers as it was told, after ``seconds``."""
+    """:class:`scrubber.ports.Eraser` that responds as the test sets, after ``seconds``."""
 
     world: World
     answer: EraseReport | Exception
@@ -53,7 +53,7 @@ class Answering:
 def work(
     world: World, answer: EraseReport | Exception, *, seconds: float = 0.0, slow_path: float = 120.0
 ) -> ScrubContext:
-    """The context of a slow path on the first device whose eraser answers ``answer``."""
+    """Return the context of a slow path on the first device whose eraser responds with ``answer``."""
     assert world.service is not None
     policy = replace(world.policy, limits=replace(Limits(), slow_path=slow_path))
     controller = world.controller()
@@ -74,7 +74,7 @@ def work(
 
 
 def judged(answer: EraseReport | Exception) -> StepResult:
-    """What the memory step makes of it."""
+    """Return the result of the memory step for that answer."""
 
     @in_virtual_time
     async def judge() -> StepResult:
@@ -94,13 +94,13 @@ def test_memory_that_was_cleared_and_read_back_completely_passes() -> None:
     ("changes", "code", "severity"),
     [
         ({"failed_bytes": 1}, "verification-failed", Severity.FAULT),
-        ({"cleared_bytes": 99}, "not-all-cleared", Severity.FAULT),
-        ({"verified_bytes": 99}, "not-all-cleared", Severity.FAULT),
-        ({"total_bytes": 0, "cleared_bytes": 0, "verified_bytes": 0}, "not-all-cleared", Severity.FAULT),
+        ({"cleared_bytes": 99}, "clearing-incomplete", Severity.FAULT),
+        ({"verified_bytes": 99}, "clearing-incomplete", Severity.FAULT),
+        ({"total_bytes": 0, "cleared_bytes": 0, "verified_bytes": 0}, "clearing-incomplete", Severity.FAULT),
         ({"fence_broken": True, "cleared_bytes": 5, "verified_bytes": 0}, "fence-broken", Severity.BLOCKING),
         ({"fence_broken": True, "failed_bytes": 5}, "fence-broken", Severity.BLOCKING),
-        ({"unreleased_bytes": 1}, "memory-not-back", Severity.FAULT),
-        ({"cleared_bytes": 90, "verified_bytes": 90, "not_covered_bytes": 10}, "not-all-cleared", Severity.FAULT),
+        ({"unreleased_bytes": 1}, "memory-not-released", Severity.FAULT),
+        ({"cleared_bytes": 90, "verified_bytes": 90, "not_covered_bytes": 10}, "clearing-incomplete", Severity.FAULT),
     ],
 )
 def test_memory_that_was_not_cleared_and_read_back_completely_fails(
@@ -125,7 +125,7 @@ def test_memory_step_tolerates_bytes_reserved_by_the_driver_but_no_other_unclear
     )
     assert judged(whole).verdict is Verdict.PASSED
     less = replace(whole, cleared_bytes=77 * gibibyte - 1, verified_bytes=77 * gibibyte - 1)
-    assert judged(replace(less, not_covered_bytes=3 * gibibyte + 1)).findings[0].code == "not-all-cleared"
+    assert judged(replace(less, not_covered_bytes=3 * gibibyte + 1)).findings[0].code == "clearing-incomplete"
 
 
 ALL_SEEN = OnChipReport(
@@ -163,7 +163,7 @@ def test_on_chip_residue_is_recorded_as_a_note() -> None:
 
 @dataclass
 class Diagnosing:
-    """:class:`scrubber.ports.Diagnostics` that answers as it was told."""
+    """:class:`scrubber.ports.Diagnostics` that responds as the test sets."""
 
     answer: tuple[DiagnosticCheck, ...] | Exception
 
@@ -187,7 +187,7 @@ class Diagnosing:
         ((DiagnosticCheck("matrix-product", 0),), ["diagnostics-slow"], Severity.FAULT),
         ((), ["diagnostics-failed"], Severity.FAULT),
         (Unreadable("the child died"), ["diagnostics-failed"], Severity.FAULT),
-        (DeviceBusy("somebody has it"), ["held"], Severity.BLOCKING),
+        (DeviceBusy("somebody has it"), ["device-busy"], Severity.BLOCKING),
     ],
 )
 def test_diagnostics_are_judged_by_errors_and_minimum_rates(
@@ -223,7 +223,7 @@ def test_residue_and_a_corrected_memory_size_are_recorded_as_notes(changes: dict
 @pytest.mark.parametrize(
     ("error", "code", "severity"),
     [
-        (DeviceBusy("somebody has it"), "held", Severity.BLOCKING),
+        (DeviceBusy("somebody has it"), "device-busy", Severity.BLOCKING),
         (DriverTimeout("killed"), "erase-timeout", Severity.FAULT),
     ],
 )
@@ -260,12 +260,12 @@ async def test_step_that_exceeds_the_time_limit_of_the_scrub_fails_the_scrub() -
         world.gpu().stuck = True
         result = await scrub.run_scrub(work(world, WHOLE, slow_path=0.5), lambda _: None)
         assert result.outcome is Outcome.FAILED
-        assert [finding.code for finding in result.findings] == ["scrub-overdue"]
+        assert [finding.code for finding in result.findings] == ["scrub-timeout"]
 
 
 @dataclass
 class Interrupted(Answering):
-    """The service stands still for ``standstill`` seconds while the first question is answered."""
+    """An eraser during whose first query the service stalls for ``standstill`` seconds."""
 
     standstill: float = 0.0
 
@@ -330,7 +330,7 @@ async def test_wait_for_an_eraser_slot_does_not_count_towards_the_time_limit_of_
 
 @dataclass
 class Snapshots:
-    """:class:`scrubber.ports.Telemetry` that tells who holds the device with everything else."""
+    """:class:`scrubber.ports.Telemetry` that reports with everything else whether the device is held."""
 
     telemetry: Telemetry
     held: bool
@@ -345,7 +345,7 @@ class Snapshots:
 @in_virtual_time
 async def test_holders_reported_with_the_health_snapshot_are_not_queried_again() -> None:
     async with a_world(devices=1) as world:
-        world.unreadable.add(world.gpu().id)  # whoever asks who holds it gets no answer
+        world.unreadable.add(world.gpu().id)  # a query of its holders fails
         with pytest.raises(DriverTimeout):
             await world.controller().occupancy.is_held()
         for held, outcome in ((False, Outcome.PASSED), (True, Outcome.BLOCKED)):

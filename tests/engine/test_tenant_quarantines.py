@@ -1,4 +1,4 @@
-"""Whom quarantines point at: they are counted by the tenant that had the device, over all devices of the node and a day."""
+"""Quarantines are counted for the tenant that had the device, over all devices of the node and a day."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.world.world import DEFAULT, World, a_world
 TWICE = replace(DEFAULT, health=HealthRule(tenant_quarantine_threshold=2))
 
 
-def told(world: World, name: str = "tenant.blamed") -> list[Event]:
+def told(world: World, name: str = "tenant.flagged") -> list[Event]:
     return [event for event in world.vault.events if event.name == name]
 
 
 def blamed(world: World) -> list[tuple[object, object]]:
-    return [(event.fields["tenant_namespace"], event.fields["quarantines"]) for event in told(world)]
+    return [(event.fields["tenant"], event.fields["quarantines"]) for event in told(world)]
 
 
 async def struck(world: World, number: int = 0) -> None:
@@ -36,7 +36,7 @@ async def healed(world: World, number: int = 0) -> None:
 
 
 async def provokes(world: World, namespace: str, number: int = 0) -> Tenant:
-    """A pod has the device, a fault takes it out under the pod, and it comes back once the pod is gone."""
+    """Quarantine a device while a pod has it, and wait until it recovers once the pod is gone."""
     tenant = await started(world, namespace, "train-0", number)
     await struck(world, number)
     world.kubelet.delete(tenant)
@@ -51,7 +51,7 @@ async def test_quarantine_event_names_the_tenant_that_had_the_device() -> None:
         await started(world, "umbrella", "serve-0", 1)
         await struck(world, 0)
         await struck(world, 1)
-        by_device = {event.device: event.fields["tenant_namespace"] for event in told(world, "health.quarantined")}
+        by_device = {event.device: event.fields["tenant"] for event in told(world, "health.quarantined")}
         assert by_device == {world.gpu(0).id: "acme", world.gpu(1).id: "umbrella"}
 
 
@@ -60,7 +60,7 @@ async def test_quarantine_event_of_an_unassigned_device_names_no_tenant() -> Non
     async with a_world(1) as world:
         await struck(world)
         (event,) = told(world, "health.quarantined")
-        assert event.fields["tenant_namespace"] is None
+        assert event.fields["tenant"] is None
         assert [strike.tenant for strike in world.record().recent_quarantines] == [None]
 
 
@@ -76,7 +76,7 @@ async def test_quarantines_of_a_tenant_on_all_devices_are_counted_together_and_l
         (event,) = told(world)
         assert event.device == world.gpu(2).id
         assert blamed(world) == [("acme", 3)]
-        assert "3 times within a day while acme had them" in str(event.fields["sentence"])
+        assert "3 times within a day while acme had them" in str(event.fields["message"])
 
 
 @in_virtual_time
@@ -135,7 +135,7 @@ async def test_quarantine_of_a_device_with_unauthorized_use_is_attributed_to_no_
         await struck(world)
         assert told(world) == []
         (event,) = told(world, "health.quarantined")
-        assert event.fields["tenant_namespace"] is None
+        assert event.fields["tenant"] is None
 
 
 @in_virtual_time
@@ -155,7 +155,7 @@ async def test_quarantine_of_a_device_with_open_grants_of_two_tenants_is_attribu
 
 @in_virtual_time
 async def test_quarantine_by_the_scrub_after_a_pod_is_attributed_to_the_tenant_of_that_pod() -> None:
-    """Nobody else has had it since."""
+    """No other tenant has had it since."""
     async with a_world(1, replace(TWICE, health=HealthRule(tenant_quarantine_threshold=1))) as world:
         tenant = await started(world, "acme")
         world.gpu().wont_clear = True

@@ -1,4 +1,4 @@
-"""Processes that a walk does not get through: what they keep from being scrubbed, who is told, and who may be ended."""
+"""Processes that a walk does not inspect completely: what they block, who is notified, and which may be killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END = replace(DEFAULT, uninspected_processes=UninspectedProcessAction.KILL)
 
 
 class Walks:
-    """Has the world's walks leave ``left`` unfinished, for as many walks as ``times`` says."""
+    """Makes the world's walks leave ``left`` uninspected, for as many walks as ``times``."""
 
     def __init__(self, world: World, *left: UninspectedProcess, pod: str | None = POD, times: int = 1_000_000) -> None:
         assert world.service is not None
@@ -66,7 +66,7 @@ def findings(finished: ScrubRecord) -> dict[str, Severity]:
 
 def events(world: World) -> list[str]:
     assert world.journal is not None
-    wanted = ("process.uninspected", "uninspected.ended")
+    wanted = ("uninspected.process.found", "uninspected.process.killed")
     return [event.name for event in world.journal.events if event.name in wanted]
 
 
@@ -77,7 +77,7 @@ async def test_pod_that_never_had_the_device_blocks_no_scrub_by_being_slow_to_in
         walks = Walks(world, CROWD)
         finished = await scrubbed(world)
         assert finished.outcome is Outcome.PASSED
-        assert findings(finished) == {"walk-unfinished": Severity.NOTE}
+        assert findings(finished) == {"uninspected-processes": Severity.NOTE}
         assert len(walks.had) == 1, "nothing waits for it"
         certificate = world.record().certificate
         assert certificate is not None
@@ -86,7 +86,7 @@ async def test_pod_that_never_had_the_device_blocks_no_scrub_by_being_slow_to_in
         assert POD not in "".join(certificate.not_covered)
         for _ in range(3):
             await scrubbed(world)
-        assert events(world) == ["process.uninspected"], "once it was not finished in several walks"
+        assert events(world) == ["uninspected.process.found"], "once it was not finished in several walks"
         assert "4242" in world.controller().view.uninspected_processes[0]
 
 
@@ -100,9 +100,9 @@ async def test_uninspected_process_that_may_open_the_device_blocks_the_scrub(
         walks = Walks(world, left)
         finished = await scrubbed(world)
         assert finished.outcome is Outcome.BLOCKED
-        assert findings(finished) == {"walk-unfinished": Severity.BLOCKING}
+        assert findings(finished) == {"uninspected-processes": Severity.BLOCKING}
         assert len(walks.had) == 4, "it was gone on with several times first"
-        assert events(world) == ["process.uninspected"]
+        assert events(world) == ["uninspected.process.found"]
 
 
 @in_virtual_time
@@ -146,7 +146,7 @@ async def test_uninspected_pod_process_is_killed_after_several_walks_only_where_
                 assert walks.ended == [], "not before several walks"
         await scrubbed(world)
         assert walks.ended == ended
-        assert ("uninspected.ended" in events(world)) == bool(ended)
+        assert ("uninspected.process.killed" in events(world)) == bool(ended)
 
 
 @in_virtual_time
@@ -176,6 +176,6 @@ async def test_hundreds_of_holders_are_counted_and_some_of_each_kind_are_named_i
         finished = await scrubbed(world)
         assert len(finished.findings) == _MAX_NAMED + 1
         assert any("9999" in each.message for each in finished.findings)
-        (more,) = [each for each in finished.findings if each.code == "more-holders"]
+        (more,) = [each for each in finished.findings if each.code == "holders-omitted"]
         assert more.severity is Severity.BLOCKING
         assert more.message.startswith(f"{451 + 49 - _MAX_NAMED} more process(es)")

@@ -1,5 +1,6 @@
-"""Pods on ids that nobody has explained: their plugin is away, or has not yet told a service that was started anew. They are
-not on our devices as far as anybody can tell, and are rightful all the same.
+"""Pods on ids without a mapping: their plugin is away, or has not yet announced it to a restarted service.
+
+Such pods cannot be attributed to devices of this service, and are still authorized.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OURS = DeviceIdResolver(frozenset({"gpu-0"}))
 
 
 class Ids:
-    """The kubelet's list as it is read while nobody says what its ids mean."""
+    """The kubelet's list as it is read while the meaning of its ids is unknown."""
 
     def __init__(self, world: World) -> None:
         self.explained = False
@@ -50,7 +51,7 @@ class Ids:
 
 
 async def started(world: World) -> tuple[Tenant, Proc]:
-    """A pod that the kubelet started without asking."""
+    """Return a pod that the kubelet started without a request."""
     tenant = await world.admit("acme", "train-0", starts=False)
     assert tenant is not None
     gpu = world.gpu().id

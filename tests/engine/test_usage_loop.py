@@ -1,4 +1,4 @@
-"""Use that nobody granted: it is found within two seconds, told once, and met as the policy says."""
+"""Use without a grant: it is found within two seconds, logged once, and handled as the policy says."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def running(world: World, name: str = "train-0", devices: tuple[int, ...] 
 
 
 def intruder(world: World, pod: str | None = None, device: int = 0) -> Proc:
-    """A process that opens a device which is not its own: of the node, or of a pod that could (a privileged one)."""
+    """Start a process that opens a device without a grant: one of the host, or of a (privileged) pod."""
     gpu = world.gpu(device).id
     container = f"{pod}/other#1" if pod else "host/miner#1"
     proc = world.matter.start(pod, container, f"x/{container}", mounted=frozenset({gpu}))
@@ -52,12 +52,12 @@ def intruder(world: World, pod: str | None = None, device: int = 0) -> Proc:
     return proc
 
 
-def told(world: World, name: str = "use.ungranted") -> list[Event]:
+def told(world: World, name: str = "unauthorized.use.detected") -> list[Event]:
     assert world.journal is not None
     return [event for event in world.journal.events if event.name == name]
 
 
-# -- looks -------------------------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -69,7 +69,7 @@ async def test_use_timed_between_regular_checks_is_detected_within_a_minute() ->
             gpu = world.gpu(number).id
             proc = world.matter.start(None, f"host/miner#{number}", f"x/{number}", mounted=frozenset({gpu}))
             await world.run(number / 10)
-            while not any(event.device == gpu for event in told(world, "device.touched")):
+            while not any(event.device == gpu for event in told(world, "device.marked-dirty")):
                 world.matter.open(proc, gpu)
                 await world.run(0.9)
                 proc.holds.clear()
@@ -80,7 +80,7 @@ async def test_use_timed_between_regular_checks_is_detected_within_a_minute() ->
                 group.create_task(use_between_looks(number))
 
 
-# -- strangers ---------------------------------------------------------------------------------------------------------
+# -- unauthorized users ------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -91,7 +91,7 @@ async def test_unauthorized_use_beside_an_authorized_tenant_is_found_within_two_
         await world.run(2.0)
         (event,) = told(world)
         assert event.device == world.gpu().id
-        assert (event.fields["use"], event.fields["pid"]) == ("stranger", proc.pid)
+        assert (event.fields["use"], event.fields["pid"]) == ("unauthorized-process", proc.pid)
         assert not world.record().exclusive_use
 
 
@@ -200,7 +200,7 @@ async def test_unauthorized_process_is_not_killed_by_default_and_blocks_the_next
         await world.until(lambda: waiting.running)
 
 
-# -- the policy's other answers ----------------------------------------------------------------------------------------
+# -- other settings of the policy --------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -210,7 +210,7 @@ async def test_policy_may_quarantine_a_device_for_unauthorized_use_until_the_dev
         await world.until(lambda: world.record().health is Health.QUARANTINED, within=3.0)
         cause = world.record().cause
         assert cause is not None
-        assert cause.code == "ungranted-use"
+        assert cause.code == "unauthorized-use"
         await world.run(30.0)
         assert world.record().health is Health.QUARANTINED
         world.matter.end(proc)
@@ -242,7 +242,7 @@ async def test_open_descriptor_in_another_pod_blocks_a_device_no_longer_than_the
         assert proc not in world.matter.living(other.uid)
         assert other.first is not None
         assert other.first.alive
-        assert told(world, "stranger.ended")
+        assert told(world, "unauthorized.process.killed")
 
 
 @pytest.mark.parametrize("policy", [END, replace(END, enforcement=Enforcement.OBSERVE)], ids=["end", "observe"])
@@ -276,7 +276,7 @@ def test_unauthorized_process_is_not_killed_while_the_kubelets_list_is_untrusted
 
 
 async def unannounced(world: World, name: str = "sudden-0") -> tuple[Tenant, Proc]:
-    """A pod that has the device by the kubelet's word, and whose container was started without PreStartContainer."""
+    """Start a pod that the kubelet lists for the device, and whose container was started without PreStartContainer."""
     tenant = await world.admit("acme", name, starts=False)
     assert tenant is not None
     return tenant, intruder(world, tenant.uid)
@@ -287,7 +287,7 @@ async def test_container_started_without_a_grant_is_adopted_and_its_device_scrub
     async with a_world() as world:
         tenant, proc = await unannounced(world)
         await world.until(lambda: world.record().hygiene is Hygiene.IN_USE, within=3.0)
-        assert [event.fields["use"] for event in told(world)] == ["unannounced"]
+        assert [event.fields["use"] for event in told(world)] == ["start-without-handover"]
         grant = world.record().last_grant
         assert grant is not None
         assert (grant.pod, grant.basis) == (tenant.pod, Basis.ADOPTED)
@@ -309,7 +309,7 @@ async def test_container_started_without_a_grant_on_a_device_recorded_as_in_use_
         await unannounced(world)
         world.kubelet.trust = Trust.TRUSTED
         await world.run(2.0)
-        assert [event.fields["use"] for event in told(world)] == ["unannounced"]
+        assert [event.fields["use"] for event in told(world)] == ["start-without-handover"]
 
 
 @in_virtual_time
@@ -332,7 +332,7 @@ async def test_certificate_is_voided_by_a_kubelet_restart() -> None:
         assert [event.fields["reason"] for event in told(world, "certificate.voided")] == ["kubelet-restart"] * 2
 
 
-# -- gaps --------------------------------------------------------------------------------------------------------------
+# -- watch gaps --------------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -348,12 +348,12 @@ async def test_certificate_is_voided_by_a_watch_gap() -> None:
         assert grant is not None
         assert grant.certificate is not None
         assert world.vault.certificates[before.id].next_grant is None
-        assert {event.fields["reason"] for event in told(world, "certificate.voided")} == {"gap"}
+        assert {event.fields["reason"] for event in told(world, "certificate.voided")} == {"watch-gap"}
 
 
 @in_virtual_time
 async def test_scrub_longer_than_the_maximum_watch_gap_leaves_a_valid_certificate() -> None:
-    """Nothing looks at a device while it is scrubbed: that is no gap in the watch."""
+    """No usage check runs on a device that is being scrubbed: that is no watch gap."""
     patient = replace(DEFAULT, limits=replace(Limits(), clear_timeout_base=60.0))
     async with a_world(devices=1, policy=patient) as world:
         world.gpu().slow = 20.0
@@ -369,7 +369,7 @@ async def test_scrub_longer_than_the_maximum_watch_gap_leaves_a_valid_certificat
 
 @in_virtual_time
 async def test_scrub_interrupted_by_a_watch_gap_issues_no_certificate() -> None:
-    """The service stands still once the eraser is done: whoever comes meanwhile leaves before it goes on."""
+    """The service stalls once the eraser is done: a process comes and leaves before the service continues."""
     async with a_world(devices=1) as world:
         await world.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
         await world.until(lambda: bool(world.erasers.running))
@@ -411,7 +411,7 @@ async def test_slow_watch_without_a_gap_voids_no_certificate() -> None:
         assert world.record().certificate == before
 
 
-# -- pods that nobody could name, and pods that cannot be read ---------------------------------------------------------
+# -- grants without a known pod, and unreadable pods -------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -443,7 +443,7 @@ async def test_unreadable_pod_keeps_its_device_no_longer_than_its_grace_period()
         assert tenant.first in world.matter.living()
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=60.0)
         assert list(world.matter.living(tenant.uid)) == []
-        assert told(world, "leftover.pod-ended")
+        assert told(world, "leftover.pod.killed")
 
 
 @in_virtual_time
@@ -456,7 +456,7 @@ async def test_pod_whose_sandbox_was_recreated_starts() -> None:
         await world.until(lambda: tenant.starts > starts, within=60.0)
 
 
-# -- assignments that we did not make ----------------------------------------------------------------------------------
+# -- assignments by another plugin -------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -467,8 +467,8 @@ async def test_assignment_by_another_plugin_is_logged_as_unauthorized_use_and_vo
         await world.node.announce(RESOURCE, {})
         await world.run(30.0)
         (event,) = told(world)
-        assert event.fields["use"] == "foreign-assignment"
-        assert "rival/train-9" in str(event.fields["sentence"])
+        assert event.fields["use"] == "assigned-by-another-plugin"
+        assert "rival/train-9" in str(event.fields["message"])
         assert world.record().certificate != before
 
 
@@ -476,7 +476,7 @@ async def test_assignment_by_another_plugin_is_logged_as_unauthorized_use_and_vo
 
 
 class Blinkered:
-    """:class:`scrubber.ports.Holders` whose quick question leaves something out."""
+    """:class:`scrubber.ports.Holders` whose quick query misses a user."""
 
     def __init__(self, holders: Holders) -> None:
         self._holders = holders

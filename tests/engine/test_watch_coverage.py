@@ -1,4 +1,4 @@
-"""What the looks at a device say: since when nobody held it, and whether anybody looked all the while."""
+"""Results of the usage checks: since when a device has had no holder, and whether it was watched without a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to devices when nobody asks: release, use without a grant, and what the driver says."""
+"""Background loops: release, use without a grant, and driver events."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ async def test_completed_pod_releases_its_device() -> None:
 async def test_leftover_processes_of_a_pod_are_killed_once_its_first_process_is_dead() -> None:
     async with a_world() as world:
         tenant = await running(world)
-        await world.run(2.0)  # the watch has seen its first process
+        await world.run(2.0)  # its first process was sampled
         assert tenant.first is not None
         child = world.matter.fork(tenant.first)
         world.kubelet.delete(tenant)
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
         assert not child.alive
         assert world.gpu().cells == [""] * 4
-        ended = [event.fields["pid"] for event in world.vault.events if event.name == "leftover.ended"]
+        ended = [event.fields["pid"] for event in world.vault.events if event.name == "leftover.process.killed"]
         assert ended == [child.pid]
 
 
@@ -143,13 +143,13 @@ async def test_unkillable_leftover_process_quarantines_the_device_until_the_proc
         await world.until(lambda: world.record().health is Health.QUARANTINED, within=20.0)
         cause = world.record().cause
         assert cause is not None
-        assert cause.code == "unkillable"
+        assert cause.code == "holder-unkillable"
         child.killable = True
         await world.until(lambda: world.record().state == "clean", within=120.0)
 
 
 async def nobody_can_name(world: World) -> Tenant:
-    """A pod that runs on a grant which no witness could name; it does not hold its device."""
+    """Return a pod that runs on a grant without a known pod; it does not hold its device."""
     tenant = await world.admit("acme", "train-0", starts=False)
     assert tenant is not None
     world.kubelet.trust = Trust.UNREADABLE
@@ -204,7 +204,7 @@ def test_grant_to_an_unnamed_pod_gets_no_pod_name_while_another_pod_is_possible(
 
 @in_virtual_time
 async def test_kubelet_restart_during_an_unreadable_period_voids_certificates() -> None:
-    """What it started meanwhile it did not ask about: nothing that was proved before counts."""
+    """The kubelet requested no grants for what it started meanwhile: no earlier proof counts."""
     async with a_world(devices=1) as world:
         certificate = world.record().certificate
         assert certificate is not None
@@ -230,7 +230,7 @@ async def test_unauthorized_use_voids_the_certificate_within_two_seconds() -> No
         assert world.record().hygiene is not Hygiene.CLEAN
         world.matter.end(host)
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        assert any(event.name == "device.touched" for event in world.vault.events)
+        assert any(event.name == "device.marked-dirty" for event in world.vault.events)
 
 
 @in_virtual_time
@@ -266,7 +266,7 @@ async def test_device_held_for_long_without_a_grant_does_not_fill_the_ledger() -
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
 
 
-# -- what the driver says ----------------------------------------------------------------------------------------------
+# -- driver events -----------------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -326,12 +326,12 @@ async def test_device_that_cannot_be_queried_is_quarantined_as_unreadable() -> N
         await world.until(lambda: world.record().health is Health.QUARANTINED, within=60.0)
         cause = world.record().cause
         assert cause is not None
-        assert cause.code == "unreadable"
+        assert cause.code == "device-unreadable"
 
 
 @in_virtual_time
 async def test_device_with_a_long_reset_in_progress_stays_healthy() -> None:
-    """It may be reset for another one's sake, or in a scrub that the policy wants: it is well, and is to stay in."""
+    """It may be reset because of another device, or in a scrub that the policy requires: it stays in service."""
     async with a_world() as world:
         nobody_answers(world, ResetInProgress("it is being reset"))
         await world.run(120.0)
@@ -368,7 +368,7 @@ def nobody_answers(world: World, away: Unavailable) -> None:
 
 
 def moved(world: World, address: str) -> Device:
-    """The first device, found again at ``address``."""
+    """Return the first device, found again at ``address``."""
     gpu = world.gpu()
     gpu.device = replace(gpu.device, traits=(("pci_address", address),))
     world.node.devices.inventory_changed.set()
@@ -377,7 +377,7 @@ def moved(world: World, address: str) -> Device:
 
 @in_virtual_time
 async def test_device_that_moved_to_another_pci_address_is_read_there_and_scrubbed() -> None:
-    """Two GPUs may have changed places: who goes by the old place looks at the other one."""
+    """Two GPUs may have swapped places: a query by the old address would read the other one."""
     async with a_world() as world:
         certificate = world.record().certificate
         there = moved(world, "0000:3b:00.0")

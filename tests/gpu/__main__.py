@@ -1,6 +1,6 @@
-"""``python3 -m tests.gpu``: run everything, print what was found, keep the report. Exit status 1 when a must failed.
+"""``python3 -m tests.gpu``: run everything, print the results, store the report. Exit status 1 on a failure.
 
-A missed target is a result and no failure. What could not be tried is named, with the reason.
+A missed target is a result, not a failure. What could not be tested is listed, with the reason.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ PARTS = (
 
 
 async def everything(options: Options, log: Log, only: Sequence[str] = ()) -> Report:
-    """Every part in turn, or ``only`` those named, each by itself.
+    """Run every part in turn, or ``only`` those named, each separately.
 
     Raises:
-        ScrubberError: there is no GPU to check, or somebody uses it.
+        ScrubberError: there is no GPU to check, or it is in use.
     """
     made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:

@@ -1,4 +1,4 @@
-"""How much the check does: everything in under ten minutes, or a quick look in under four."""
+"""The extent of the check: everything in under ten minutes, or a quick check in under four."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Figures are samples, unless they say otherwise.
+    """The numbers are sample counts, unless stated otherwise.
 
     Attributes:
         limit_bytes: the size of the buffer whose reading and writing is the reference.
         limit_repeats: runs per launch shape, of which the median counts.
-        part_seconds: that one part may take.
-        all_seconds: that all of them may take together.
+        part_seconds: maximum time of one part.
+        all_seconds: maximum time of all parts together.
     """
 
     quick: bool

@@ -1,4 +1,4 @@
-"""What NVIDIA's own tool says, for comparison."""
+"""The output of NVIDIA's own tool, for comparison."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _SECONDS = 30.0
 
 
 class NotAsked(Exception):
-    """The tool is not there, or does not answer such a question."""
+    """The tool does not exist, or does not answer such a query."""
 
 
 class Smi:
-    """``nvidia-smi``, asked and never told to change anything."""
+    """``nvidia-smi``, used only for queries, never for changes."""
 
     def __init__(self, places: DriverPaths, environment: Mapping[str, str]) -> None:
         self._program = places.find_program("nvidia-smi")
         self._environment = {"PATH": os.defpath, "LANG": "C.UTF-8", **environment}
 
     async def gpus(self) -> dict[str, tuple[str, int, str]]:
-        """Model, memory in MiB and driver version of each GPU, by UUID.
+        """Return model, memory in MiB and driver version of each GPU, by UUID.
 
         Raises:
-            NotAsked: it cannot say.
+            NotAsked: it gives no answer.
         """
         rows = (await self._query("uuid,name,memory.total,driver_version")).splitlines()
         try:
@@ -39,10 +39,10 @@ class Smi:
             raise NotAsked(f"nvidia-smi answers what is not understood: {rows[:1]}.") from error
 
     async def health(self, uuid: str) -> str:
-        """What a script that polls it would ask before a hand-over, in one call.
+        """Return what a polling script would query before a hand-over, in one call.
 
         Raises:
-            NotAsked: it cannot say.
+            NotAsked: it gives no answer.
         """
         return await self._query("memory.used,temperature.gpu", uuid)
 

@@ -1,7 +1,7 @@
-"""What the check found, as values: results, figures, and the report that holds them.
+"""The findings of the check, as values: results, figures, and the report that contains them.
 
-Promise: a result is passed, failed, or not available here with a reason, and there is no fourth; a part that breaks has
-failed, and takes none of the others with it.
+A result is passed, failed, or unavailable with a reason, and nothing else. A part with an error has failed, and does
+not affect the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.gpu.targets import GpuTargetResult, evaluate_targets
 __all__ = ["Figures", "Log", "Report", "Result", "Verdict", "dump", "file_name", "render"]
 
 Figures = Mapping[str, object]
-"""By unit-suffixed names; numbers, words, and lists of them."""
+"""Numbers, strings, and lists of them, by names with a unit suffix."""
 
 SCHEMA = 1
 
@@ -33,11 +33,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One thing that was tried.
+    """One thing that was tested.
 
     Attributes:
         name: stable and hierarchical, such as ``attack.global-memory.after``.
-        sentence: what was seen, or why it could not be tried.
+        sentence: what was observed, or why it could not be tested.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Result:
 
 
 class Log:
-    """Collects results as they come and says each at once."""
+    """Collects results and prints each at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -56,7 +56,7 @@ class Log:
 
     @property
     def seconds(self) -> float:
-        """Since the check began."""
+        """Return the seconds since the check began."""
         return time.monotonic() - self._began
 
     def passed(self, name: str, sentence: str, **figures: object) -> None:
@@ -69,11 +69,11 @@ class Log:
         self._add(Result(name, Verdict.UNAVAILABLE, reason, figures))
 
     def judged(self, name: str, good: bool, sentence: str, **figures: object) -> None:
-        """Passed when ``good``, else failed."""
+        """Add a result: passed when ``good``, otherwise failed."""
         self._add(Result(name, Verdict.PASSED if good else Verdict.FAILED, sentence, figures))
 
     def figure(self, name: str) -> float | None:
-        """A number that was measured: ``<result>:<figure>``; None when it was not."""
+        """Return a measured number: ``<result>:<figure>``; None when it was not measured."""
         result, _, key = name.partition(":")
         for each in self.results:
             value = each.figures.get(key) if each.name == result else None
@@ -82,13 +82,13 @@ class Log:
         return None
 
     async def part(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Run one part; whatever happens in it is a result of that part."""
+        """Run one part; an error in it becomes a failure of that part."""
         try:
             async with asyncio.timeout(seconds):
                 await work()
         except TimeoutError:
             self.failed(name, f"It did not end within {seconds:.0f} s.")
-        except Exception as error:  # noqa: BLE001 - the other parts have something to say, too, and this one is a failure
+        except Exception as error:  # noqa: BLE001 - the other parts still run, and this one has failed
             where = "".join(traceback.format_exception(error))
             self.failed(name, f"{type(error).__name__}: {error}", traceback=where)
 
@@ -106,7 +106,7 @@ class Report:
 
     Attributes:
         made: UTC, ISO 8601, to the minute.
-        dry: it ran over stand-ins: its figures are a test's, and say nothing about any GPU.
+        dry: it ran over stand-ins: its figures belong to a test, and are meaningless for any GPU.
         software: versions by name.
     """
 
@@ -127,7 +127,7 @@ class Report:
 
 
 def finished(log: Log, *, made: str, quick: bool, dry: bool, identity: Mapping[str, str], version: str) -> Report:
-    """The report of what ``log`` collected. ``identity`` holds ``model``, ``driver`` and whatever else has a version."""
+    """Return the report of what ``log`` collected. ``identity`` contains ``model``, ``driver`` and other versions."""
     software = {name: value for name, value in identity.items() if name not in ("model", "driver")}
     return Report(
         made=made,
@@ -144,7 +144,7 @@ def finished(log: Log, *, made: str, quick: bool, dry: bool, identity: Mapping[s
 
 
 def dump(report: Report) -> str:
-    """JSON, with every raw figure."""
+    """Return the report as JSON, with every raw figure."""
     document = {"schema": SCHEMA, **asdict(report)}
     for written, target in zip(document["targets"], report.targets, strict=True):
         written["met"] = target.met
@@ -152,14 +152,14 @@ def dump(report: Report) -> str:
 
 
 def file_name(report: Report) -> str:
-    """``gpu-<model>-<driver>.json``; a dry run's name cannot be mistaken for a result's."""
+    """Return ``gpu-<model>-<driver>.json``; the name of a dry run cannot be mistaken for that of a result."""
     words = f"{report.model}-{report.driver}".removeprefix("NVIDIA ")
     kind = "dry-run" if report.dry else "gpu"
     return f"{kind}-{re.sub(r'[^a-z0-9.]+', '-', words.lower()).strip('-')}.json"
 
 
 def render(report: Report) -> str:
-    """The summary for people."""
+    """Return the summary in readable form."""
     lines = ["", f"{report.model}, driver {report.driver}, {report.made}, {report.seconds:.0f} s"]
     if report.dry:
         lines.append("DRY RUN over stand-ins: no figure in here says anything about a GPU.")

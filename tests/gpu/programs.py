@@ -1,7 +1,7 @@
-"""Programs of the check that use CUDA: tenants that leave secrets, readers, and the measuring of limits.
+"""Programs of the check that use CUDA: tenants that leave secrets, readers, and measurements of limits.
 
-Promise: each sees one device, dies with the check, and is killed by its own process handle, never by a PID that may have
-become somebody else's.
+Each sees one device, dies with the check, and is killed by its own process handle, never by a PID that may have been
+reused.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LONGEST_LINE = 1 << 20
 
 
 class Broken(Exception):
-    """A program of the check ended before it had said what it was asked."""
+    """A program of the check ended before its answer."""
 
 
 def python_path(*first: Path) -> str:
-    """Where children find this tree, what ``first`` puts before everything, and the libraries that this process finds.
+    """Return the Python path of children: ``first``, then this tree, and the libraries of this process.
 
-    A child looks neither into the user's own packages nor at our environment, so it is told.
+    A child uses neither the user's own packages nor this process's environment.
     """
     found = [*first, _ROOT]
     for name in _LIBRARIES:
@@ -43,13 +43,13 @@ def python_path(*first: Path) -> str:
 
 
 def library_path(added: Mapping[str, str]) -> dict[str, str]:
-    """``LD_LIBRARY_PATH`` of children: what ``added`` says, then what this process was started with; none when empty."""
+    """Return ``LD_LIBRARY_PATH`` of children: the value in ``added``, then that of this process; nothing when empty."""
     parts = [each for each in (added.get("LD_LIBRARY_PATH"), os.environ.get("LD_LIBRARY_PATH")) if each]
     return {"LD_LIBRARY_PATH": ":".join(parts)} if parts else {}
 
 
 class Program:
-    """A running program that speaks JSON lines."""
+    """A running program that prints JSON lines."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name
@@ -60,10 +60,10 @@ class Program:
         return self._process.pid
 
     async def line(self) -> dict[str, Any]:
-        """What it says next.
+        """Return its next message.
 
         Raises:
-            Broken: it ended, or speaks no JSON; with what it wrote on standard error.
+            Broken: it ended, or prints no JSON; contains its standard error.
         """
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -81,7 +81,7 @@ class Program:
         return found
 
     async def kill(self) -> None:
-        """SIGKILL, as a node out of memory or an impatient kubelet does it; returns when the process is over."""
+        """Send SIGKILL, like the OOM killer or a kubelet at its deadline; returns when the process is over."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
@@ -89,7 +89,7 @@ class Program:
 
 @asynccontextmanager
 async def running(module: str, *arguments: str, environment: Mapping[str, str]) -> AsyncIterator[Program]:
-    """``python -m module`` until the end of the block; nothing of this process's environment but ``environment``."""
+    """Run ``python -m module`` until the end of the block, with only ``environment`` as its environment."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-s", "-P", "-m", module, *arguments),
         stdin=asyncio.subprocess.DEVNULL,

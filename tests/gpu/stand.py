@@ -1,7 +1,7 @@
-"""The service's own backend around one device that nobody uses, and what the check needs beside it.
+"""The service's own backend around one unused device, and the other components that the check needs.
 
-Promise: what is tried is what ships, put together as the service does it; only the engine and its ledger are left out.
-With ``--leave-settings`` the eraser works without its fence, because even that changes the compute mode for a moment.
+The check tests what ships, composed as in the service; only the engine and its ledger are left out. With
+``--leave-settings`` the eraser works without its fence, because that changes the compute mode for a moment.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = ["Options", "Stand"]
 _STAND_IN = Path(__file__).parents[1] / "nvidia/standin"
 _WALK_SECONDS = 30.0
 _QUESTION_SECONDS = 30.0
-"""The first question initialises a GPU that nothing keeps awake, which takes seconds."""
+"""The first request initialises a GPU that no process keeps awake, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says; see ``--help``. ``stand_ins`` is the world of a dry run."""
+    """The options of the command line; see ``--help``. ``stand_ins`` is the world of a dry run."""
 
     places: DriverPaths
     extent: Extent
@@ -64,7 +64,7 @@ class Options:
 
 
 class Unfenced:
-    """Another :class:`GpuControl`, for a machine whose settings may not be touched: as if there were no compute mode."""
+    """A :class:`GpuControl` for a machine whose settings must not be changed: as if there were no compute mode."""
 
     def __init__(self, gpu: GpuControl) -> None:
         self._gpu = gpu
@@ -87,7 +87,7 @@ class Unfenced:
 
 @dataclass(frozen=True, slots=True)
 class _Told(DriverPaths):
-    """Places of a node where Python's libraries may lie anywhere: children are told where."""
+    """Paths of a node where Python's libraries may be anywhere: children are given their location."""
 
     python: str = ""
 
@@ -96,7 +96,7 @@ class _Told(DriverPaths):
 
 
 class Stand:
-    """Made by :meth:`opened`. ``device`` is the one that is checked, ``devices`` are all that the node has."""
+    """Created by :meth:`opened`. ``device`` is the one that is checked, ``devices`` are all devices of the node."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Stand:
 
     @property
     def ports(self) -> Ports:
-        """What a scrub needs."""
+        """The ports that a scrub needs."""
         return Ports(self.backend.holders, self.backend.telemetry, self.backend.settings, self.eraser)
 
     def work_unfenced(self) -> None:
@@ -146,11 +146,11 @@ class Stand:
     @classmethod
     @asynccontextmanager
     async def opened(cls, options: Options, scratch: Path) -> AsyncIterator[Stand]:
-        """Everything started.
+        """Start everything.
 
         Raises:
             Unavailable: there is no driver, or no device.
-            DeviceBusy: somebody uses the device, whose memory would be overwritten.
+            DeviceBusy: the device, whose memory would be overwritten, is in use.
         """
         stand_in = options.stand_ins
         found = options.places
@@ -208,11 +208,11 @@ class Stand:
             yield stand
 
     async def identity(self) -> dict[str, str]:
-        """``model`` and ``driver``."""
+        """Return ``model`` and ``driver``."""
         return {"model": self.device.model, "driver": (await self.backend.inventory.identity()).driver}
 
     def software(self) -> dict[str, str]:
-        """Versions of what the figures depend on."""
+        """Return the versions of what the figures depend on."""
         found = {"python": platform.python_version(), "kernel": platform.release().partition("-")[0]}
         found |= {
             name: value for name, value in self.device.traits if name in ("nvml", "cuda", "vbios", "gsp_firmware")
@@ -225,7 +225,7 @@ class Stand:
         return found
 
     def cuda_environment(self, device: Device) -> dict[str, str]:
-        """What a tenant or a measuring program gets: one device, and nothing of this process's environment."""
+        """Return the environment of a tenant or a measurement: one device, and nothing of this process's own."""
         no_mps = self._scratch / "no-mps"
         no_mps.mkdir(mode=0o700, exist_ok=True)
         return {
@@ -239,16 +239,16 @@ class Stand:
         }
 
     async def compute_mode(self) -> str | None:
-        """As telemetry tells it; None where there is none."""
+        """Return the compute mode that telemetry reports; None where there is none."""
         return (await self.backend.telemetry.snapshot(self.device)).settings.get("compute_mode")
 
     async def listed(self) -> frozenset[int]:
-        """PIDs that the driver lists on the device."""
+        """Return the PIDs that the driver lists for the device."""
         rows = (await self._used())["processes"]
         return frozenset(int(row[0]) for row in rows) if isinstance(rows, list) else frozenset()
 
     async def walked(self) -> frozenset[int]:
-        """PIDs of those who have the device's own node open or mapped, as a walk over ``/proc`` finds them."""
+        """Return the PIDs that have the device's own node open or mapped, as found by a walk over ``/proc``."""
         node = next(each for each in self.device.access if each.kind is AccessKind.DEVICE_NODE)
         question = walk_request(DeviceNodeTarget(frozenset({os.stat(node.host_path).st_rdev})))
         found = parse_walk_report(await self._walks.request(self.device.id, question)).holders
@@ -256,23 +256,23 @@ class Stand:
 
     @asynccontextmanager
     async def not_asking(self) -> AsyncIterator[None]:
-        """The check's own questions have nothing open meanwhile, as a reset demands; the backend sees to its own."""
+        """Close the check's own driver connections meanwhile, as a reset requires; the backend closes its own."""
         async with self._questions.suspend({gpu_uuid(self.device)}):
             yield
 
     async def warm(self) -> None:
-        """A zygote with CuPy loaded; none before the first call."""
+        """Start a zygote with CuPy loaded; there is none before the first call."""
         await self._programs.warm_up()
 
     async def fork_and_end(self) -> None:
-        """A forked child that is ready, and its end."""
+        """Fork a child, wait until it is ready, and end it."""
         await (await self._programs.start(DIAGNOSIS_MODULE, self.device)).kill()
 
     async def _used(self) -> Message:
         return await self._questions.request(gpu_uuid(self.device), device_request(self.device, "used"))
 
     async def _refuse_a_device_in_use(self) -> None:
-        """Memory in use without anyone is no reason: what the idle level is, is for the check to find out."""
+        """Memory in use without a process is no reason to refuse: the check itself determines the idle level."""
         report = await self.backend.holders.list_holders(self.device)
         users = [
             f"PID {each.pid} ({each.command})"

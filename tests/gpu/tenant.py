@@ -1,11 +1,11 @@
-"""A tenant of the one device that it sees: leaves a secret until it is killed, looks for one, or only holds the device.
+"""A tenant of the one device that it sees: leaves a secret until killed, searches for one, or only holds the device.
 
-``python -m tests.gpu.tenant leave PLACE SECRET`` says ``{"filled_bytes": n}`` once the secret stands everywhere and then
-never ends by itself; ``look PLACE SECRET`` says ``{"found_bytes": n, "looked_bytes": n}``, having written nowhere first;
-``hold`` says ``{"held_bytes": n}``. Places are ``global``, ``shared`` and ``registers``.
+``python -m tests.gpu.tenant leave PLACE SECRET`` prints ``{"filled_bytes": n}`` once the secret is everywhere and then
+never exits; ``look PLACE SECRET`` prints ``{"found_bytes": n, "looked_bytes": n}``, without any write before; ``hold``
+prints ``{"held_bytes": n}``. Places are ``global``, ``shared`` and ``registers``.
 
-It shares nothing with the scrub but the device: another way to take memory, other kernels (``attacks.ptx``), so that a
-mistake in those cannot hide itself here.
+It has only the device in common with the scrub: it allocates memory in another way and uses other kernels
+(``attacks.ptx``), so that a mistake in those cannot hide itself here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__: list[str] = []
 KERNELS = Path(__file__).with_name("attacks.ptx")
 _LARGEST, _SMALLEST = 4 << 30, 2 << 20
 _SPARED = 64 << 20
-"""Bytes of the device that are not taken, where there are that many: CUDA needs a little for itself later on."""
+"""Bytes of the device that are not allocated, if it has that many: CUDA needs some memory later."""
 
 _HELD = 8 << 20
 _MEMORY_FULL = 2
 _THREADS, _SHARED_THREADS, _REGISTER_THREADS, _REGISTERS = 256, 1024, 256, 240
 _LONG = 120_000_000_000
-"""Clock ticks: a minute or so, unless the kill comes first."""
+"""Clock ticks: about a minute, unless the kill comes first."""
 
 _SHORT = 1_000_000_000
 _ARRIVAL_SECONDS = 10.0
@@ -56,7 +56,7 @@ class Tenancy:
         self._numbers = int(runtime.malloc(64))
         self._seen = int(runtime.hostAlloc(64, 0))
         ctypes.memset(self._seen, 0, 64)
-        # Copied there, not set: a kernel that sets memory runs on the processors whose leftovers are looked for.
+        # Copied there, not set: a kernel that sets memory runs on the processors whose leftovers are searched for.
         runtime.memcpy(self._numbers, self._seen, 64, runtime.memcpyHostToDevice)
         self.found = numpy.uint64(self._numbers)
         self.arrived = numpy.uint64(self._numbers + 16)
@@ -67,7 +67,7 @@ class Tenancy:
         return found
 
     def read(self) -> tuple[int, int]:
-        """``found`` and ``arrived``, also while a kernel is at work."""
+        """Return ``found`` and ``arrived``, also while a kernel is running."""
         runtime.memcpyAsync(self._seen, self._numbers, 64, runtime.memcpyDeviceToHost, self._looking.ptr)
         self._looking.synchronize()
         words = (ctypes.c_uint32 * 16).from_address(self._seen)
@@ -85,7 +85,7 @@ class Tenancy:
                 raise TimeoutError(f"{arrived} of {self.processors} processors were reached")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Address and size of nearly all memory, not touched."""
+        """Yield address and size of pieces of nearly all memory, without touching it."""
         size = _LARGEST
         while size >= _SMALLEST:
             free, total = runtime.memGetInfo()
@@ -155,7 +155,7 @@ def look_registers(tenancy: Tenancy, secret: int) -> tuple[int, int]:
 
 
 def _on_chip(tenancy: Tenancy, name: str, threads: int, arguments: Sequence[object], shared: int = 0) -> None:
-    """One block on each processor."""
+    """Launch one block on each processor."""
     kernel = tenancy.kernel(name)
     if shared:
         kernel.max_dynamic_shared_size_bytes = shared  # type: ignore[attr-defined]

@@ -115,8 +115,8 @@ async def found_by(pod: EmulatedPod) -> str:
 
 async def history(stage: Playground, name: str) -> list[dict[str, Any]]:
     """The fields of every audit row of that name, oldest first, each with its ``device`` and its ``sequence``."""
-    entries = [each for each in (await stage.read_client.history(limit=1000)).entries if each.name == name]
-    rows = [{**json.loads(each.fields_json), "device": each.device, "sequence": each.sequence} for each in entries]
+    entries = [each for each in (await stage.read_client.history(limit=1000)).entries if each.event == name]
+    rows = [{**json.loads(each.fields_json), "device": each.device_id, "sequence": each.sequence} for each in entries]
     return rows[::-1]
 
 

@@ -1,4 +1,4 @@
-"""The daemons and commands of all stages begin in a fork of an interpreter that is warm already."""
+"""Start the daemons and commands of all stages by forking an interpreter that has already imported their modules."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Makes a directory from which the service and its children start with an audit hook that writes down each listing of /proc.
+"""Create a directory from which the service and its children start with an audit hook that records listings of /proc.
 
-The interpreter runs ``sitecustomize`` at its start, and the service gives its children the directory that its own
-package came from: so this directory holds the packages by links, and a ``sitecustomize.py``.
+The interpreter runs ``sitecustomize`` at its start, and the service passes the directory of its own package on to its
+children. The directory therefore contains links to the packages, and a ``sitecustomize.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.addaudithook(_hook)
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What to add to a daemon's environment; the record is ``directory/listings``."""
+    """Return the additions to a daemon's environment; the record is ``directory/listings``."""
     for package in (scrubber, plugin):
         found = Path(package.__file__ or "").parent
         (directory / found.name).symlink_to(found)
@@ -41,6 +41,6 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def listings(directory: Path) -> tuple[set[int], list[tuple[int, float]]]:
-    """PIDs of the processes that were watched; and the PID and the time (monotonic seconds) of each listing of /proc."""
+    """Return the PIDs of the watched processes, and PID and time (monotonic seconds) of each listing of /proc."""
     lines = [json.loads(line) for line in (directory / "listings").read_text().splitlines()]
     return {pid for pid, at in lines if at is None}, [(pid, at) for pid, at in lines if at is not None]

@@ -1,4 +1,4 @@
-"""What real daemons wrote to their logs: events that docs/logs.md has, at its levels, and nothing else."""
+"""The logs of real daemons: only events that docs/logs.md lists, at its levels."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.observability.test_log_events import FIELDS, LEVELS
 __all__ = ["check", "lines"]
 
 REFUSAL = "Error: "
-"""How the sentence of a daemon begins that does not start."""
+"""Beginning of the message of a daemon that does not start."""
 
 
 def lines(daemon: Daemon) -> list[dict[str, Any]]:
-    """The events of its log. Anything else in there must be a refusal to start."""
+    """Return the events of its log. Any other line must be a refusal to start."""
     text = daemon.log.read_text() if daemon.log.exists() else ""
     whole = text[: text.rfind("\n") + 1].splitlines()
     return [json.loads(line) for line in whole if not line.startswith(REFUSAL)]
 
 
 def check(stage: Playground) -> None:
-    """Of both daemons, as far as they have written."""
+    """Check the log lines that both daemons have written so far."""
     for daemon in (stage.service, stage.plugin):
         for line in lines(daemon):
             event = (line["event"], line["component"])
@@ -30,4 +30,4 @@ def check(stage: Playground) -> None:
             assert line["level"] in LEVELS[event] or LEVELS[event] == "any", line
             assert list(line)[:4] == ["timestamp", "level", "event", "component"]
             if event[0].startswith(("scrub.", "handover.")):
-                assert FIELDS[event] - line.keys() <= {"device", "told"}, line
+                assert FIELDS[event] - line.keys() <= {"device", "public_message"}, line

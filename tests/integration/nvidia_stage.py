@@ -1,7 +1,7 @@
 """The stage with NVIDIA GPUs: the shipped service over a world of stand-ins, the shipped plugin, an emulated kubelet.
 
-Tenants are real processes in their pods' control groups. They take memory with the stand-in for CuPy, in the world, by the
-name that the plugin's answer gave them: a container that was given another device sees another device.
+Tenants are real processes in their pods' cgroups. They allocate memory with the stand-in for CuPy, in the world, by the
+name in the plugin's answer: a container that was given another device sees another device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLICY = str(Path(__file__).with_name("nvidia.yaml"))
 _SECRET = "81985529216486895"
 
 _AS_THE_RUNTIME_WOULD = 'CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES" exec "$0" "$@"'
-"""NVIDIA's runtime shows a container the devices of this variable and no others; here a shell has to."""
+"""NVIDIA's runtime shows a container only the devices in this variable; here a shell has to."""
 
 _LEAVES_A_PROCESS = """
 import subprocess, sys
@@ -40,12 +40,12 @@ left.returncode = 0  # it is not waited for
 
 
 class NvidiaStage(Playground):
-    """A node with GPUs, all of it in one short-lived place; see :class:`scrubber.emulator.playground.Playground`.
+    """A temporary node with GPUs; see :class:`scrubber.emulator.playground.Playground`.
 
     Args:
-        serve: more words for ``scrubber serve``.
-        plugin: more words for ``scrubber plugin``.
-        environment: more variables for both.
+        serve: additional arguments of ``scrubber serve``.
+        plugin: additional arguments of ``scrubber plugin``.
+        environment: additional variables for both.
     """
 
     def __init__(
@@ -85,41 +85,41 @@ class NvidiaStage(Playground):
         await self.offers(self._devices, timeout=timeout)
 
     async def offers(self, count: int, resource: str = RESOURCE, *, timeout: float = SOON) -> None:
-        """Wait until the kubelet counts ``count`` healthy devices, taken or not."""
+        """Wait until the kubelet counts ``count`` healthy devices, in use or not."""
         await self.kubelet.wait_until(lambda kubelet: kubelet.allocatable(resource) == count, timeout)
 
     async def logged(self, event: str) -> Mapping[str, Any]:
-        """Wait for the service to write ``event`` into its log; the first such line."""
+        """Wait for the first log line of the service with ``event``."""
         async with asyncio.timeout(SOON):
             while True:
                 text = self.service.log.read_text()
-                whole = text[: text.rfind("\n") + 1].splitlines()  # the last one may be in the midst of being written
+                whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
                 for line in (json.loads(each) for each in whole if each[:1] == "{"):
                     if line["event"] == event:
                         return dict(line)
                 await asyncio.sleep(0.02)
 
     async def are(self, *states: str) -> None:
-        """Wait until the devices, in the order of their indexes, are in these states."""
+        """Wait until the devices, in the order of their indices, are in these states."""
         await self.wait_for_devices(
             lambda devices: tuple(each.state for each in sorted(devices, key=lambda each: each.index)) == states, SOON
         )
 
     async def said(self, *arguments: str, status: int = 0) -> Any:
-        """What the command answers as JSON, a list or one thing, once it has exited with ``status``."""
+        """Return the command's JSON output, a list or one object, once it has exited with ``status``."""
         answer = await self.run_command(*arguments, "-o", "json")
         assert answer.returncode == status, answer
         told = json.loads(answer.stdout)
         return told.get("items", told)
 
     async def certificate(self, device: str) -> Mapping[str, Any]:
-        """The slow path's certificate that ``device`` (an index) has at present."""
+        """Return the current slow-path certificate of ``device`` (an index)."""
         (found,) = [each for each in await self.said("devices") if each["index"] == device]
         assert found["certificate"] is not None, found
         return dict(found["certificate"])
 
     def gpu_of(self, pod: EmulatedPod) -> Gpu:
-        """The GPU that the pod's one device is, or is cut from."""
+        """Return the GPU that the pod's only device is or belongs to."""
         (device,) = pod.device_ids
         return self.world.find(device)[0]
 
@@ -128,27 +128,27 @@ class NvidiaStage(Playground):
     def tenant(
         self, name: str, namespace: str, *words: str, gpus: int = 1, resource: str = RESOURCE, restart: bool = False
     ) -> PodSpec:
-        """A pod of one container that runs ``python WORDS`` with the stand-in for CuPy, on the devices that it was given."""
+        """Return a pod of one container that runs ``python WORDS`` with the stand-in for CuPy, on its devices."""
         argv = ("/bin/sh", "-c", _AS_THE_RUNTIME_WOULD, sys.executable, *words)
         again = RestartPolicy.ALWAYS if restart else RestartPolicy.NEVER
         main = ContainerSpec("main", argv, {resource: gpus}, dict(cuda_environment(self.world.root)), again)
         return PodSpec(name, namespace, [main])
 
     def leaving(self, place: str, name: str, namespace: str, **more: Any) -> PodSpec:
-        """A pod that leaves a secret all over ``place`` of its device, and then does nothing more."""
+        """Return a pod that fills ``place`` of its device with a secret, and then stays idle."""
         return self.tenant(name, namespace, "-m", "tests.gpu.tenant", "leave", place, _SECRET, **more)
 
     def looking(self, place: str, name: str, namespace: str, **more: Any) -> PodSpec:
-        """A pod that says how many bytes of the secret it found in ``place`` of its device, and ends."""
+        """Return a pod that prints how many bytes of the secret it found in ``place`` of its device, and ends."""
         return self.tenant(name, namespace, "-m", "tests.gpu.tenant", "look", place, _SECRET, **more)
 
     def littering(self, name: str, namespace: str) -> PodSpec:
-        """A pod that ends, and leaves a process with a context on its device."""
+        """Return a pod that ends, and leaves a process with a context on its device."""
         spec = self.tenant(name, namespace, "-c", _LEAVES_A_PROCESS)
         return PodSpec(spec.name, spec.namespace, spec.containers, leave_children=True)
 
     async def settled(self, spec: PodSpec) -> EmulatedPod:
-        """The pod, once its tenant has said that it did what it was told to do, and stays."""
+        """Run the pod; return it once its tenant has reported that its task is complete, and stays."""
         pod = await self.kubelet.run(spec)
         assert pod.admitted, pod.describe()
         await pod.wait(lambda status: status.phase.terminal or pod.read_log("main").endswith("\n"), SOON)
@@ -156,24 +156,24 @@ class NvidiaStage(Playground):
         return pod
 
     async def delete(self, pod: EmulatedPod) -> None:
-        """As ``kubectl delete --grace-period=0``."""
+        """Delete it like ``kubectl delete --grace-period=0``."""
         await self.kubelet.delete(pod, grace=0)
 
 
 @asynccontextmanager
 async def staged(**options: Any) -> AsyncIterator[NvidiaStage]:
-    """A stage with both daemons running, on GPUs that are all clean."""
+    """Provide a stage with both daemons, on GPUs that are all clean."""
     async with NvidiaStage(**options) as stage:
         try:
             await stage.start_daemons()
             await stage.wait_until_clean(SOON)
             yield stage
         except BaseException:
-            print(stage.service.log.read_text())  # shown with a test that failed
+            print(stage.service.log.read_text())  # pytest shows it with a failed test
             raise
 
 
 async def found_by(pod: EmulatedPod) -> int:
-    """How many bytes of the secret a looking pod found, once it has ended well."""
+    """Return how many bytes of the secret a looking pod found, once it has succeeded."""
     await pod.wait(PodPhase.SUCCEEDED, SOON)
     return int(json.loads(pod.read_log("main"))["found_bytes"])

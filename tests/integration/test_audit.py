@@ -1,4 +1,4 @@
-"""The audit trail of a service at work: verified from outside, with heads that left the node, and after its end."""
+"""The audit trail of a running service: verified from outside, with heads saved off the node, and after its end."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ async def test_exported_audit_heads_are_found_in_the_audit_log_of_the_running_se
         assert (ended.returncode, ended.stderr) == (0, "")
         report = json.loads(ended.stdout)
         assert (report["verdict"], report["source"]) == ("intact", "service")
-        assert [each["standing"] for each in report["kept"]] == ["found"] * 3
-        assert report["rows"] == report["head"]["sequence"] > int(heads[2].partition(":")[0])
+        assert [each["status"] for each in report["savedHeads"]] == ["found"] * 3
+        assert report["rowCount"] == report["head"]["sequence"] > int(heads[2].partition(":")[0])
 
 
 async def test_audit_log_is_the_same_from_the_service_the_state_directory_and_an_exported_file() -> None:
     async with staged(devices=1) as stage:
         await running(stage, writer("a", "team-a"))
         state = str(stage.directory / "state")
-        busy = await stage.run_command("audit", "verify", "--ledger", state)
+        busy = await stage.run_command("audit", "verify", "--ledger-dir", state)
         assert busy.returncode == 3, busy.stderr
         head = (await stage.run_command("audit", "head")).stdout.strip()
         live = await stage.run_command("audit", "export")
         assert (live.returncode, live.stderr) == (0, "")
         assert await stage.service.stop(SOON) == 0
 
-        ended = await stage.run_command("audit", "verify", "--ledger", state, "--head", head, "-o", "json")
+        ended = await stage.run_command("audit", "verify", "--ledger-dir", state, "--head", head, "-o", "json")
         assert (ended.returncode, json.loads(ended.stdout)["verdict"]) == (0, "intact")
-        stopped = await stage.run_command("audit", "export", "--ledger", state)
+        stopped = await stage.run_command("audit", "export", "--ledger-dir", state)
         rows = live.stdout.splitlines()[1:]
         assert stopped.stdout.splitlines()[1 : 1 + len(rows)] == rows, "what was told once stays as it was told"
 
@@ -81,10 +81,10 @@ async def test_history_is_filtered_by_tenant_and_outcome() -> None:
             return items
 
         (granted,) = await asked("--tenant", "team-a", "--outcome", "granted")
-        assert (granted["name"], granted["fields"]["pod"]) == ("handover.granted", "a")
-        passed = await asked("--outcome", "passed", "--device", granted["device"])
+        assert (granted["event"], granted["fields"]["pod"]) == ("handover.granted", "a")
+        passed = await asked("--outcome", "passed", "--device", granted["deviceID"])
         assert passed
-        assert {each["device"] for each in passed} == {granted["device"]}
+        assert {each["deviceID"] for each in passed} == {granted["deviceID"]}
         assert {each["fields"]["outcome"] for each in passed} == {"passed"}
         assert await asked("--tenant", "team-c") == []
         assert await asked("--outcome", "failed") == []

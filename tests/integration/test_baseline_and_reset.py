@@ -47,7 +47,7 @@ diagnostics:
 """
 """A recovery by itself comes in an hour: what happens before is a person's doing."""
 STRICT = POLICY.replace(
-    "  quietPeriod: 200ms\n", "  quietPeriod: 200ms\n  quarantineAfter:\n    baseline-changed: 200ms\n"
+    "  quietPeriod: 200ms\n", "  quietPeriod: 200ms\n  quarantineAfter:\n    baseline-mismatch: 200ms\n"
 )
 ACTOR = f"uid:{os.geteuid()}"
 
@@ -83,7 +83,7 @@ async def written(stage: Playground, firmware: str) -> None:
     done = await stage.run_command("sim", "fault", "--dir", str(stage.sim_dir), "--device", "0", "--firmware", firmware)
     assert done.returncode == 0, done.stderr
     split(stage.sim_dir, "1", 2)
-    await first_is(stage, lambda device: device.traits["vbios"] == firmware)
+    await first_is(stage, lambda device: device.attributes["vbios"] == firmware)
     merge(stage.sim_dir, "1")
     await stage.wait_for_devices(lambda devices: [each.index for each in devices] == ["0", "1"], SOON)
 
@@ -132,20 +132,24 @@ async def metrics(stage: Playground) -> dict[str, list[tuple[dict[str, str], flo
 
 async def test_changed_firmware_is_reported_and_can_be_accepted_by_an_operator(tmp_path: Path) -> None:
     async with a_stage(tmp_path, devices=2) as stage:
-        usual = {row["vbios"] for row in await history(stage, "baseline.taken")}.pop()
+        usual = {row["vbios"] for row in await history(stage, "baseline.recorded")}.pop()
         await written(stage, "evil-2")
         suspect = await health_is(stage, "suspect")
-        assert (suspect.cause.code, suspect.offered) == ("baseline-changed", True)
-        facts = {each.name: (each.expected, each.found) for each in suspect.baseline.facts}
+        assert (suspect.cause.code, suspect.advertised) == ("baseline-mismatch", True)
+        facts = {each.name: (each.expected, each.actual) for each in suspect.baseline.facts}
         assert facts["vbios"] == (usual, "evil-2")
         async with AdminClient(stage.socket_dir) as admin:
             *_, last = [each async for each in admin.scrub("0", "slow")]
-        assert any("warns of baseline-changed" in line for line in last.result.certificate.covered)
+        assert any("warns of baseline-mismatch" in line for line in last.result.certificate.covered)
         told = await accepted(stage, "new VBIOS, ticket 4711")
         assert (told.baseline.actor, told.baseline.reason) == (ACTOR, "new VBIOS, ticket 4711")
         await health_is(stage, "healthy")
         (row,) = await history(stage, "baseline.accepted")
-        assert (row["was_vbios"], row["is_vbios"], row["reason"]) == (usual, "evil-2", "new VBIOS, ticket 4711")
+        assert (row["previous_vbios"], row["current_vbios"], row["reason"]) == (
+            usual,
+            "evil-2",
+            "new VBIOS, ticket 4711",
+        )
         (line,) = logged(stage, "baseline.accepted")
         assert (line["level"], line["actor"], line["device"]) == ("warning", ACTOR, told.id)
 
@@ -157,9 +161,9 @@ async def test_baseline_survives_sigkill_and_firmware_changed_meanwhile_is_detec
         control.add_faults(stage.sim_dir, "0", firmware="evil-2")
         await stage.service.start()
         suspect = await health_is(stage, "suspect")
-        assert suspect.baseline.at == before.at
+        assert suspect.baseline.recorded_at == before.recorded_at
         assert [each.expected for each in suspect.baseline.facts] == [each.expected for each in before.facts]
-        assert len(await history(stage, "baseline.taken")) == 1
+        assert len(await history(stage, "baseline.recorded")) == 1
 
 
 async def test_strict_policy_quarantines_changed_firmware_until_acceptance_and_release_by_an_operator(
@@ -168,17 +172,17 @@ async def test_strict_policy_quarantines_changed_firmware_until_acceptance_and_r
     async with a_stage(tmp_path, STRICT, devices=2) as stage:
         await written(stage, "evil-2")
         out = await health_is(stage, "quarantined")
-        assert (out.cause.code, out.cause.way_back, out.offered) == ("baseline-changed", "person", False)
+        assert (out.cause.code, out.cause.recovery_method, out.advertised) == ("baseline-mismatch", "operator", False)
         await stage.service.kill()
         await stage.service.start()
         await health_is(stage, "quarantined")
         async with AdminClient(stage.socket_dir) as admin:
             await admin.unquarantine("0", "it looks all right")
-        await first_is(stage, lambda device: len(device.strikes) == 2)  # it went out once more
+        await first_is(stage, lambda device: len(device.quarantines) == 2)  # it went out once more
         await accepted(stage)
         async with AdminClient(stage.socket_dir) as admin:
             await admin.unquarantine("0", "and so it is")
-        assert (await health_is(stage, "healthy")).offered
+        assert (await health_is(stage, "healthy")).advertised
 
 
 async def test_accepted_pcie_width_is_normal_and_a_narrower_one_makes_the_device_suspect(tmp_path: Path) -> None:
@@ -186,7 +190,9 @@ async def test_accepted_pcie_width_is_normal_and_a_narrower_one_makes_the_device
         control.add_faults(stage.sim_dir, "0", conditions={"pcie-width": "x8 of x16"})
         await health_is(stage, "suspect")
         told = await accepted(stage, "that slot has eight lanes")
-        assert [(each.name, each.expected) for each in told.baseline.conditions] == [("pcie-width", "x8 of x16")]
+        assert [(each.name, each.expected) for each in told.baseline.accepted_conditions] == [
+            ("pcie-width", "x8 of x16")
+        ]
         await health_is(stage, "healthy")
         control.add_faults(stage.sim_dir, "0", conditions={"pcie-width": "x4 of x16"})
         await health_is(stage, "suspect")
@@ -206,12 +212,12 @@ async def test_baseline_acceptance_without_a_reason_or_a_known_device_is_refused
 async def test_operator_reset_of_an_idle_device_is_audited_and_logged_with_actor_and_reason(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         result = await reset(stage)
-        assert (result.scrub.outcome, result.scrub.occasion, result.scrub.actor) == ("passed", "on-demand", ACTOR)
+        assert (result.scrub.outcome, result.scrub.trigger, result.scrub.actor) == ("passed", "on-demand", ACTOR)
         assert "reset: done" in result.certificate.covered
         (entry,) = [
-            each for each in (await stage.read_client.history(limit=1000)).entries if each.name == "operator.reset"
+            each for each in (await stage.read_client.history(limit=1000)).entries if each.event == "operator.reset"
         ]
-        assert (entry.actor, entry.scrub_id, entry.device) == (ACTOR, result.scrub.id, result.device.id)
+        assert (entry.actor, entry.scrub_id, entry.device_id) == (ACTOR, result.scrub.id, result.device.id)
         assert json.loads(entry.fields_json) == {"reason": "hangs, ticket 4711"}
         (line,) = logged(stage, "operator.reset")
         assert (line["level"], line["scrub_id"], line["reason"]) == ("warning", result.scrub.id, "hangs, ticket 4711")
@@ -234,11 +240,11 @@ async def test_operator_reset_returns_a_device_that_would_have_waited_an_hour(tm
     async with a_stage(tmp_path) as stage:
         control.add_faults(stage.sim_dir, "0", xid=95)
         out = await health_is(stage, "quarantined")
-        assert out.must_reset
+        assert out.reset_pending
         result = await reset(stage)
-        assert (result.device.health, result.device.must_reset) == ("probation", False)
+        assert (result.device.health, result.device.reset_pending) == ("probation", False)
         back = await health_is(stage, "healthy")
-        assert [(each.reset, each.ordered) for each in back.attempts] == [(True, True)]
+        assert [(each.reset, each.by_operator) for each in back.recovery_attempts] == [(True, True)]
 
 
 async def test_failed_operator_reset_quarantines_the_device_and_returns_the_cause(tmp_path: Path) -> None:
@@ -288,7 +294,7 @@ async def test_every_certificate_verifies_with_the_key_that_the_service_reports(
         names = {each.certificate.id for each in entries if each.HasField("certificate")}
         told = [await stage.read_client.certificate(name) for name in sorted(names)]
         assert {each.certificate.path for each in told} == {"slow", "fast"}
-        assert {"used", "unused"} <= {each.standing for each in told}
+        assert {"consumed", "unused"} <= {each.status for each in told}
         for each in told:
             assert each.certificate.key_id == info.key_id
             assert verify_signature(info.public_key, each.payload, each.certificate.signature)
@@ -323,7 +329,7 @@ async def test_replaced_signing_key_is_reported_everywhere_and_verifies_new_cert
         before = await stage.read_client.certificate(old.id)
         assert verify_signature(first.public_key, before.payload, before.certificate.signature)
         assert not verify_signature(second.public_key, before.payload, before.certificate.signature)
-        assert before.standing == "void"
+        assert before.status == "voided"
         now = (await stage.read_client.devices()).devices[0].certificate
         assert now.key_id == second.key_id
         assert (await metrics(stage))["scrubber_signing_key_info"] == [({"key_id": second.key_id}, 1.0)]
@@ -364,7 +370,7 @@ async def test_audit_head_is_the_same_in_metric_log_service_and_ledger(
                 await asyncio.sleep(0.05)
         parts = {labels["part"]: int(value) for labels, value in shown["scrubber_audit_head_hash"]}
         assert "".join(f"{parts[part]:08x}" for part in sorted(parts)) == head.hash
-        told = [*logged(stage, "audit.head"), *logged(stage, "service.ready")]
+        told = [*logged(stage, "audit.head-published"), *logged(stage, "service.ready")]
         pages = [
             page async for page in stage.read_client.audit_pages()
         ]  # after the log: each row that it names is in there
@@ -373,6 +379,6 @@ async def test_audit_head_is_the_same_in_metric_log_service_and_ledger(
         for line in told:
             number, _, digest = str(line.get("head") or line["audit_head"]).partition(":")
             assert rows[int(number)] == digest
-        assert [line for line in told if line["event"] == "audit.head"]
+        assert [line for line in told if line["event"] == "audit.head-published"]
         assert await stage.service.stop(SOON) == 0
         assert verify_ledger(stage.directory / "state").intact

@@ -1,7 +1,7 @@
-"""Certificates of a real service: signed with the node's key, and verified by those who have that key and nothing else.
+"""Certificates of a real service: signed with the node's key, and verified by programs that have only that key.
 
-Three verify the same files and must agree: the command, the script in ``docs`` that knows nothing of this project, and
-what the service says itself.
+Three verifiers check the same files and must agree: the command, the script in ``docs`` that uses no code of this
+project, and the service itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from scrubber.adapters.signing.envelope import MAX_ENVELOPE_BYTES, write_envelop
 from scrubber.adapters.signing.node_key import FILE_NAME
 from scrubber.cli.commands.certificate import app
 from scrubber.cli.render.certificate import claim_json
+from scrubber.domain.formatting import rfc3339
 from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
 from scrubber.emulator.playground import Playground
 from tests.api.service import CERTIFICATE
@@ -42,11 +43,17 @@ def changed(**changes: Any) -> bytes:
 
 
 def by_script(envelope: Path, key: Path) -> tuple[int, str]:
-    """The script's exit code and output; in isolated mode, where nothing of this project can be imported by accident."""
+    """Run the script; return its exit code and output. Isolated mode excludes accidental imports of this project."""
     words = [sys.executable, "-I", str(SCRIPT), str(envelope), str(key)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
     assert "Traceback" not in ended.stderr
     return ended.returncode, ended.stdout
+
+
+def as_shown(certified: dict[str, Any]) -> dict[str, Any]:
+    """What the command shows of a payload, without the number of its format."""
+    shown = {name: value for name, value in certified.items() if name != "id"}
+    return shown | {"metadata": {"name": certified["id"]}, "issuedAt": rfc3339(certified["issuedAt"])}
 
 
 def by_command(envelope: Path, key: Path) -> int:
@@ -67,7 +74,9 @@ class TestVerificationScript:
         (tmp_path / "key.pem").write_text(KEY.public_key)
         code, out = by_script(tmp_path / "c.json", tmp_path / "key.pem")
         assert code == 0
-        assert json.loads(out) == claim_json(CERTIFICATE) | {"format": 1}
+        certified = json.loads(out)
+        assert certified.pop("format") == 1
+        assert as_shown(certified) == claim_json(CERTIFICATE)
 
     def test_verification_script_without_two_files_prints_its_usage(self) -> None:
         ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False)
@@ -146,7 +155,7 @@ async def told(stage: Playground, *words: str) -> Any:
 
 
 async def exported(stage: Playground, id_: str) -> Path:
-    """The envelope of the certificate as a file."""
+    """Export the envelope of the certificate to a file."""
     ended = await stage.run_command("certificate", "export", id_)
     assert (ended.returncode, ended.stderr) == (0, "")
     (stage.directory / f"{id_}.json").write_text(ended.stdout)
@@ -154,7 +163,7 @@ async def exported(stage: Playground, id_: str) -> Path:
 
 
 async def key_of(stage: Playground) -> Path:
-    """The node's public key as a file."""
+    """Export the node's public key to a file."""
     ended = await stage.run_command("certificate", "key")
     assert ended.returncode == 0
     key_id = (await stage.read_client.service_info()).key_id
@@ -171,13 +180,13 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
         items = (await told(stage, "list"))["items"]
         assert len(items) == 2
         for item in items:
-            file = await exported(stage, item["id"])
+            file = await exported(stage, item["metadata"]["name"])
             code, out = by_script(file, key)
             assert code == 0
             certified = json.loads(out)
-            assert {name: item[name] for name in certified if name != "format"} == {
-                name: value for name, value in certified.items() if name != "format"
-            }
+            assert certified.pop("format") == 1
+            shown = as_shown(certified)
+            assert {name: item[name] for name in shown} == shown
             assert certified["covered"], "what was measured is in there"
             assert by_command(file, key) == 0
             assert (by_script(file, wrong)[0], by_command(file, wrong)) == (1, 1)
@@ -189,31 +198,31 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
 async def test_grant_consumes_a_certificate_and_its_signature_stays_valid() -> None:
     async with staged(devices=1) as stage:
         (before,) = (await told(stage, "list"))["items"]
-        first = (await exported(stage, before["id"])).read_bytes()
+        first = (await exported(stage, before["metadata"]["name"])).read_bytes()
         await running(stage, writer("a", "team-a"))
         (device,) = (await stage.read_client.devices()).devices
-        (tenancy,) = device.tenancies
-        for id_ in {before["id"], tenancy.certificate}:
+        (tenancy,) = device.open_grants
+        for id_ in {before["metadata"]["name"], tenancy.certificate_id}:
             after = await told(stage, "show", id_)
-            assert (after["standing"], after["next_grant"]) == ("used", tenancy.grant)
-            assert after["signature_verdict"] == "valid"
-        assert (await told(stage, "show", "--device", "0"))["id"] == tenancy.certificate
-        assert (await exported(stage, before["id"])).read_bytes() == first
+            assert (after["status"], after["nextGrant"]) == ("consumed", tenancy.sequence)
+            assert after["signatureStatus"] == "valid"
+        assert (await told(stage, "show", "--device", "0"))["metadata"]["name"] == tenancy.certificate_id
+        assert (await exported(stage, before["metadata"]["name"])).read_bytes() == first
 
 
 async def test_signing_key_and_certificates_survive_a_service_restart() -> None:
     async with staged(devices=1) as stage:
         key, created = await key_of(stage), await history(stage, "key.created")
         (item,) = (await told(stage, "list"))["items"]
-        assert [each["key_id"] for each in created] == [item["key_id"]]
-        file = await exported(stage, item["id"])
+        assert [each["key_id"] for each in created] == [item["keyID"]]
+        file = await exported(stage, item["metadata"]["name"])
         await stage.service.kill()
         await stage.service.start()
         await stage.wait_until_clean(SOON)
         assert (await key_of(stage)).read_text() == key.read_text()
         assert await history(stage, "key.created") == created
-        shown = await told(stage, "show", item["id"])
-        assert (shown["standing"], shown["signature_verdict"]) == ("void", "valid")
+        shown = await told(stage, "show", item["metadata"]["name"])
+        assert (shown["status"], shown["signatureStatus"]) == ("voided", "valid")
         assert by_script(file, key)[0] == 0
 
 
@@ -221,7 +230,7 @@ async def test_deleted_signing_key_is_replaced_and_the_new_key_is_reported() -> 
     async with staged(devices=1) as stage:
         old_key = await key_of(stage)
         (old,) = (await told(stage, "list"))["items"]
-        old_file = await exported(stage, old["id"])
+        old_file = await exported(stage, old["metadata"]["name"])
         await stage.service.stop()
         (stage.directory / "state" / FILE_NAME).unlink()
         await stage.service.start()
@@ -230,11 +239,11 @@ async def test_deleted_signing_key_is_replaced_and_the_new_key_is_reported() -> 
         assert new_key != old_key
         assert len(await history(stage, "key.created")) == 2
         (new,) = (await told(stage, "list"))["items"]
-        new_file = await exported(stage, new["id"])
+        new_file = await exported(stage, new["metadata"]["name"])
         verdicts = [[by_script(file, key)[0] for file in (old_file, new_file)] for key in (old_key, new_key)]
         assert verdicts == [[0, 1], [1, 0]], "each key vouches for its own time"
-        shown = await stage.run_command("certificate", "show", old["id"], "-o", "json")
-        assert (shown.returncode, json.loads(shown.stdout)["signature_verdict"]) == (1, "other-key")
+        shown = await stage.run_command("certificate", "show", old["metadata"]["name"], "-o", "json")
+        assert (shown.returncode, json.loads(shown.stdout)["signatureStatus"]) == (1, "wrong-key")
 
 
 async def test_certificate_changed_in_the_ledger_has_an_invalid_signature() -> None:
@@ -243,16 +252,18 @@ async def test_certificate_changed_in_the_ledger_has_an_invalid_signature() -> N
         key = await key_of(stage)
         await stage.service.stop()
         with sqlite3.connect(stage.directory / "state" / "ledger.db") as ledger:
-            (document,) = ledger.execute("SELECT document FROM certificates WHERE id = ?", (item["id"],)).fetchone()
+            (document,) = ledger.execute(
+                "SELECT document FROM certificates WHERE id = ?", (item["metadata"]["name"],)
+            ).fetchone()
             assert '"not_covered":["' in document
             forged = re.sub(r'"not_covered":\[[^]]*\]', '"not_covered":[]', document)
-            ledger.execute("UPDATE certificates SET document = ? WHERE id = ?", (forged, item["id"]))
+            ledger.execute("UPDATE certificates SET document = ? WHERE id = ?", (forged, item["metadata"]["name"]))
         ledger.close()
         await stage.service.start()
         await stage.wait_until_clean(SOON)
-        shown = await stage.run_command("certificate", "show", item["id"], "-o", "json")
-        assert (shown.returncode, json.loads(shown.stdout)["signature_verdict"]) == (1, "invalid")
-        file = await exported(stage, item["id"])
+        shown = await stage.run_command("certificate", "show", item["metadata"]["name"], "-o", "json")
+        assert (shown.returncode, json.loads(shown.stdout)["signatureStatus"]) == (1, "invalid")
+        file = await exported(stage, item["metadata"]["name"])
         assert (by_script(file, key)[0], by_command(file, key)) == (1, 1)
 
 

@@ -1,4 +1,4 @@
-"""The two daemons as processes: how they end, who may be the second one, and what nonsense on their sockets does."""
+"""The two daemons as processes: their exits, second instances, and invalid data on their sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.acting import QUICK, SOON, Capacity, found_by, reader, ru
 
 
 async def ended(daemon: Daemon) -> tuple[int, str]:
-    """Start it and wait for the end that it comes to by itself: exit status and the last line it wrote."""
+    """Start it and wait until it exits on its own; return exit status and its last line of output."""
     await daemon.start()
     assert daemon.process is not None
     async with asyncio.timeout(SOON):
@@ -31,7 +31,7 @@ async def ended(daemon: Daemon) -> tuple[int, str]:
 
 
 def another(daemon: Daemon, stage: Playground, **changed: str) -> Daemon:
-    """The same daemon once more, with a log of its own and some flags changed."""
+    """Return a second instance of the daemon, with a separate log and some flags changed."""
     arguments = list(daemon.arguments)
     for flag, value in changed.items():
         arguments[arguments.index(f"--{flag.replace('_', '-')}") + 1] = value
@@ -81,7 +81,7 @@ async def test_sigterm_during_a_scrub_leaves_the_device_dirty_and_the_next_servi
 
 
 def _lines_say_whom_they_are_about(stage: Playground) -> None:
-    """Team-a had the one device, then team-b."""
+    """Team-a had the only device, then team-b."""
     service, plugin = log_lines.lines(stage.service), log_lines.lines(stage.plugin)
     (device,) = {line["device"] for line in service if line["event"].startswith(("scrub.", "handover.granted"))}
     granted = [line for line in service if line["event"] == "handover.granted"]
@@ -132,7 +132,7 @@ async def test_standby_plugin_takes_over_without_a_change_of_the_nodes_capacity(
 
         try:
             await next_one.start()
-            await _logged(next_one.log, '"plugin.standing-by"')
+            await _logged(next_one.log, '"plugin.standby"')
             assert "GetDevicePluginOptions" not in since()
             assert await stage.plugin.stop(SOON) == 0
             await kubelet.wait_until(lambda _: "ListAndWatch" in since()[_first("StreamEnded", since()) :], SOON)
@@ -214,7 +214,7 @@ async def test_metrics_port_in_use_ends_a_daemon_before_it_creates_files(which: 
             assert list(stage.kubelet.device_plugins.glob("scrubber-*")) == []
 
 
-@pytest.mark.parametrize("flag", ["socket", "state_dir"])
+@pytest.mark.parametrize("flag", ["socket_dir", "state_dir"])
 async def test_file_in_place_of_a_directory_is_refused_with_an_error_message(tmp_path: Path, flag: str) -> None:
     async with Playground(devices=1, memory="2MiB") as stage:
         file = stage.directory / "file"
@@ -227,6 +227,6 @@ async def test_file_in_place_of_a_directory_is_refused_with_an_error_message(tmp
 
 async def test_socket_directory_with_too_long_a_path_is_refused_with_an_error_message() -> None:
     async with Playground(devices=1, memory="2MiB") as stage:
-        status, said = await ended(another(stage.service, stage, socket=str(stage.directory / ("long" * 25))))
+        status, said = await ended(another(stage.service, stage, socket_dir=str(stage.directory / ("long" * 25))))
         assert status == 2
         assert "107" in said or "too long" in said, said

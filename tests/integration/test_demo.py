@@ -1,4 +1,4 @@
-"""The demo, as a stranger runs it: one command, a fresh process, every scene, exit code 0."""
+"""The demo as a new user runs it: one command, a fresh process, every scene, exit code 0."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 SCENES = (
-    "1. Without the service: a device plugin as they are",
+    "1. Without the scrub service: an ordinary device plugin",
     "2. The same pods, with the service",
-    "3. A child outlives its pod and holds the device",
-    "4. A forced delete: the pod is gone, its process lives on",
+    "3. A child process outlives its pod and holds the device",
+    "4. Force deletion: the pod is gone, its process still runs",
     "5. The same container restarts",
     "6. XID 95 on one device",
-    "7. kill -9 of the service in mid-scrub",
+    "7. kill -9 of the service during a scrub",
 )
 
 
@@ -23,6 +23,6 @@ def test_demo_plays_every_scene_and_exits_with_0() -> None:
     lines = done.stdout.splitlines()
     told = [lines.index(scene) for scene in SCENES]
     assert told == sorted(told)
-    assert "What was done" in done.stdout
+    assert "Summary" in done.stdout
     assert lines[-1].startswith("Every expectation held")
     assert done.stderr == ""

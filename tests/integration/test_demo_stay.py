@@ -1,4 +1,4 @@
-"""``scrubber demo --stay``: after the story both daemons can be scraped, and Ctrl-C at the terminal leaves nothing behind."""
+"""``scrubber demo --keep-running``: after the scenario both daemons can be scraped, and Ctrl-C leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from tests.cli.terminal import terminal
 
-# The command as it is, with a story that is told at once: the whole one is another test's. Were SIGHUP ignored by whoever
-# runs the tests, as nohup does, it would stay so.
+# The real command, with a scenario that completes at once: another test runs the whole one. If the process that runs
+# the tests ignored SIGHUP, as nohup does, the demo would inherit that.
 A_SHORT_STORY = """
 import asyncio, os, signal, sys
 from contextlib import suppress
@@ -56,10 +56,10 @@ def scraped(port: str) -> str:
 
 @pytest.mark.parametrize("kept", [False, True])
 async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None:
-    flag = ("--keep", "--dir", str(short_tmp / "node")) if kept else ()
+    flag = ("--keep-files", "--dir", str(short_tmp / "node")) if kept else ()
     program = (sys.executable, "-c", A_SHORT_STORY)
-    async with terminal("demo", "--stay", *flag, columns=400, program=program) as there:
-        found = await there.shows(re.compile(r"ask the service +scrubber devices --socket (\S+)/run\n"), PATIENCE)
+    async with terminal("demo", "--keep-running", *flag, columns=400, program=program) as there:
+        found = await there.shows(re.compile(r"ask the service +scrubber devices --socket-dir (\S+)/run\n"), PATIENCE)
         await there.shows("break something", PATIENCE)
         node = Path(found[1])
         assert "Every expectation held" in there.screen.text
@@ -73,7 +73,7 @@ async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None
         there.type("\x03")
         ended = await there.ended(PATIENCE)
     assert ended.code == 0
-    assert doors.isdisjoint(listening())  # the numbers of their ports may be somebody else's by now
+    assert doors.isdisjoint(listening())  # their port numbers may be in use by other processes now
     assert node.exists() is kept
     assert (f"Logs and ledger: {node}" in ended.text) is kept
 
@@ -83,14 +83,14 @@ async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None
 async def test_demo_leaves_nothing_behind_after_any_number_of_signals(number: signal.Signals, stays: bool) -> None:
     program = (sys.executable, "-c", A_SHORT_STORY if stays else A_LONG_STORY)
     said = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+) and (\S+)\n")
-    async with terminal("demo", "--stay", columns=400, program=program) as there:
+    async with terminal("demo", "--keep-running", columns=400, program=program) as there:
         found = await there.shows(said, PATIENCE)
         made = Path(f"{found[1]}")
         ended = asyncio.ensure_future(there.ended(PATIENCE))
-        while not ended.done():  # all through its clearing up
+        while not ended.done():  # during all of its cleanup
             tell(there.process, number)
             await asyncio.sleep(0.005)
-    # One that comes when everything is done ends the interpreter as it ends.
+    # A signal after the cleanup kills the interpreter during its exit.
     assert (await ended).code in (0 if stays else 128 + number, -number)
     assert not made.exists()
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(made).encode() in command_of(pid)]
@@ -105,7 +105,7 @@ async def test_closed_terminal_ends_the_demo_and_leaves_nothing_behind(told: boo
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,  # it has no terminal of its own: the kernel sends it no SIGHUP
+            start_new_session=True,  # without a controlling terminal: the kernel sends it no SIGHUP
         )
         os.close(theirs)
         seen = b""
@@ -121,14 +121,14 @@ async def test_closed_terminal_ends_the_demo_and_leaves_nothing_behind(told: boo
 
 
 def listening() -> set[tuple[int, str]]:
-    """The port and the inode of every TCP socket of 127.0.0.1 that takes connections (proc_net_tcp)."""
+    """Return port and inode of every listening TCP socket on 127.0.0.1 (proc_net_tcp)."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ours = [fields for fields in lines if fields[3] == "0A" and fields[1].startswith("0100007F:")]
     return {(int(fields[1].rpartition(":")[2], 16), fields[9]) for fields in ours}
 
 
 def tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Not its ``send_signal``: that looks whether the process has ended, and its exit status would be lost to asyncio."""
+    """Do not use its ``send_signal``: that polls the process, and its exit status would be lost to asyncio."""
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)
 

@@ -24,7 +24,7 @@ OF_THE_MACHINE = {"ledger-disk", "cgroups"}
 
 
 async def examined(stage: Playground, *words: str) -> Ended:
-    return await run("--socket", stage.socket_dir, "-o", "json", *words)
+    return await run("--socket-dir", stage.socket_dir, "-o", "json", *words)
 
 
 def wrong(ended: Ended) -> dict[str, str]:
@@ -50,13 +50,13 @@ async def test_doctor_finds_a_working_node_healthy_without_options() -> None:
         ended = await examined(stage)
         assert set(wrong(ended)) <= OF_THE_MACHINE, ended.out
         assert (ended.code, ended.err) == (5, "")
-        assert ended.check("ledger-lock")["sentence"] == f"The service (PID {stage.service.pid}) has the ledger open."
-        assert str(stage.directory / "state") in ended.check("state-dir")["sentence"]
-        assert ended.check("policy")["sentence"].startswith(f"{QUICK} is in force")
-        assert str(stage.kubelet.root) in ended.check("kubelet")["sentence"]
-        assert "1 container has devices of ours" in ended.check("pod-resources")["sentence"]
+        assert ended.check("ledger-lock")["message"] == f"The service (PID {stage.service.pid}) has the ledger open."
+        assert str(stage.directory / "state") in ended.check("state-dir")["message"]
+        assert ended.check("policy")["message"].startswith(f"{QUICK} is in force")
+        assert str(stage.kubelet.root) in ended.check("kubelet")["message"]
+        assert "1 container has devices of ours" in ended.check("pod-resources")["message"]
         info = await stage.read_client.service_info()
-        assert info.key_id in ended.check("key")["sentence"]
+        assert info.key_id in ended.check("signing-key-id")["message"]
 
 
 async def test_doctor_changes_neither_state_directory_nor_audit_log() -> None:
@@ -77,20 +77,20 @@ async def test_doctor_reports_a_policy_file_broken_under_the_running_service(tmp
         policy.write_text("name: quick\nnonsense: 1\n")
         ended = await examined(stage)
         assert (ended.code, wrong(ended).get("policy")) == (1, "error")
-        assert f"{policy}:2" in ended.check("policy")["sentence"]
+        assert f"{policy}:2" in ended.check("policy")["message"]
 
 
 async def test_doctor_reports_a_break_glass_override_and_a_quarantine() -> None:
     async with staged(devices=2) as stage:
-        for words in (("break-glass", "0", "--for", "5m"), ("quarantine", "1")):
+        for words in (("break-glass", "0", "--duration", "5m"), ("quarantine", "1")):
             done = await stage.run_command(
                 *words, "--reason", "a test", *(["--yes"] if words[0] == "break-glass" else [])
             )
             assert done.returncode == 0, done.stderr
         ended = await examined(stage)
         assert {"break-glass": "warning", "devices": "warning"}.items() <= wrong(ended).items()
-        assert "a test" in ended.check("break-glass")["sentence"]
-        assert ended.check("devices")["sentence"].startswith("1 of 2 devices are out of service (quarantined)")
+        assert "a test" in ended.check("break-glass")["message"]
+        assert ended.check("devices")["message"].startswith("1 of 2 devices are out of service (quarantined)")
 
 
 async def test_doctor_checks_the_state_directory_after_the_service_was_killed() -> None:
@@ -98,7 +98,7 @@ async def test_doctor_checks_the_state_directory_after_the_service_was_killed() 
         await stage.service.kill()
         ended = await examined(stage, "--state-dir", str(stage.directory / "state"))
         assert ended.code == 1
-        assert "Is scrubber serve running?" in ended.report["checks"][0]["sentence"]
+        assert "Is scrubber serve running?" in ended.report["checks"][0]["message"]
         # What its children had open they may have for a moment longer.
         assert {"state-dir": "ok", "signing-key": "ok"}.items() <= ended.levels.items()
         assert "capabilities" not in ended.levels
@@ -106,22 +106,22 @@ async def test_doctor_checks_the_state_directory_after_the_service_was_killed() 
 
 async def test_operator_in_the_admin_group_may_use_doctor_without_root() -> None:
     async with with_operators(admin_group=OPERATORS.gr_name) as stage:
-        ended = await as_stranger("--socket", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
+        ended = await as_stranger("--socket-dir", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
         assert ended.levels["service"] == "ok"
-        assert ended.check("permissions")["sentence"].endswith("and may look and act.")
+        assert ended.check("permissions")["message"].endswith("and may look and act.")
         if ROOT:
-            assert ended.check("sockets")["sentence"].count(f"the group {OPERATORS.gr_name} may") == 2
+            assert ended.check("sockets")["message"].count(f"the group {OPERATORS.gr_name} may") == 2
             # The state directory is the service's alone: its mode is seen, and nothing behind it.
             assert {"state-dir": "ok", "signing-key": "warning"}.items() <= ended.levels.items()
 
 
 async def test_doctor_advises_an_operator_with_read_access_how_to_get_admin_access() -> None:
     async with with_operators(read_group=OPERATORS.gr_name) as stage:
-        ended = await as_stranger("--socket", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
+        ended = await as_stranger("--socket-dir", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
         assert ended.levels["service"] == "ok"
         if ROOT:
             check = ended.check("permissions")
-            assert (check["level"], "may look, and not act" in check["sentence"]) == ("warning", True)
+            assert (check["level"], "may look, and not act" in check["message"]) == ("warning", True)
             assert "--admin-group GROUP" in check["remedy"]
 
 
@@ -130,12 +130,12 @@ async def test_doctor_advises_an_unprivileged_user_how_to_get_access_and_shows_t
     groups: dict[str, str],
 ) -> None:
     async with with_operators(**groups) as stage:
-        ended = await as_stranger("--socket", stage.socket_dir, "-o", "json")
+        ended = await as_stranger("--socket-dir", stage.socket_dir, "-o", "json")
         if ROOT:
             assert ended.code == 1
-            assert "may neither look nor act" in ended.check("permissions")["sentence"]
+            assert "may neither look nor act" in ended.check("permissions")["message"]
             assert ("usermod -aG" in ended.check("permissions")["remedy"]) == bool(groups)
-        assert ended.levels["libraries"] == "ok"
+        assert ended.levels["dependencies"] == "ok"
 
 
 async def test_several_doctor_runs_at_once_do_not_disturb_each_other() -> None:

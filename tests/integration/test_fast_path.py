@@ -1,6 +1,6 @@
-"""The fast path asks the kernel about one file and one cgroup. It never walks all of /proc, whatever runs on the node.
+"""The fast path queries the kernel about one file and one cgroup; it never walks all of /proc.
 
-Nothing is timed: the interpreter itself tells of each directory that the service and its children list.
+Nothing is timed: the interpreter reports each directory that the service and its children list.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ async def test_restarts_and_certified_starts_do_not_list_proc(tmp_path: Path, id
         assert stage.service.pid in watched
         assert watched & set(
             stage.child_processes(stage.service)
-        )  # one that has just been started may not have told yet
+        )  # a process that has just started may not have reported yet
         started = [each for each in stage.kubelet.events if (each.name, each.outcome) == ("PreStartContainer", "OK")]
         _, *again = [each for each in started if each.pod == "team-a/restarts"]
         for starts in (again, [each for each in started if each.pod != "team-a/restarts"]):
             assert len(starts) == 3
-            # On a simulated node the watch walks now and then, also while somebody starts; a start that walks always does.
+            # On a simulated node the usage check walks occasionally, also during a start; a start that walks always
+            # does.
             assert any(all(not each.at <= at <= each.at + each.duration for _, at in walks) for each in starts)
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 async def test_proc_listing_hook_detects_the_walk_of_a_slow_scrub(tmp_path: Path, identity: str) -> None:
-    """The test above would be worth nothing if the hook were deaf."""
+    """Without a working hook, the test above would prove nothing."""
     async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         stage.service.environment = environment(tmp_path)
         await stage.start_daemons(SOON)

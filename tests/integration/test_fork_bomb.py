@@ -1,4 +1,4 @@
-"""A pod with more processes than anybody lists: its own device waits for it, and nobody else's is any the worse."""
+"""A pod with too many processes to list: its own device waits for it, and no other is affected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scrubber.emulator.playground import gpu_pod_spec, tenant_argv
 from tests.integration.acting import SOON, found_by, history, reader, running, staged
 
 CROWD = 4500
-"""More than the 4,096 of a pod that are looked at one by one."""
+"""More than the 4,096 processes of a pod that are inspected one by one."""
 BOMB = f"mkfifo never && exec 3<>never; n=0; while [ $n -lt {CROWD} ]; do {{ read -r line <&3; }} & n=$((n+1)); done; exec "
 POLICY = """\
 name: impatient
@@ -32,5 +32,5 @@ async def test_a_fork_bomb_in_a_pod_takes_no_device_out_of_service(tmp_path: Pat
         await stage.wait_for_devices(lambda devices: {each.state for each in devices} == {"clean"}, SOON)
         assert stage.pod_processes(bomb) == []
         assert await history(stage, "health.quarantined") == []
-        (ended,) = await history(stage, "leftover.pod-ended")
+        (ended,) = await history(stage, "leftover.pod.killed")
         assert ended["pod_uid"] == bomb.uid

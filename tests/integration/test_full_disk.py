@@ -1,6 +1,7 @@
-"""The disk under the ledger is full while the service runs: nothing is handed over, and it says so; then it goes on.
+"""The ledger's disk fills up while the service runs: nothing is handed over, the reason is reported, then it recovers.
 
-The disk is a file system of a few MiB in memory. Only root can mount one; elsewhere this file has no test, and says so.
+The disk is a file system of a few MiB in memory. Only root can mount one; for other users this file reports that it has
+no test.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if not SIZES:
 
 @pytest.fixture
 def stage_directory(short_tmp: Path) -> Iterator[Path]:
-    """A directory for a stage, with a very small disk at ``state``."""
+    """Provide a directory for a stage, with a very small disk at ``state``."""
     state = short_tmp / "stage" / "state"
     assert _mount(state)
     yield short_tmp / "stage"
@@ -66,7 +67,7 @@ async def test_hand_overs_are_refused_while_the_disk_is_full_and_continue_once_t
         waiting = await stage.kubelet.run(reader("waiting", "team-b"))
         said = await refusal(waiting)
         assert "cannot keep its record" in said, said
-        assert "No space left" in (await stage.read_client.service_info()).ledger
+        assert "No space left" in (await stage.read_client.service_info()).ledger_status
         assert stage.service.process is not None
         assert stage.service.process.returncode is None
         async with AdminClient(stage.socket_dir) as operator:
@@ -74,10 +75,10 @@ async def test_hand_overs_are_refused_while_the_disk_is_full_and_continue_once_t
             await operator.unquarantine("0", "only a test")
         told = [await history(stage, name) for name in ("operator.quarantined", "operator.released")]
         assert [len(rows) for rows in told] == [1, 1], "what people do is recorded on a full disk too"
-        assert "No space left" in (await stage.read_client.service_info()).ledger
+        assert "No space left" in (await stage.read_client.service_info()).ledger_status
         ballast.unlink()
         assert await found_by(waiting) == ""
-        assert (await stage.read_client.service_info()).ledger == "ok"
+        assert (await stage.read_client.service_info()).ledger_status == "ok"
         await stage.kubelet.delete(before, grace=0)
         await stage.wait_until_clean(SOON)
         granted = [row["pod"] for row in await history(stage, "handover.granted")]

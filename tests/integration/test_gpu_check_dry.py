@@ -1,6 +1,6 @@
-"""``make gpu-check`` without a GPU: all of it runs over the stand-ins, finds what is wrong there, and claims nothing.
+"""``make gpu-check`` without a GPU: the whole check runs over the stand-ins, finds their faults, and claims nothing.
 
-What these runs measure says nothing about any GPU; what they show is that the check itself works and tells the truth.
+The measured values are meaningless for real GPUs; these runs show that the check itself works and reports correctly.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_gpu_check_without_a_driver_checks_nothing_and_reports_the_reason(world:
 
 
 def test_gpu_check_imports_only_the_standard_library_and_the_adapters() -> None:
-    """The adapters and the standard library; CuPy and NVML's bindings are its children's."""
+    """CuPy and NVML's bindings are imported only by its children."""
     foreign = "{'cupy', 'google', 'grpc', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'structlog', 'tenacity', 'typer', 'yaml'}"
     code = f"import sys, tests.gpu.__main__; print(*{foreign} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""From the kubelet's admission to a container's first byte: which devices pods get, when, and what they find on them."""
+"""From the kubelet's admission to a container's first byte: which devices pods get, when, and with what content."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_several_devices_are_granted_together_or_not_at_all() -> None:
         assert pod.admitted
         await stage.wait_for_devices(lambda devices: {each.state for each in devices} == {"clean", "in-use"}, SOON)
         assert len(await history(stage, "handover.granted")) == 1, "the clean device waits for its sibling"
-        for pid in markers.marked_processes({dying.uid}):  # its sandbox, too
+        for pid in markers.marked_processes({dying.uid}):  # including its sandbox
             os.kill(pid, signal.SIGKILL)
         assert await found_by(pod) == ""
         first, *together = await history(stage, "handover.granted")
@@ -89,11 +89,12 @@ async def test_next_pod_starts_only_after_the_processes_of_a_terminating_pod_hav
 
 
 async def test_leftover_process_of_a_pod_is_killed_and_audited(tmp_path: Path) -> None:
-    # A look between the end of the first process and that of the pod leaves only the grace as a proof: half a minute else.
+    # A check between the end of the first process and that of the pod leaves only the grace period as proof, half a
+    # minute by default.
     policy = tmp_path / "policy.yaml"
     policy.write_text(Path(QUICK).read_text().replace("limits:", "limits:\n  leftoverGracePeriod: 2s"))
     async with staged(devices=1, policy=str(policy)) as stage:
-        argv = tenant_argv("--write", "a", "--leave-child", "--hold", "forever")
+        argv = tenant_argv("--write", "a", "--leave-leftover", "--hold", "forever")
         pod = await running(stage, gpu_pod_spec("a", "team-a", argv, leave_children=True))
         await seen_to_run(stage)
         end_first_process(pod)
@@ -101,7 +102,7 @@ async def test_leftover_process_of_a_pod_is_killed_and_audited(tmp_path: Path) -
         left = stage.pod_processes(pod)
         await stage.kubelet.delete(pod, grace=0)
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
-        assert [row["pid"] for row in await history(stage, "leftover.ended")] == left
+        assert [row["pid"] for row in await history(stage, "leftover.process.killed")] == left
         assert stage.pod_processes(pod) == []
 
 
@@ -151,7 +152,7 @@ async def test_split_and_merged_device_is_followed_by_the_node() -> None:
         whole = await stage.wait_for_devices(
             lambda all_of: sorted(each.index for each in all_of) == ["0", "1", "2", "3"], SOON
         )
-        ids = {each.id for each in whole}  # their number passes by four on the way, with an instance among them
+        ids = {each.id for each in whole}  # their number is four in between, with an instance among them
         await stage.kubelet.wait_until(lambda kubelet: kubelet.healthy_devices(RESOURCE) == ids, SOON)
         pod = await stage.kubelet.run(gpu_pod_spec("all", "team-b", tenant_argv("--read"), gpus=4))
         await pod.wait(PodPhase.SUCCEEDED, SOON)

@@ -81,8 +81,12 @@ async def the_other_goes_and_comes(stage: Playground, *, left: int = 0) -> None:
 
 async def life(stage: Playground, device: str) -> list[str]:
     """The states of health that ``device`` went through, by the audit trail."""
-    names = [each.name for each in (await stage.read_client.history(device=device, limit=1000)).entries[::-1]]
-    return [name.removeprefix("health.") for name in names if name.startswith("health.") and name != "health.signal"]
+    names = [each.event for each in (await stage.read_client.history(device=device, limit=1000)).entries[::-1]]
+    return [
+        name.removeprefix("health.")
+        for name in names
+        if name.startswith("health.") and name != "health.errors-reported"
+    ]
 
 
 BACK = ["quarantined", "recovering", "probation", "healthy"]
@@ -98,7 +102,7 @@ async def test_lasting_condition_makes_a_device_suspect_then_quarantined_and_its
         control.add_faults(stage.sim_dir, "0", conditions={"power-brake": "reasons 0x80"})
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
-        assert (out.cause.code, out.cause.way_back) == ("power-brake", "wait")
+        assert (out.cause.code, out.cause.recovery_method) == ("power-brake", "wait")
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
         control.clear_faults(stage.sim_dir, "0", ["power-brake"])
@@ -114,7 +118,7 @@ async def test_short_condition_makes_a_device_suspect_and_the_kubelet_sees_no_ch
         control.add_faults(stage.sim_dir, "0", temperature=99)
         suspect = await first_is(stage, "suspect")
         assert suspect.cause.code == "too-hot"
-        assert suspect.offered
+        assert suspect.advertised
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
         control.clear_faults(stage.sim_dir, "0", ["temperature"])
         await first_is(stage, "healthy")
@@ -128,8 +132,8 @@ async def test_application_error_is_logged_and_takes_no_device_out_of_service(tm
         pod = await running(stage, writer("a", "team-a"))
         (device,) = pod.device_ids
         control.add_faults(stage.sim_dir, device, xid=31)
-        told = await _rows(stage, "health.signal")
-        assert (told[0]["code"], told[0]["class"], told[0]["tenant_namespace"]) == ("xid-31", "application", "team-a")
+        told = await _rows(stage, "health.errors-reported")
+        assert (told[0]["code"], told[0]["class"], told[0]["tenant"]) == ("xid-31", "application", "team-a")
         assert await life(stage, device) == []
         assert {each.health for each in (await stage.read_client.devices()).devices} == {"healthy"}
 
@@ -142,7 +146,7 @@ async def test_device_with_a_hung_driver_returns_once_the_driver_answers_again(t
         control.add_faults(stage.sim_dir, "0", stuck=True)
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
-        assert (out.cause.code, out.cause.way_back) == ("driver-stuck", "wait")
+        assert (out.cause.code, out.cause.recovery_method) == ("driver-timeout", "wait")
         control.clear_faults(stage.sim_dir, "0")
         await advertised(stage, 2)
         assert await life(stage, out.id) == BACK
@@ -158,7 +162,7 @@ async def test_device_quarantined_for_a_clear_timeout_returns_by_a_scrub(tmp_pat
         await stage.kubelet.delete(pod, grace=0)
         await advertised(stage, 0)
         out = await first_is(stage, "quarantined", "recovering")
-        assert (out.cause.code, out.cause.way_back) == ("erase-timeout", "scrub")
+        assert (out.cause.code, out.cause.recovery_method) == ("erase-timeout", "scrub")
         control.clear_faults(stage.sim_dir, "0")
         await advertised(stage, 1)
         assert (await life(stage, out.id))[-3:] == ["recovering", "probation", "healthy"]
@@ -170,7 +174,7 @@ async def test_device_quarantined_for_a_clear_timeout_returns_by_a_scrub(tmp_pat
     [
         pytest.param({"xid": 95}, "xid-95", id="XID"),
         pytest.param({"conditions": {"row-remap-pending": "1"}}, "row-remap-pending", id="rows to remap"),
-        pytest.param({"recovery": "drain-and-reset"}, "recovery-reset", id="the driver asks"),
+        pytest.param({"recovery": "drain-and-reset"}, "driver-requests-reset", id="the driver asks"),
         pytest.param({"ecc": 1}, "ecc-uncorrected", id="ECC"),
     ],
 )
@@ -184,7 +188,7 @@ async def test_device_with_a_resettable_fault_returns_by_a_reset(
         back = await first_is(stage, "healthy")
         assert await life(stage, back.id) == BACK
         (out,) = [row for row in await history(stage, "health.quarantined") if row["device"] == back.id]
-        assert (out["cause"], out["way_back"]) == (code, "reset")
+        assert (out["cause"], out["recovery_method"]) == (code, "reset")
 
 
 async def test_device_that_needs_a_reboot_returns_after_a_reboot_only(tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ async def test_device_that_needs_a_reboot_returns_after_a_reboot_only(tmp_path: 
         control.add_faults(stage.sim_dir, "0", xid=79)
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
-        assert out.cause.way_back == "reboot"
+        assert out.cause.recovery_method == "reboot"
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
         assert await stage.service.stop(SOON) == 0
@@ -208,7 +212,7 @@ async def test_device_with_a_hardware_fault_returns_after_its_release_by_an_oper
         control.add_faults(stage.sim_dir, "0", conditions={"row-remap-failure": "a row could not be remapped"})
         await advertised(stage, 1)
         out = await first_is(stage, "quarantined")
-        assert out.cause.way_back == "person"
+        assert out.cause.recovery_method == "operator"
         control.clear_faults(stage.sim_dir, "0")
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
@@ -226,8 +230,8 @@ async def test_device_that_no_reset_repairs_is_condemned_and_returns_by_an_opera
     async with health_stage(tmp_path) as stage:
         control.add_faults(stage.sim_dir, "0", xid=95, reset="fail")
         out = await first_is(stage, "condemned")
-        assert "3 attempts to recover it failed" in out.cause.sentence
-        assert out.cause.way_back == "person"
+        assert "3 attempts to recover it failed" in out.cause.message
+        assert out.cause.recovery_method == "operator"
         control.clear_faults(stage.sim_dir, "0")
         async with AdminClient(stage.socket_dir) as admin:
             await admin.unquarantine("0", "seated anew")
@@ -290,7 +294,7 @@ async def test_interrupted_probation_continues_and_is_never_skipped(tmp_path: Pa
 
         assert await _healths(stage, over) == ["probation", "healthy"]
         scrubs = [row for row in await history(stage, "scrub.finished") if row["device"] == before.id]
-        assert len([row for row in scrubs if row["occasion"] == "recovery" and row["outcome"] == "passed"]) >= 8
+        assert len([row for row in scrubs if row["trigger"] == "recovery" and row["outcome"] == "passed"]) >= 8
 
 
 # --- what one device does to the others, and to whoever has it
@@ -304,8 +308,8 @@ async def test_open_breaker_delays_the_reset_of_one_device_and_nothing_else(tmp_
         control.add_faults(stage.sim_dir, "0", xid=95)
         await advertised(stage, 2)
         (opened, *_) = await _rows(stage, "breaker.opened")
-        assert (opened["what"], bool(opened["sentence"])) == ("resets", True)
-        assert (await stage.read_client.service_info()).breaker.resets
+        assert (opened["breaker"], bool(opened["message"])) == ("resets", True)
+        assert (await stage.read_client.service_info()).breaker.resets_stopped_reason
         for name in ("b", "c"):
             assert await found_by(await stage.kubelet.run(reader(name, "team-b"))) == ""
         out = await first_is(stage, "quarantined", "recovering", "probation", "healthy")
@@ -322,9 +326,9 @@ async def test_device_that_faults_in_use_is_withdrawn_stays_with_its_pod_and_cou
         control.add_faults(stage.sim_dir, device, xid=95)
         await advertised(stage, 1)
         (out,) = await _rows(stage, "health.quarantined")
-        assert (out["device"], out["tenant_namespace"]) == (device, "team-a")
-        (blamed,) = await _rows(stage, "tenant.blamed")
-        assert (blamed["tenant_namespace"], blamed["quarantines"]) == ("team-a", 1)
+        assert (out["device"], out["tenant"]) == (device, "team-a")
+        (blamed,) = await _rows(stage, "tenant.flagged")
+        assert (blamed["tenant"], blamed["quarantines"]) == ("team-a", 1)
         assert pod.status.containers["main"].state is ContainerState.RUNNING
         await stage.kubelet.delete(pod, grace=0)
         await advertised(stage, 2)

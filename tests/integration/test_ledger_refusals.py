@@ -1,4 +1,4 @@
-"""A record that cannot be believed: the service does not start on it, says why in a sentence, and leaves it as it is."""
+"""An invalid ledger: the service does not start on it, reports why, and leaves it unchanged."""
 
 from __future__ import annotations
 

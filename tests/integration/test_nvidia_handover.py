@@ -1,4 +1,4 @@
-"""From tenant to tenant on NVIDIA GPUs: what the last one left of itself, and that the next one meets nothing of it.
+"""From tenant to tenant on NVIDIA GPUs: data and processes of one tenant never reach the next.
 
 The driver and CUDA are stand-ins; the tenants, their memory, the service, the plugin and every decision are real.
 """
@@ -26,12 +26,12 @@ from tests.nvidia.world import MIB, Gpu
 OPEN = (
     "import os, signal, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('ready', flush=True); signal.pause()"
 )
-"""Has a device's node open, and no context on it: the driver lists no such process."""
+"""Opens a device's node without a context on it: the driver does not list such a process."""
 
 
 @asynccontextmanager
 async def stranger(*command: str) -> AsyncIterator[int]:
-    """A process of the node that belongs to no pod, once it says that it is ready; its PID."""
+    """Run a process of the node that belongs to no pod; yields its PID once it is ready."""
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -48,12 +48,12 @@ def with_a_context(gpu: Gpu) -> tuple[str, ...]:
 
 
 async def found_by_the_scrub_after(stage: NvidiaStage, pod: EmulatedPod) -> dict[str, int]:
-    """What the scrub after the pod's end found on its device: bytes by finding."""
+    """Return what the scrub after the pod's end found on its device: bytes by finding."""
     await stage.are("clean")
     scrubs = [
-        each.scrub for each in (await stage.read_client.history(limit=1000)).entries if each.name == "scrub.finished"
+        each.scrub for each in (await stage.read_client.history(limit=1000)).entries if each.event == "scrub.finished"
     ]
-    newest = max(scrubs, key=lambda each: each.ended)
+    newest = max(scrubs, key=lambda each: each.finished_at)
     findings = [each for step in newest.steps for each in step.findings]
     return {each.code: json.loads(each.evidence_json)["residue_bytes"] for each in findings if "residue" in each.code}
 
@@ -86,14 +86,14 @@ async def test_certificate_lists_covered_and_not_covered_claims() -> None:
         assert found is not None, covered["memory"]
         cleared, total = int(found[1]), int(found[2])
         assert total == gpu.number("total")
-        # Out of reach are what the driver reserves, the context of the program that clears, and what it counts on.
+        # Not cleared are the driver's reserve, the context of the clearing program, and its counters.
         assert 0 < gpu.usable_bytes - cleared < 3 * MIB
         assert "4 of 4 processors" in covered["on-chip"]
         assert "1 of them brought back" in covered["settings"]
-        missing = "\n".join(certificate["not_covered"])
+        missing = "\n".join(certificate["notCovered"])
         for said in ("memory:", "on-chip:", "reset: not part of this path", "diagnostics: not part of this path"):
             assert said in missing
-        assert (certificate["driver"], certificate["device"]) == ("580.65.06", device["id"])
+        assert (certificate["driverVersion"], certificate["deviceID"]) == ("580.65.06", device["metadata"]["name"])
 
 
 async def test_settings_changed_by_a_tenant_are_restored_for_the_next_tenant() -> None:
@@ -122,7 +122,7 @@ async def test_leftover_process_on_a_gpu_is_killed_and_audited() -> None:
         assert len(left) == 1
         await stage.delete(pod)
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
-        assert [row["pid"] for row in await history(stage, "leftover.ended")] == left
+        assert [row["pid"] for row in await history(stage, "leftover.process.killed")] == left
         assert stage.pod_processes(pod) == []
 
 
@@ -139,7 +139,7 @@ async def test_gpu_held_by_a_process_of_the_node_is_granted_to_no_pod(has_a_cont
             await stage.are("dirty")
             pod = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
             said = await refusal(pod)
-            # The scrub that the start waits for is under way, or was held up: who looks when decides.
+            # The scrub that the start waits for is running, or was blocked: the timing decides which.
             assert "found it still in use" in said or "is scrubbing" in said
             assert "The start is tried again" in said
             assert str(pid) not in said
@@ -248,11 +248,11 @@ async def test_certificate_from_before_a_sigkill_is_not_used_by_the_next_service
         pod = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
         assert await found_by(pod) == 0
         (grant,) = await history(stage, "handover.granted")
-        assert grant["certificate"] != before["id"]
+        assert grant["certificate"] != before["metadata"]["name"]
 
 
 async def clearing(stage: NvidiaStage) -> None:
-    """Wait until the scrub of the first device is in the pass that clears its memory; it goes on."""
+    """Wait until the scrub of the first device is in the pass that clears its memory; the scrub continues."""
     async with asyncio.timeout(SOON), AdminClient(stage.socket_dir) as admin:
         async for update in admin.scrub("0", "slow"):
             if update.progress.phase == "clear":

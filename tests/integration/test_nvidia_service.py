@@ -1,10 +1,11 @@
-"""A node's NVIDIA GPUs in the hands of the service: what it starts with, what takes a GPU out, and how one comes back."""
+"""The service with a node's NVIDIA GPUs: its start, quarantines of a GPU, and its return to service."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -19,14 +20,14 @@ APPLICATION, RESET, REBOOT = 31, 95, 79
 
 
 async def ended(stage: NvidiaStage) -> tuple[int, str]:
-    """Start the service and wait for the end that it comes to by itself: exit status and what it wrote."""
+    """Start the service and wait until it exits on its own; return exit status and output."""
     await stage.service.start()
     assert stage.service.process is not None
     return await stage.service.process.wait(), stage.service.log.read_text()
 
 
 def with_settings(directory: Path, **settings: str) -> str:
-    """The path of a policy that wants them."""
+    """Write a policy with these settings; return its path."""
     path = directory / "policy.yaml"
     lines = "".join(f"  {name}: {value}\n" for name, value in settings.items())
     path.write_text(Path(POLICY).read_text().replace("name: quick", "name: mine") + f"settings:\n{lines}")
@@ -71,8 +72,19 @@ async def test_missing_nvml_bindings_end_the_service_even_with_no_fail_on_init_e
     short_tmp: Path,
 ) -> None:
     code = "import sys; sys.modules['pynvml'] = None; from scrubber.cli.main import main; main(sys.argv[1:])"
-    places = ("--state-dir", str(short_tmp / "state"), "--socket", str(short_tmp / "run"), "--metrics-address", "off")
-    serve = ("serve", "--backend", "nvidia", "--no-fail-on-init-error", *places)
+    kubelet = short_tmp / "kubelet.sock"  # which shows that this is the node's PID namespace
+    places = (
+        "--state-dir",
+        str(short_tmp / "state"),
+        "--socket-dir",
+        str(short_tmp / "run"),
+        "--metrics-address",
+        "off",
+    )
+    serve = ("serve", "--backend", "nvidia", "--no-fail-on-init-error", *places, "--pod-resources-socket", str(kubelet))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(kubelet))
+    listener.listen()
     service = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *serve), stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
     )
@@ -83,6 +95,7 @@ async def test_missing_nvml_bindings_end_the_service_even_with_no_fail_on_init_e
         if service.returncode is None:
             service.kill()
             await service.wait()
+        listener.close()
     assert service.returncode == 2
     assert said.decode().startswith("Error: nvidia-ml-py is not installed")
 
@@ -92,8 +105,8 @@ async def test_service_without_fail_on_init_error_waits_for_the_driver_and_then_
         stage.world.remove_driver()
         await stage.service.start()
         await stage.plugin.start()
-        away = await stage.logged("driver.away")
-        assert "load it (modprobe nvidia)" in away["sentence"]
+        away = await stage.logged("driver.unavailable")
+        assert "load it (modprobe nvidia)" in away["message"]
         assert stage.kubelet.capacity(RESOURCE) == 0
         stage.world.bring_driver_back()
         await stage.offers(2)
@@ -116,7 +129,7 @@ async def test_setting_of_the_policy_overrides_the_drivers_default(short_tmp: Pa
         assert "brought back" in "".join((await stage.certificate("0"))["covered"])
 
 
-# --- out of service, and back
+# --- quarantine and return to service
 
 
 async def test_gpu_with_an_xid_that_requires_a_reset_is_withdrawn_at_once_and_returns_after_the_reset() -> None:
@@ -138,7 +151,7 @@ async def test_gpu_with_an_xid_that_requires_a_reboot_is_quarantined_with_that_r
         await stage.offers(1)
         sick, well = await stage.said("devices")
         assert (sick["state"], well["state"]) == ("quarantined", "clean")
-        assert (sick["cause"]["code"], sick["cause"]["way_back"]) == ("xid-79", "reboot")
+        assert (sick["cause"]["code"], sick["cause"]["recoveryMethod"]) == ("xid-79", "reboot")
         assert stage.world.gpus[0].resets() == 0
 
 
@@ -151,7 +164,7 @@ async def test_application_xid_is_noted_and_does_not_quarantine_the_gpu() -> Non
         scrubs = [
             each.scrub
             for each in (await stage.read_client.history(limit=1000)).entries
-            if each.name == "scrub.finished"
+            if each.event == "scrub.finished"
         ]
         noted = {each.code for scrub in scrubs for step in scrub.steps for each in step.findings}
         assert f"xid-{APPLICATION}" in noted
@@ -181,7 +194,7 @@ async def test_ecc_errors_take_a_gpu_out_until_a_reset() -> None:
 async def test_disabled_xids_are_ignored() -> None:
     async with staged(gpus=1, environment={"DP_DISABLE_HEALTHCHECKS": f"{REBOOT}"}) as stage:
         stage.world.gpus[0].raise_xid(REBOOT)
-        stage.world.gpus[0].raise_xid(RESET)  # told after the other one
+        stage.world.gpus[0].raise_xid(RESET)  # reported after the other one
         await stage.offers(0)
         assert [row["cause"] for row in await history(stage, "health.quarantined")] == [f"xid-{RESET}"]
         assert "policy.xids-disabled" in stage.service.log.read_text()
@@ -225,7 +238,7 @@ async def test_cli_commands_work_on_gpus() -> None:
     async with staged() as stage:
         first, second = await stage.said("devices")
         assert [first["index"], second["index"]] == ["0", "1"]
-        assert first["numa_node"] == 0
+        assert first["numaNode"] == 0
         assert first["parent"] is None
         result = await stage.said("scrub", "1")
         assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
@@ -238,20 +251,20 @@ async def test_doctor_reads_the_same_node_as_the_service() -> None:
         own = ("proc/self/status", "proc/self/ns")
         for name in ("tmp", *own, "proc/locks", "proc/sys", f"proc/{stage.service.pid}", "sys/fs"):
             (root / name).symlink_to(f"/{name}")
-        # How the machine that runs the tests mounts its cgroups is not what is tried here.
+        # This test does not depend on how the machine that runs it mounts its cgroups.
         mounts = [
             line + b",nsdelegate" * (b" - cgroup2 " in line)
             for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")
         ]
         (root / "proc/self/mountinfo").write_bytes(b"\n".join(mounts))
         await believed(stage.read_client)
-        ended = await run("--socket", stage.socket_dir, "--node-root", root, "-o", "json")
+        ended = await run("--socket-dir", stage.socket_dir, "--node-root", root, "-o", "json")
         assert ended.code == 5, ended.out
-        # Nobody installed a library of the driver's or its daemon in this world, and no test has a disk of its own.
+        # This world has no driver library and no persistence daemon, and no test has a separate disk.
         wrong = {name for name, level in ended.levels.items() if level != "ok"}
         assert wrong == {"driver-libraries", "persistenced", "ledger-disk"}, ended.out
-        assert ended.check("driver")["sentence"] == "NVIDIA's driver 580.65.06 is loaded."
-        assert f"(PID {stage.service.pid})" in ended.check("capabilities")["sentence"]
+        assert ended.check("driver")["message"] == "NVIDIA's driver 580.65.06 is loaded."
+        assert f"(PID {stage.service.pid})" in ended.check("capabilities")["message"]
 
 
 async def test_reset_plan_lists_blockers_and_whether_a_reset_is_possible() -> None:
@@ -265,5 +278,5 @@ async def test_reset_plan_lists_blockers_and_whether_a_reset_is_possible() -> No
         assert any(f"(PID {pid}) holds device {used}" in each for each in blocked["blockers"])
         stage.world.nvidia_smi.unlink()
         never = await stage.said("reset-plan", "1", status=1)
-        assert "nvidia-smi is not installed" in never["unavailable"]
+        assert "nvidia-smi is not installed" in never["unavailableReason"]
         assert gpu.resets() == 0

@@ -1,4 +1,4 @@
-"""What a stage started is over when the stage is left, however that happens."""
+"""Everything that a stage started is over when the stage ends, however that happens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_cancelled_command_of_the_playground_has_ended_before_the_next_ste
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-            with pytest.raises(BrokenPipeError):  # what the kernel says once nobody has it open for reading
+            with pytest.raises(BrokenPipeError):  # the kernel's error once no process has it open for reading
                 os.write(never_ends, b"\n")
         finally:
             os.close(never_ends)

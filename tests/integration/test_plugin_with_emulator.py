@@ -1,5 +1,6 @@
-"""The plugin's process under the emulated kubelet: registration, admission, start, restart of either, and hand-over
-from one instance of the plugin to the next. The scrub service is a small one that says what the test tells it to.
+"""The plugin's process under the emulated kubelet: registration, admission, start, restarts, and rolling updates.
+
+The scrub service is a small fake whose responses the test determines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
 RESOURCE = "scrubber.dev/gpu"
 SOON = PATIENCE
 TIMINGS = timings(dial_back=1.0)
-"""A registration whose socket a restart of the kubelet has just wiped is given up soon, and made again."""
+"""A registration whose socket was just deleted by a kubelet restart is soon given up, and repeated."""
 WAYS = ("classic", "watcher", "auto")
 
 
@@ -55,7 +56,7 @@ class Node:
     async def plugin(self) -> AsyncIterator[Process]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scrubber.cli.main", "plugin"),
-            *("--kubelet-dir", str(self.directory), "--socket", str(self.directory / "s")),
+            *("--kubelet-dir", str(self.directory), "--socket-dir", str(self.directory / "s")),
             *("--registration", self.way, "--log-format", "json", "--metrics-address", "off"),
             stderr=PIPE,
         )
@@ -67,10 +68,10 @@ class Node:
                 await process.wait()
 
     async def stands_by(self, process: Process) -> None:
-        """Wait until an instance serves, and waits for another one to go."""
+        """Wait until the instance serves, and waits for another one to end."""
         assert process.stderr is not None
         async with asyncio.timeout(SOON):
-            while b'"plugin.standing-by"' not in (line := await process.stderr.readline()):
+            while b'"plugin.standby"' not in (line := await process.stderr.readline()):
                 assert line, "the plugin ended"
 
     async def offers(self, count: int) -> None:
@@ -157,7 +158,7 @@ async def test_start_without_a_service_waits_and_continues_when_the_service_is_b
         await tenant.wait(waits_for("does not answer; the start is tried again"), SOON)  # type: ignore[arg-type]
         await here.service.start()
         await tenant.wait(PodPhase.RUNNING, SOON)
-        assert list(here.service.asked[-1].reserved_unseen) == list(tenant.device_ids)
+        assert list(here.service.asked[-1].unreserved_ids) == list(tenant.device_ids)
         assert here.kubelet.allocatable(RESOURCE) == 2
 
 
@@ -176,7 +177,8 @@ async def test_quarantined_device_is_withdrawn_and_the_next_pod_gets_another(sho
 async def test_clean_devices_are_allocated_first(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
-        # The third one, which is out of service, says that the kubelet has a list of what is known of the others now.
+        # Once the kubelet has counted the third device, which is out of service, it has the current state of the
+        # others.
         devices = here.device(0), here.device(1, certified=True, numa_node=0), here.device(2, advertised=False)
         here.service.show(snapshot(*devices, version=2))
         await here.kubelet.wait_until(lambda kubelet: kubelet.capacity(RESOURCE) == 3, SOON)

@@ -1,7 +1,7 @@
 """One plugin, several resources: a node of whole GPUs and of MIG instances, under the emulated kubelet.
 
-Each resource has a socket, a registration and a stream of its own; what happens to one of them is no business of the
-others. The scrub service is a small one that says what the test tells it to.
+Each resource has a separate socket, registration and stream; an event of one does not affect the others. The scrub
+service is a small fake whose responses the test determines.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Node:
     async def plugin(self, *flags: str) -> AsyncIterator[Process]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scrubber.cli.main", "plugin", "--mig-strategy", "mixed"),
-            *("--kubelet-dir", str(self.directory), "--socket", str(self.directory / "s")),
+            *("--kubelet-dir", str(self.directory), "--socket-dir", str(self.directory / "s")),
             *("--registration", self.way, "--log-level", "error", "--metrics-address", "off", *flags),
             stderr=DEVNULL,
             env={key: value for key, value in os.environ.items() if not key.startswith("SCRUBBER_")},
@@ -72,7 +72,7 @@ class Node:
                 await process.wait()
 
     async def counts(self, **counts: int) -> None:
-        """Wait until so many devices of each resource are allocatable; of those that are not named, as many as ever."""
+        """Wait until the resources have so many allocatable devices; unnamed ones keep their usual count."""
         wanted = COUNTS | {{"whole": WHOLE, "small": SMALL, "large": LARGE}[name]: n for name, n in counts.items()}
         await self.kubelet.wait_until(
             lambda kubelet: {each: kubelet.allocatable(each) for each in RESOURCES} == wanted, PATIENCE
@@ -88,7 +88,7 @@ class Node:
         return [*self.kubelet.device_plugins.glob(prefix), *self.kubelet.plugins_registry.glob(prefix)]
 
     def opened(self, resource: str) -> int:
-        """How often the kubelet has connected to the plugin of ``resource``."""
+        """Return how often the kubelet has connected to the plugin of ``resource``."""
         calls = [each for each in self.kubelet.events if each.name == "GetDevicePluginOptions"]
         return sum(each.resource == resource for each in calls)
 
@@ -104,7 +104,7 @@ STAY = "exec sleep 600"
 
 
 def pod_of(name: str, *resources: str, then: str = STAY) -> PodSpec:
-    """A pod that says what NVIDIA's variable tells it."""
+    """Return a pod that prints NVIDIA's variable."""
     argv = ("sh", "-c", f"echo $NVIDIA_VISIBLE_DEVICES; {then}")
     main = ContainerSpec("main", argv, dict.fromkeys(resources, 1), restart=RestartPolicy.ON_FAILURE)
     return PodSpec(name, containers=[main])

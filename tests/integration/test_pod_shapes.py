@@ -1,6 +1,7 @@
-"""A few of the matrix of pod shapes, with real processes: what is played in virtual time happens on the emulated node too.
+"""Some of the pod shapes from the matrix, with real processes: the emulated node agrees with the runs in virtual time.
 
-All of it is in :mod:`tests.world.shapes`; here are the shapes whose starts depend on which process is whose.
+The whole matrix is in :mod:`tests.world.shapes`; here are the shapes whose starts depend on the attribution of
+processes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.world.shapes.shape import Box, Kind, Script
 
 IDLE = ("sleep", "infinity")
 PATIENT = 2 * SOON
-"""A refused start is tried again when its call has waited for as long as it may."""
+"""A refused start is repeated when its call has waited for the maximum time."""
 LINES = (
     "mG m- | Always deleted steady | service@7",
     "m- mG | Always deleted steady | service@8",
@@ -32,7 +33,7 @@ LINES = (
 
 
 def spec(script: Script) -> PodSpec:
-    """The pod of a script: containers with a device fill it; all but ordinary init containers stay."""
+    """Return the pod of a script: containers with a device fill it; all but ordinary init containers stay."""
     restart = RestartPolicy(script.life.policy)
 
     def container(number: int, box: Box) -> ContainerSpec:
@@ -49,7 +50,7 @@ def spec(script: Script) -> PodSpec:
 
 
 async def all_run(pod: EmulatedPod, script: Script) -> None:
-    """Every container runs and, with a device, has filled it; ordinary init containers have ended."""
+    """Wait until every container runs and, with a device, has filled it; ordinary init containers have ended."""
 
     def ready(name: str, box: Box) -> bool:
         status = pod.status.containers[name]
@@ -62,7 +63,7 @@ async def all_run(pod: EmulatedPod, script: Script) -> None:
 
 
 async def ended(pod: EmulatedPod, name: str) -> None:
-    """Have the first process of a container end; returns when the container has started again."""
+    """End the first process of a container; returns when the container has started again."""
     before = pod.status.containers[name]
     said = [json.loads(line) for line in pod.read_log(name).splitlines()]
     (pid,) = [line["pid"] for line in said if "ready" in line]
@@ -71,7 +72,7 @@ async def ended(pod: EmulatedPod, name: str) -> None:
 
 
 async def restart_service(stage: Playground) -> None:
-    """Kill it, and wait until the next one has looked at everything."""
+    """Kill the service, and wait until the next one has checked everything."""
     await stage.service.kill()
     await stage.service.start()
     await stage.wait_until_clean(SOON)

@@ -1,4 +1,4 @@
-"""The policy's file is replaced under a running service."""
+"""The policy file is replaced while the service runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.integration.acting import SOON, found_by, history, reader, staged
 
 
 def replace(file: Path, text: str) -> None:
-    """Put another file in its place at once: nobody reads it empty, or by half."""
+    """Replace the file atomically: no reader sees an empty or incomplete file."""
     draft = file.with_suffix(".new")
     draft.write_text(text)
     draft.replace(file)
 
 
 async def told(stage: Playground, name: str) -> dict[str, object]:
-    """The newest audit row of that name, once there is one."""
+    """Return the newest audit row of that name, once there is one."""
     async with asyncio.timeout(SOON):
         while True:
             rows = await history(stage, name)
@@ -34,7 +34,7 @@ async def test_replaced_policy_file_takes_effect_and_an_invalid_one_does_not(tmp
     async with staged(devices=1, policy=str(file)) as stage:
         replace(file, "name: mine\nsharing: sometime\n")
         os.kill(stage.service.pid, signal.SIGHUP)
-        sentence = str((await told(stage, "policy.rejected"))["sentence"])
+        sentence = str((await told(stage, "policy.rejected"))["message"])
         assert f'{file}:2: sharing: "sometime" is not known' in sentence
         assert sentence.endswith("The policy mine stays in force.")
         before = (await stage.read_client.service_info()).policy_digest

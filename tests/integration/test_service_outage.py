@@ -1,4 +1,4 @@
-"""What the node shows and does while the scrub service is away: nothing at first, then no devices; and it comes back."""
+"""The node while the scrub service is away: at first no change, then no healthy devices; then it recovers."""
 
 from __future__ import annotations
 

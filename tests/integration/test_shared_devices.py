@@ -1,4 +1,4 @@
-"""A device with several pods at a time: who may join, when it is cleared, and what the next tenant finds.
+"""A device with several pods at a time: which may join, when it is cleared, and what the next tenant finds.
 
 Service and plugin are the shipped daemons, the kubelet is emulated, and the shares are those of NVIDIA's configuration
 file.
@@ -29,7 +29,7 @@ sharing:
 
 @asynccontextmanager
 async def shared(directory: Path, policy: str = QUICK) -> AsyncIterator[Playground]:
-    """One clean device, that the kubelet has as three."""
+    """Provide one clean device that the kubelet counts as three."""
     config = directory / "config.yaml"
     config.write_text(FILE)
     timings = replace(
@@ -45,15 +45,15 @@ async def shared(directory: Path, policy: str = QUICK) -> AsyncIterator[Playgrou
 
 
 def bytes_of(stage: Playground) -> bytes:
-    """What is in the device's memory, read past everybody."""
+    """Return the content of the device's memory, read directly."""
     (memory,) = (stage.sim_dir / "devices").glob("*/memory")
     return memory.read_bytes()
 
 
 async def refused_beside(pod: EmulatedPod) -> str:
-    """What the pod's status says once its start was refused because of whoever has the device.
+    """Return the message in the pod's status once its start was refused because of other users of the device.
 
-    Where everything is slow, a start may run into the kubelet's deadline before the service's word on it is there.
+    On a slow machine, a start may exceed the kubelet's deadline before the service has answered.
     """
     status = await pod.wait(lambda each: BESIDE in each.containers["main"].message, SOON)
     return status.containers["main"].message

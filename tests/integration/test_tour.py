@@ -32,14 +32,14 @@ COLUMNS = 100
 PLACE = "/dev/shm/tour"
 LEFT_OUT = "…"
 RECORDED = 12.0
-"""Seconds after which what a command that looks says is taken for the page: nobody knows what to wait for."""
+"""Seconds after which the output of a read-only command is recorded: nothing indicates that it is final."""
 WRITES = os.environ.get("GOLDEN") == "write"
 LOOKS = re.compile(r"scrubber (devices|device|history|doctor)\b")
 WARNINGS_ONLY = 5
-"""How ``doctor`` ends on a node without a kubelet; every other command of the tour ends with 0."""
+"""Exit status of ``doctor`` on a node without a kubelet; every other command of the tour exits with 0."""
 
-# The shipped policy, and a way back that is long enough to be looked at and short enough for a test. Nothing falls ill
-# because the machine is busy.
+# The shipped policy, with a recovery that is long enough to be observed and short enough for a test. No device becomes
+# unhealthy because the machine is busy.
 POLICY = """\
 name: default
 limits:
@@ -49,7 +49,7 @@ recovery:
   probationInterval: 2s
 """
 
-# In this order: what is a part of another thing comes after it.
+# The order matters: a pattern that is part of another comes after it.
 VARIES = (
     (r"SIM-GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "SIM-GPU"),
     (r"SIM-GPU-[0-9a-f-]{4,}…", "SIM-GPU…"),
@@ -59,7 +59,7 @@ VARIES = (
     (r"\bboot [0-9a-f-]{36}\b", "boot"),
     (r"\b\d+(?= +\d{4}-\d\d-\d\dT)", "N"),
     (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "MOMENT"),
-    (r"\bseconds=[0-9.]+", "seconds=N"),
+    (r"\bduration_seconds=[0-9.]+", "duration_seconds=N"),
     (r"\b\d+(\.\d+)? ?(s|m|h)(?= |\)|$)", "TIME"),
     (r"\buid([ :])\d+", r"uid\1N"),
     (r"\b\d+\.\d+\.\d+\b", "VERSION"),
@@ -85,13 +85,13 @@ class Step:
         return self.command == "scrubber doctor"
 
     def is_told_by(self, lines: tuple[str, ...]) -> bool:
-        """Whether ``lines`` say what the page says, with anything in the place of a line ``…``."""
+        """Return whether ``lines`` match the page, with any lines in place of a line ``…``."""
         shown = plain("\n".join("\0" if line == LEFT_OUT else line for line in self.answer))
         wanted = ".*".join(re.escape(part.strip()) for part in shown.split("\0"))
         return re.fullmatch(wanted, plain("\n".join(lines))) is not None
 
     def anew(self, lines: tuple[str, ...]) -> tuple[str, ...]:
-        """What the page is to show: the answer, or those of its lines that it showed."""
+        """Return what the page should show: the output, or those of its lines that the page showed before."""
         if LEFT_OUT not in self.answer:
             return lines
         left = iter(lines)
@@ -104,7 +104,7 @@ class Step:
 
 
 def plain(text: str) -> str:
-    """The text without what varies; blanks count as one, because what varies decides where lines are broken."""
+    """Return the text without varying values and with single blanks, because the values decide where lines break."""
     text = " ".join(text.split())
     for pattern, instead in VARIES:
         text = re.sub(pattern, instead, text)
@@ -122,7 +122,7 @@ def steps(block: str) -> list[Step]:
 
 
 class Shell:
-    """A shell whose directory and variables are those of the reader: each command takes over what the last one left."""
+    """A shell with the reader's directory and variables: each command starts in the state that the last one left."""
 
     def __init__(self, tour: str, place: Path) -> None:
         self._tour = tour
@@ -137,7 +137,7 @@ class Shell:
         }
 
     async def run(self, command: str) -> tuple[int, tuple[str, ...]]:
-        """How the command ended, and the lines that it left on the terminal."""
+        """Run the command; return its exit status and the lines that it left on the terminal."""
         script = f"{self._begin(command)}; code=$?; (export -p; echo cd $PWD) > {self._left}; exit $code"
         told = await at_terminal(
             script, columns=COLUMNS, environment=self._variables, program=("/bin/bash", "-o", "pipefail", "-c")
@@ -145,7 +145,7 @@ class Shell:
         return told.code, tuple(told.text.replace(self._tour, PLACE).rstrip("\n").splitlines())
 
     async def start(self, command: str) -> Process:
-        """Begin with a command that ends with ``&``."""
+        """Start a command that ends with ``&``."""
         script = self._begin("exec " + command.removesuffix("&"))
         return await asyncio.create_subprocess_exec("/bin/bash", "-c", script, env=os.environ | self._variables)
 
@@ -157,7 +157,7 @@ class Shell:
 @pytest.fixture
 def shell(short_tmp: Path) -> Iterator[Shell]:
     (short_tmp / "policy.yaml").write_text(POLICY)
-    # As long as the page's: how wide a table is depends on it.
+    # As long as the page's directory: the width of a table depends on it.
     tour = Path(PLACE[:-4] + secrets.token_hex(2))
     yield Shell(str(tour), short_tmp)
     if tour.exists():
@@ -165,7 +165,7 @@ def shell(short_tmp: Path) -> Iterator[Shell]:
 
 
 async def answered(shell: Shell, step: Step) -> tuple[str, ...]:
-    """What the command says; of one that looks, what it says at last."""
+    """Return the command's output; of a read-only command, its final output."""
     deadline = time.monotonic() + (RECORDED if WRITES else SOON)
     while True:
         code, lines = await shell.run(step.command)

@@ -1,4 +1,4 @@
-"""Both daemons send what they do to a collector as one trace; and a collector that never answers changes nothing."""
+"""Both daemons export their work to a collector as one trace; a collector that never answers changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVICE, PLUGIN = "gpu-scrubber", "gpu-scrubber-plugin"
 
 @dataclass(frozen=True)
 class Span:
-    """One that arrived, with what its resource says of who told."""
+    """A received span, with the attributes of its resource."""
 
     written: Written
     of: dict[str, Any]
@@ -46,7 +46,7 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 @dataclass
 class Collector(otlp_grpc.TraceServiceServicer):
-    """Takes what comes, on a port of the system's choice."""
+    """A collector that accepts all spans, on an ephemeral port."""
 
     spans: list[Span] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Collector(otlp_grpc.TraceServiceServicer):
         return otlp.ExportTraceServiceResponse()
 
     def inside(self, span: Span) -> list[Span]:
-        """What was begun right inside ``span``, in that order."""
+        """Return the direct children of ``span``, in order of their start."""
         within = [each for each in self.spans if each.written.parent_span_id == span.written.span_id]
         return sorted(within, key=lambda each: int(each.written.start_time_unix_nano))
 
@@ -88,7 +88,7 @@ async def collecting() -> AsyncIterator[Collector]:
 
 @asynccontextmanager
 async def traced(endpoint: str) -> AsyncIterator[Playground]:
-    """A stage whose two daemons send traces to ``endpoint``, often."""
+    """Provide a stage whose two daemons export traces to ``endpoint`` at short intervals."""
     async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         for daemon in (stage.service, stage.plugin):
             daemon.arguments = [*daemon.arguments, "--traces", "otlp", "--node-name", "node-7"]
@@ -103,7 +103,7 @@ async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scru
     async with collecting() as collector, traced(collector.endpoint) as stage:
         first = await running(stage, writer("secret-of-a", "team-a"))
         await stage.kubelet.delete(first, grace=0)
-        # It stays, so that nothing is scrubbed and certified after it.
+        # It stays, so that no scrub and certificate follow it.
         second = await running(stage, gpu_pod_spec("secret-of-b", "team-b", tenant_argv("--read", "--hold", "forever")))
         assert '"residue_bytes": 0' in second.read_log("main")
         await collector.until(lambda: len(_granted(collector)) >= 2)
@@ -137,7 +137,10 @@ async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scru
         assert _last(stage.plugin, "handover.granted")["trace_id"] == granted["trace_id"]
         assert _last(stage.plugin, "allocation.granted")["trace_id"] == allocate.written.trace_id.hex()
         proof = _last(stage.service, "certificate.issued")
-        assert (granted["rests_on"], proof["scrub_id"]) == (proof["certificate"], scrub.said["scrubber.scrub_id"])
+        assert (granted["base_certificate"], proof["scrub_id"]) == (
+            proof["certificate"],
+            scrub.said["scrubber.scrub_id"],
+        )
 
 
 def _last(daemon: Daemon, event: str) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def _last(daemon: Daemon, event: str) -> dict[str, Any]:
 
 
 def _granted(collector: Collector) -> list[tuple[Span, Span]]:
-    """Starts that were let through, each with its last hand-over, as far as both have arrived whole."""
+    """Return granted starts, each with its last hand-over, as far as both have arrived completely."""
     starts = [
         each for each in collector.named("PreStartContainer") if each.written.status.code == Status.STATUS_CODE_UNSET
     ]

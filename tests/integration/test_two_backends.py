@@ -1,4 +1,4 @@
-"""One service, two backends, two resources: GPUs over stand-ins and a simulated node, under one kubelet and one plugin."""
+"""One service, two backends, two resources: GPUs over stand-ins and a simulated node, with one kubelet and plugin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Both(NvidiaStage):
         await self.offers(2, SIMULATED, timeout=timeout)
 
     async def all_are(self, **wanted: str) -> None:
-        """Wait until the devices whose ids begin so are all in that state."""
+        """Wait until all devices with these id prefixes are in the given states."""
         await self.wait_for_devices(
             lambda devices: all(
                 {each.state for each in devices if each.id.startswith(f"{prefix}-")} == {state}
@@ -48,9 +48,9 @@ class Both(NvidiaStage):
         )
 
     async def certificates(self, resource: str) -> Mapping[str, Any]:
-        """By device, the id of the certificate that it has."""
-        found = [each for each in await self.said("devices") if each["id"].startswith(PREFIXES[resource])]
-        return {each["id"]: each["certificate"]["id"] for each in found}
+        """Return the id of the current certificate by device."""
+        found = [each for each in await self.said("devices") if each["metadata"]["name"].startswith(PREFIXES[resource])]
+        return {each["metadata"]["name"]: each["certificate"]["metadata"]["name"] for each in found}
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def test_each_backend_has_its_own_resource_and_driver() -> None:
     async with staged() as stage:
         assert {each: stage.kubelet.allocatable(each) for each in (GPUS, SIMULATED)} == {GPUS: 2, SIMULATED: 2}
         devices = await stage.said("devices")
-        drivers = {each["id"][:3]: each["certificate"]["driver"] for each in devices}
+        drivers = {each["metadata"]["name"][:3]: each["certificate"]["driverVersion"] for each in devices}
         assert drivers == {"GPU": "580.65.06", "SIM": "sim-1"}
 
 

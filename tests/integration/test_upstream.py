@@ -1,6 +1,6 @@
-"""A vendor's plugin on a node with the real service: what it leaks alone, and what it does not behind ours.
+"""A vendor's plugin on a node with the real service: what it leaks alone, and that nothing leaks behind our plugin.
 
-The vendor's plugin is a process of its own that knows nothing of ours; service and plugin are the shipped daemons; the
+The vendor's plugin is a separate process without knowledge of ours; service and plugin are the shipped daemons; the
 kubelet is emulated.
 """
 
@@ -24,7 +24,7 @@ from tests.vendor_plugin import Control, Running
 VENDORS = "vendor.example/gpu"
 SECRET = "team-a's model weights"
 SOON = 40.0
-"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+"""Seconds within which an expected event happens, on a busy machine too. It is a timeout; no test measures it."""
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Node:
 
     @property
     def kubelet(self) -> Path:
-        """Where the vendor's plugin takes the kubelet to be."""
+        """The kubelet directory that the vendor's plugin uses."""
         return self.stage.directory / "u"
 
     async def offers(self, count: int, resource: str = VENDORS) -> None:
         await self.stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(resource) == count, SOON)
 
     def worst(self) -> int:
-        """The fewest healthy devices that the kubelet was ever told of, once it was told of one."""
+        """Return the fewest healthy devices that the kubelet was ever sent, after the largest number."""
         lists = [each for each in self.stage.kubelet.events if each.name == "ListAndWatch"]
         counts = [int(each.detail.split()[0]) for each in lists]
         return min(counts[counts.index(max(counts)) :])
@@ -53,7 +53,7 @@ class Node:
         return pod
 
     async def read_back(self, resource: str = VENDORS) -> str:
-        """What a new tenant finds on the device that it is given."""
+        """Return what a new tenant finds on the device that it is given."""
         pod = await self.stage.kubelet.run(gpu_pod("b", "team-b", "--read", resource=resource))
         assert pod.admitted, pod.describe()
         await pod.wait(PodPhase.SUCCEEDED, SOON)
@@ -63,7 +63,7 @@ class Node:
         return str(read["found"]) if read["residue_bytes"] else ""
 
     async def secret_then_reader(self, resource: str = VENDORS) -> str:
-        """Tenant A writes a secret all over its device and is killed; what tenant B finds on it."""
+        """Let tenant A fill its device with a secret and kill it; return what tenant B finds on the device."""
         pod = await self.running(gpu_pod("a", "team-a", "--write", SECRET, "--hold", "forever", resource=resource))
         await self.stage.kubelet.delete(pod, grace=0)
         return await self.read_back(resource)
@@ -74,7 +74,7 @@ async def node(directory: Path, devices: int = 1) -> AsyncIterator[Node]:
     async with Playground(
         directory=directory, devices=devices, memory="1MiB", timings=fast_kubelet_timings(0.05)
     ) as stage:
-        words = ["plugin", "--kubelet-dir", str(stage.kubelet.root), "--socket", str(stage.socket_dir)]
+        words = ["plugin", "--kubelet-dir", str(stage.kubelet.root), "--socket-dir", str(stage.socket_dir)]
         words += ["--upstream-dir", str(directory / "u"), "--registration", "classic", "--log-format", "json"]
         words += ["--metrics-address", "off"]
         plugin = Daemon(words, directory / "plugin.log")
@@ -87,7 +87,7 @@ async def node(directory: Path, devices: int = 1) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def behind_ours(directory: Path, devices: int = 1, naming: str = "uuid") -> AsyncIterator[tuple[Node, Running]]:
-    """Service, our plugin, and the vendor's behind it, with every device offered."""
+    """Run service, our plugin, and the vendor's behind it; yields when every device is offered."""
     async with node(directory, devices) as here:
         here.kubelet.mkdir(mode=0o700)
         async with vendor_plugin.running(here.kubelet, here.stage.sim_dir, naming=naming) as vendor:

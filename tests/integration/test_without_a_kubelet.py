@@ -1,4 +1,4 @@
-"""The service alone: no kubelet, no plugin, a caller on the plugin's socket."""
+"""The service alone: no kubelet, no plugin, a client on the plugin's socket."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ async def test_hand_overs_without_a_kubelet_are_of_unknown_kind_and_each_needs_a
             "sim", "create", "--dir", str(stage.sim_dir), "--devices", "2", "--memory", "2MiB"
         )
         assert made.returncode == 0, made.stderr
-        # The kubelet of this stage is never started: none of its directories is there.
+        # The kubelet of this stage is never started: none of its directories exists.
         await stage.service.start()
         first, second = (each.id for each in await stage.wait_until_clean(SOON))
         async with PluginClient(stage.socket_dir) as client:
             answer = await client.hand_over([first, second], wait_seconds=5, timeout=SOON)
-            assert {(each.kind, each.grant) for each in answer.devices} == {("unknown", 1)}
+            assert {(each.hand_over_kind, each.grant) for each in answer.devices} == {("unknown", 1)}
             (stage.sim_dir / "devices" / "0" / "memory").write_bytes(b"of nobody knows whom")
             again = await client.hand_over([first], wait_seconds=20, timeout=SOON)
-            assert [(each.kind, each.grant) for each in again.devices] == [("unknown", 2)]
+            assert [(each.hand_over_kind, each.grant) for each in again.devices] == [("unknown", 2)]
         assert not (stage.sim_dir / "devices" / "0" / "memory").read_bytes().strip(b"\0")
     finally:
         await stage.close()

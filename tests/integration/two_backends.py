@@ -22,7 +22,7 @@ __all__: list[str] = []
 
 
 def run(world: Path, simulated: Path, arguments: list[str]) -> None:
-    """``scrubber ARGUMENTS`` with the backend ``both``; exits as the command does."""
+    """Run ``scrubber ARGUMENTS`` with the backend ``both``; exits as the command does."""
 
     def both(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
         gpus = nvidia_backend(

@@ -1,4 +1,4 @@
-"""Compiles the stand-in for the driver's library; once for each test run."""
+"""Compile the stand-in for the driver's library, once for each test run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPILE = (
 
 @functools.cache
 def library() -> bytes:
-    """The compiled library, to be copied into a world: it finds the world by the path that it is loaded from.
+    """Return the compiled library, to be copied into a world: it finds the world by the path that it is loaded from.
 
     Raises:
         RuntimeError: there is no gcc, or the source does not compile.
@@ -31,7 +31,7 @@ def library() -> bytes:
     with tempfile.TemporaryDirectory(prefix="gs-nvml-") as directory:
         built = Path(directory) / LIBRARY
         sources = sorted(str(source) for source in _SOURCES.glob("*.c"))
-        # dlopen and threads are in libc itself since glibc 2.34; older ones want to be told
+        # dlopen and threads are in libc itself since glibc 2.34; older versions need these options
         done = subprocess.run(
             [*_COMPILE, "-o", str(built), *sources, "-ldl", "-lpthread"], capture_output=True, text=True, check=False
         )
@@ -42,6 +42,6 @@ def library() -> bytes:
 
 @functools.cache
 def exported_functions() -> frozenset[str]:
-    """The names of NVML's functions that the library has."""
+    """Return the names of NVML's functions that the library exports."""
     text = "".join(source.read_text() for source in _SOURCES.glob("*.c"))
     return frozenset(re.findall(r"\bnvml[A-Z]\w+(?=[(,])", text))

@@ -1,7 +1,8 @@
-"""NVML by hand: a process of its own in which the unmodified binding has loaded a world's library.
+"""Direct calls of NVML: a separate process in which the unmodified binding has loaded a world's library.
 
-The loader looks for a library when a process starts, and a library belongs to one world; so each test that talks to NVML
-directly starts one console. What is no JSON stays in that process: handles come out as tokens, structures as objects.
+The loader searches for a library when a process starts, and a library belongs to one world; each test that calls NVML
+directly therefore starts one console. Values without a JSON form stay in that process: handles are represented by
+tokens, structures by objects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Console", "Handle", "Refused", "Struct", "console"]
 
 
 class Refused(Exception):
-    """NVML answered with an error."""
+    """NVML returned an error."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"NVML error {code}")
@@ -30,21 +31,21 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Something that only means something inside the console: a device, an event set."""
+    """A value that is meaningful only inside the console: a device, an event set."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A structure to be passed by reference; what comes back is the structure as NVML filled it."""
+    """A structure to be passed by reference; the result is the structure as NVML filled it."""
 
     name: str
     fields: tuple[tuple[str, int], ...]
 
 
 class Console:
-    """The parent's side."""
+    """The parent's end of a console."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -54,7 +55,7 @@ class Console:
         return self._process.pid
 
     def call(self, function: str, *arguments: object, **named: object) -> Any:
-        """What ``function`` of the binding answers.
+        """Return the result of ``function`` of the binding.
 
         Raises:
             Refused: an NVML error.
@@ -63,7 +64,7 @@ class Console:
         return self.answer()
 
     def ask(self, function: str, *arguments: object, **named: object) -> None:
-        """Only ask: for calls that never return."""
+        """Send a call without reading its result: for calls that never return."""
         assert self._process.stdin is not None
         packed = {name: _pack(value) for name, value in named.items()}
         message = {"call": function, "arguments": [_pack(each) for each in arguments], "named": packed}
@@ -71,7 +72,7 @@ class Console:
         self._process.stdin.flush()
 
     def answers_within(self, seconds: float) -> bool:
-        """Whether what was asked last is answered within ``seconds``; the answer stays to be taken."""
+        """Return whether the last call is answered within ``seconds``; its result can still be read."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
@@ -109,7 +110,7 @@ def _unpack(value: Any) -> Any:
 
 @contextmanager
 def console(environment: dict[str, str]) -> Iterator[Console]:
-    """A console whose loader sees ``environment`` and nothing else; killed at the end, hanging or not."""
+    """Run a console whose loader sees only ``environment``; killed at the end, hanging or not."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-s", __file__],
         stdin=subprocess.PIPE,
@@ -128,7 +129,7 @@ def console(environment: dict[str, str]) -> Iterator[Console]:
 
 
 def serve() -> None:
-    """The child's side."""
+    """Run the child's end of a console."""
     import pynvml
 
     kept: list[object] = []
@@ -139,7 +140,7 @@ def serve() -> None:
             case {"handle": int(number)}:
                 return kept[number]
             case {"struct": str(name), "fields": dict(fields)}:
-                made = getattr(pynvml, name)()  # some of them set their version, and take nothing
+                made = getattr(pynvml, name)()  # some structures set their version, and take no arguments
                 for field, given in fields.items():
                     setattr(made, field, given)
                 structures.append(made)

@@ -1,6 +1,6 @@
-"""One GPU of the world, or one instance of it: its attributes, its memory, and the hands that do to it what the world does.
+"""One GPU of the world, or one instance of it: its attributes, its memory, and operations of the outside world on it.
 
-See :mod:`tests.nvidia.world` for what each file means.
+See :mod:`tests.nvidia.world` for the meaning of each file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ["HEALTHY", "MIB", "NAMES", "Gpu", "Instance", "Subject", "known", "wr
 MIB = 1 << 20
 
 NAMES = uuids.UUID("6f1d0f0e-2f4b-4f0e-9d6c-3b1f5f0a7c11")
-"""UUIDs of devices are made from their numbers: the same in each world, so that what a test prints can be compared."""
+"""Namespace of the devices' UUIDs, which are derived from their numbers: they are the same in each world, so that
+the output of tests can be compared."""
 
 _XID, _DOUBLE_BIT_ECC, _MIG_CHANGED = 0x8, 0x2, 0x100
 
@@ -81,11 +82,11 @@ HEALTHY: Mapping[str, str] = {
     "accounting_buffer_size": "4000",
     "api_restriction/0": "1",
 }
-"""A GPU that nothing is wrong with. It has no retired pages (it remaps rows), no automatic boost, no fabric."""
+"""A GPU without faults. It has no retired pages (it remaps rows), no automatic boost, no fabric."""
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(text)
@@ -93,7 +94,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Subject:
-    """What a whole GPU and an instance of one have in common: attributes, and a memory."""
+    """Common parts of a whole GPU and an instance: attributes, and a memory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -111,7 +112,7 @@ class Subject:
 
     @property
     def usable_bytes(self) -> int:
-        """What programs can have of the memory: all but what the driver keeps for itself."""
+        """Return the memory available to programs: all except the driver's reserve."""
         return self.number("total") - self.number("reserved")
 
     def get(self, attribute: str) -> str | None:
@@ -134,7 +135,7 @@ class Subject:
             (self.directory / attribute).unlink(missing_ok=True)
 
     def fill(self, text: str) -> None:
-        """Leave ``text`` all over the memory."""
+        """Fill the memory with ``text``."""
         pattern, size = text.encode(), self.usable_bytes
         self.memory.write_bytes((pattern * (size // len(pattern) + 1))[:size])
 
@@ -147,16 +148,16 @@ class Subject:
 
 
 class Instance(Subject):
-    """A MIG instance; made by :meth:`Gpu.split`."""
+    """A MIG instance; created by :meth:`Gpu.split`."""
 
     @property
     def ids(self) -> tuple[int, int]:
-        """GPU instance and compute instance."""
+        """The ids of GPU instance and compute instance."""
         return self.number("gi"), self.number("ci")
 
 
 class Gpu(Subject):
-    """One GPU, and the hands that do to it what the world does."""
+    """One GPU, and operations of the outside world on it."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world.root / "state" / "gpus" / str(number))
@@ -170,7 +171,7 @@ class Gpu(Subject):
 
     @property
     def pci_address(self) -> str:
-        """As in sysfs: ``0000:1b:00.0``."""
+        """Its PCI address as in sysfs: ``0000:1b:00.0``."""
         domain, bus, rest = self.text("pci").lower().split(":")
         return f"{domain[-4:]}:{bus}:{rest}"
 
@@ -183,32 +184,32 @@ class Gpu(Subject):
     def instances(self) -> tuple[Instance, ...]:
         return tuple(Instance(each) for each in sorted((self.directory / "mig").glob("[0-9]*")))
 
-    # --- what goes wrong
+    # --- faults
 
     def fail(self, function: str, code: int) -> None:
-        """``function`` answers ``code`` about this GPU."""
+        """Make ``function`` return ``code`` for this GPU."""
         self.set(f"errors/{known(function)}", code)
 
     def heal(self) -> None:
-        """Nothing fails or hangs any more."""
+        """Remove all errors and hangs."""
         for name in ("errors", "hangs", "stubborn"):
             shutil.rmtree(self.directory / name, ignore_errors=True)
         self.unset("error", "hang", "reset")
 
     def hang(self, function: str | None = None) -> None:
-        """Calls about this GPU never return: all of them, or those of ``function``."""
+        """Make calls about this GPU hang forever: all of them, or those of ``function``."""
         self.set("hang" if function is None else f"hangs/{known(function)}", "")
 
     def lose(self) -> None:
-        """It fell off the bus."""
+        """Let it fall off the bus."""
         self.set("error", 15)
 
     def need_reset(self) -> None:
-        """Every call answers that the GPU must be reset."""
+        """Make every call return that the GPU must be reset."""
         self.set("error", 16)
 
     def refuse_changes(self, attribute: str) -> None:
-        """Setters of ``attribute`` succeed and do nothing."""
+        """Make setters of ``attribute`` succeed without effect."""
         self.set(f"stubborn/{attribute}", "")
 
     def fail_resets(self) -> None:
@@ -218,7 +219,7 @@ class Gpu(Subject):
         self.set("reset", "hang")
 
     def raise_event(self, kind: int, data: int = 0, instance: Instance | None = None) -> None:
-        """Tell everybody who registered for events of ``kind``."""
+        """Send an event to every process that registered for events of ``kind``."""
         ids = "" if instance is None else " {} {}".format(*instance.ids)
         with (self.directory / "events").open("a") as file:
             file.write(f"{kind} {data}{ids}\n")
@@ -227,17 +228,17 @@ class Gpu(Subject):
         self.raise_event(_XID, code, instance)
 
     def add_ecc_errors(self, errors: int) -> None:
-        """Uncorrected ones: counted since the driver was loaded and for ever, and told as an event."""
+        """Add uncorrected errors, to the volatile and the aggregate count, and send an event."""
         for attribute in ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"):
             self.set(attribute, self.number(attribute) + errors)
         self.raise_event(_DOUBLE_BIT_ECC)
 
-    # --- who uses it
+    # --- users
 
     def add_process(
         self, pid: int, used_bytes: int | None = 0, *, list_name: str = "compute", instance: Instance | None = None
     ) -> None:
-        """List ``pid`` until :meth:`remove_process`, whether or not it lives; None bytes: NVML cannot say."""
+        """List ``pid`` until :meth:`remove_process`, whether or not it lives; None bytes: NVML does not know."""
         ids = "" if instance is None else " {} {}".format(*instance.ids)
         lines = self._listed(list_name)
         lines.append(f"{pid} {'-' if used_bytes is None else used_bytes}{ids}")
@@ -251,27 +252,27 @@ class Gpu(Subject):
         return [line for line in (self.get(f"processes/{list_name}") or "").splitlines() if line.strip()]
 
     def attached(self) -> tuple[int, ...]:
-        """PIDs of everybody who made the driver open this GPU, in order."""
+        """The PIDs of all processes that made the driver open this GPU, in order."""
         return tuple(int(line) for line in (self.get("attached") or "").split())
 
     def resets(self) -> int:
-        """How often it was reset."""
+        """Return how often it was reset."""
         return len((self.get("resets") or "").splitlines())
 
     def link(self, number: int, remote: Gpu | str, *, active: bool = True) -> None:
-        """An NVLink to another GPU, or to the switch at a PCI address."""
+        """Add an NVLink to another GPU, or to the switch at a PCI address."""
         address, kind = (remote, 2) if isinstance(remote, str) else (remote.text("pci"), 0)
         self.set(f"nvlink/{number}", f"{int(active)} {address} {kind} 0 0 0 0 0")
 
     def place_near(self, other: Gpu, level: int) -> None:
-        """Have the two GPUs meet on the PCI bus at ``level``, one of NVML's ``NVML_TOPOLOGY_…``."""
+        """Make the two GPUs meet on the PCI bus at ``level``, one of NVML's ``NVML_TOPOLOGY_…``."""
         self.set(f"topology/{other.index}", level)
         other.set(f"topology/{self.index}", level)
 
     # --- MIG
 
     def split(self, *profiles: str) -> tuple[Instance, ...]:
-        """Cut it into instances of ``profiles`` (``1g.18gb``), with a share of its memory by their slices each."""
+        """Partition it into instances of ``profiles`` (``1g.18gb``), each with a share of its memory by its slices."""
         self.set("mig_mode", 1)
         self.set("mig_mode_pending", 1)
         for number, profile in enumerate(profiles):
@@ -280,7 +281,7 @@ class Gpu(Subject):
         return self.instances
 
     def merge(self) -> None:
-        """A whole GPU again."""
+        """Remove all instances and disable MIG mode."""
         shutil.rmtree(self.directory / "mig", ignore_errors=True)
         self.set("mig_mode", 0)
         self.set("mig_mode_pending", 0)
@@ -316,11 +317,11 @@ class Gpu(Subject):
         for attribute, value in values.items():
             made.set(attribute, value)
         made._make_memory()
-        # last, because an instance is there from when it has a UUID
+        # last, because an instance exists once it has a UUID
         made.set("uuid", f"MIG-{uuids.uuid5(NAMES, f'{self.uuid} {number} {profile}')}")
 
 
 def known(function: str) -> str:
-    """``function``, if the library has it; a test that misspells one would prove nothing."""
+    """Return ``function``, if the library has it; a test with a misspelled name would prove nothing."""
     assert function in exported_functions(), f"the stand-in has no {function}"
     return function

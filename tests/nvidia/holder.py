@@ -1,8 +1,8 @@
-"""Somebody else's process on a GPU, for tests: it has the device open and is on the driver's list until it ends.
+"""An unrelated process on a GPU, for tests: it has the device open and is on the driver's list until it ends.
 
-Runs by its path, with the GPU's directory, its device node, the directory of the device below the GPU's, the bytes that
-it uses, and for an instance its two ids. It says "ready" when it holds the device, and then does nothing. Its entry has
-the form that a context of CuPy's stand-in writes, without claims: none of the memory is changed by it.
+It is run by its path, with the GPU's directory, its device node, the directory of the device below the GPU's, the bytes
+that it uses, and for an instance its two ids. It prints "ready" when it holds the device, and then does nothing. Its
+entry has the format of a context of CuPy's stand-in, without claims: it changes none of the memory.
 """
 
 import fcntl

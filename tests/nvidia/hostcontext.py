@@ -1,11 +1,11 @@
-"""A CUDA context without a GPU: memory that is really there, and work that is done when somebody waits for it.
+"""A CUDA context without a GPU: memory that really exists, and work that is done when a program waits for it.
 
-Promise: a device's memory is the file of its bytes, mapped; two processes that compute on it never get the same byte at
-once, and a byte that one has let go of comes to the next one as it was left. Nothing but the context's own share is
-cleared. What a killed process had is free at once, because its claims count only while it holds the lock on its record.
+A device's memory is the file of its bytes, mapped. Two processes that compute on it never get the same byte at once,
+and a released byte reaches the next process unchanged. Only the context's own share is cleared. The memory of a killed
+process is free at once, because its claims count only while it holds the lock on its record.
 
-Work is put into queues and done when its stream, the device or an event is waited for. So a program that reads a result
-without having waited reads an old one, here every time, on a GPU now and then.
+Work is queued and done when its stream, the device or an event is waited for. A program that reads a result without
+waiting therefore always reads an old one here; on a GPU it does occasionally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.nvidia.hostkernels import REGISTER_BYTES, HostKernels, Processor
 __all__ = ["NULL_STREAM", "HostContext"]
 
 NULL_STREAM: Final = 0
-_SMALL: Final = 256  # alignment of what is given out of a granule
+_SMALL: Final = 256  # alignment of small allocations within a granule
 _REAPPEARING: Final = b"\xa5" * 64
 _EXCLUSIVE_PROCESS, _PROHIBITED = 3, 2
 _PROT_NONE = 0
@@ -40,10 +40,10 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HostContext:
-    """One process's share of one device.
+    """The share of one device that one process has.
 
     Raises:
-        CUDARuntimeError: 46 when the device's compute mode keeps this process out, 2 when there is no memory left.
+        CUDARuntimeError: 46 when the device's compute mode excludes this process, 2 when there is no memory left.
     """
 
     def __init__(self, gpu: HostGpu) -> None:
@@ -64,20 +64,20 @@ class HostContext:
         with self._everybody():
             self._enter()
             own = self._claim(gpu.number("context_bytes", gpu.granularity))
-        ctypes.memset(self._base + own, 0, self._claims[own])  # a driver clears what it takes for itself
+        ctypes.memset(self._base + own, 0, self._claims[own])  # a driver clears its own memory
         self._own = own
         self.processors = [self._processor(number) for number in range(gpu.multiprocessors)]
 
-    # --- what is there
+    # --- state
 
     def close(self) -> None:
-        """Let go of everything, as the end of the process would."""
+        """Release everything, as the end of the process would."""
         if self.pid == os.getpid():
             self._record_path.unlink(missing_ok=True)
         os.close(self._record)
 
     def check(self) -> None:
-        """Raises CUDARuntimeError: the status that ended this context, or 3 in a process that was forked with it."""
+        """Raise CUDARuntimeError with the status that ended this context, or 3 in a process that was forked with it."""
         if os.getpid() != self.pid:
             raise CUDARuntimeError(3)
         while self.gpu.text("hang") is not None:
@@ -90,9 +90,9 @@ class HostContext:
             return self.size - sum(size for _, size in self._taken())
 
     def malloc(self, size: int) -> int:
-        """Address of ``size`` bytes that nobody else has; what they hold is what was left there.
+        """Return the address of ``size`` unshared bytes with the content that was left there.
 
-        Small ones share a granule, as on a GPU.
+        Small allocations share a granule, as on a GPU.
         """
         if size > self.gpu.granularity // 2:
             with self._everybody():
@@ -134,14 +134,14 @@ class HostContext:
         self._queues[stream].append(work)
 
     def step(self, stream: int) -> bool:
-        """Do the next work of ``stream``; False when there was none."""
+        """Do the next work of ``stream``; return False when there was none."""
         if not self._queues[stream]:
             return False
         work = self._queues[stream].popleft()
         try:
             work()
         except CUDARuntimeError as error:
-            self._failed = error.status  # nothing works in this context from now on
+            self._failed = error.status  # every later call in this context fails
             for queue in self._queues.values():
                 queue.clear()
             raise
@@ -151,7 +151,7 @@ class HostContext:
         return True
 
     def finish(self, stream: int | None = None) -> None:
-        """Wait for ``stream``, or for all. The others get on meanwhile, but no sooner than it has ended."""
+        """Wait for ``stream``, or for all. The others continue meanwhile, but not before it has ended."""
         self.check()
         first = [stream] if stream is not None else []
         if stream == NULL_STREAM:
@@ -160,7 +160,7 @@ class HostContext:
             while self.step(number):
                 pass
 
-    # --- what work does
+    # --- effects of work
 
     def set_bytes(self, address: int, value: int, size: int) -> None:
         self._touch(address, size)
@@ -170,7 +170,7 @@ class HostContext:
             self._dawdle(started, size)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Between any two of device and host; a host's address is taken on trust, as the runtime takes it."""
+        """Copy between device and host in any direction; host addresses are not checked, as in the runtime."""
         for address in (to, source):
             if self._base <= address < self._base + self.size:
                 self._touch(address, size)
@@ -211,21 +211,21 @@ class HostContext:
             raise CUDARuntimeError(status)
 
     def _bad_page(self) -> tuple[int | None, int]:
-        """Where it begins, None when there is none; and what touching it fails with."""
+        """Return the offset of the bad page (None if there is none), and the status of touching it."""
         found = self.gpu.numbers("bad_page")
         if not found:
             return None, 0
         return found[0] // PAGE * PAGE, found[1] if len(found) > 1 else 214
 
     def _dawdle(self, started: float, size: int) -> None:
-        """Be as slow as ``slow_clear`` asks; lifted at any moment."""
+        """Wait as long as ``slow_clear`` requires; it can be removed at any moment."""
         while (seconds := self.gpu.text("slow_clear")) is not None:
             rest = started + float(seconds) * size / self.size - time.monotonic()
             if rest <= 0:
                 break
             time.sleep(min(rest, 0.02))
 
-    # --- taking a share
+    # --- claims
 
     def _open_node(self) -> int:
         try:
@@ -234,7 +234,7 @@ class HostContext:
             raise CUDARuntimeError(100) from error
 
     def _map_memory(self) -> int:
-        """The whole memory, of which nothing may be touched before it is claimed."""
+        """Map the whole memory; no part of it may be touched before it is claimed."""
         mapped = mmap.mmap(self._memory, 0)
         self._maps.append(mapped)
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
@@ -280,14 +280,14 @@ class HostContext:
         os.replace(made, self._record_path)
 
     def _write_record(self) -> None:
-        """One write of one length, so that nobody reads half: bytes, instance; then what is claimed, for the others."""
+        """Write the record with one write of fixed length, so that readers never see half: bytes, instance, claims."""
         ids = "" if self.gpu.instance is None else " {} {}".format(*self.gpu.instance)
         claims = "".join(f"{offset} {size}\n" for offset, size in self._claims.items())
         text = f"{sum(self._claims.values())}{ids}\n{self._name}\n{claims}".encode()
         os.pwrite(self._record, text.ljust(os.fstat(self._record).st_size, b"\n"), 0)
 
     def _taken(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of everybody's claims on this device's memory, in order."""
+        """Return (offset, bytes) of all processes' claims on this device's memory, in order."""
         found = list(self._claims.items())
         for record in self._others():
             _, directory, *claims = record.read_text("ascii").split("\n")
@@ -296,7 +296,7 @@ class HostContext:
         return sorted(found)
 
     def _claim(self, size: int) -> int:
-        """Offset of the first gap of ``size`` bytes, rounded up to granules."""
+        """Return the offset of the first gap of ``size`` bytes, rounded up to granules."""
         wanted = -(-size // self.gpu.granularity) * self.gpu.granularity
         offset = 0
         for start, claimed in self._taken():
@@ -325,7 +325,7 @@ class HostContext:
 
     @contextmanager
     def _everybody(self) -> Iterator[None]:
-        """One process at a time looks at claims and makes some."""
+        """Exclude other processes while claims are read and made."""
         self._records.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._records / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -1,16 +1,16 @@
-"""A GPU without a GPU, seen from one process that computes: which devices there are, and what one is like.
+"""A GPU without hardware, as one computing process sees it: the existing devices and their properties.
 
-The world is a directory of attribute files (``README.md`` beside this). A device is a GPU or a MIG instance; what it is
-asked for and an instance does not say, its GPU says. Faults are attributes as well, read anew at each use:
+The world is a directory of attribute files (see ``README.md`` in this directory). A device is a GPU or a MIG instance;
+attributes missing for an instance are taken from its GPU. Faults are attributes as well, read again at each use:
 
-    wont_clear [OFFSET]           64 bytes come back there after everything that writes (default: in the middle)
-    slow_clear SECONDS            what clearing all of the memory takes
+    wont_clear [OFFSET]           64 bytes return there after every write (default: in the middle)
+    slow_clear SECONDS            the time for clearing all of the memory
     bad_page OFFSET [STATUS]      touching these 4 KiB ends the context with this status (default 214, ECC)
-    sm_dead NUMBER...             SMs that no block is ever given to
-    sm_stuck NUMBER OFFSET        a byte of this SM that does not stay as it is written: of its shared memory, or beyond
-                                  that of its registers
-    context_bytes N               what a context takes for itself (default: one granule)
-    granularity N                 what memory is given out in multiples of (default 2 MiB)
+    sm_dead NUMBER...             SMs that are never given a block
+    sm_stuck NUMBER OFFSET        a byte of this SM that does not keep what is written: in its shared memory, or beyond
+                                  that in its registers
+    context_bytes N               the memory of a context itself (default: one granule)
+    granularity N                 the unit of memory allocation (default 2 MiB)
     multiprocessors, shared_memory    SMs (default 4), and bytes of shared memory of each (default 64 KiB)
 """
 
@@ -48,11 +48,11 @@ MESSAGES: Final[Mapping[int, str]] = {
     999: "cudaErrorUnknown: unknown error",
 }
 
-_LOST, _MISMATCH = 15, 18  # NVML's codes, by which the world says what is wrong
+_LOST, _MISMATCH = 15, 18  # NVML's codes, with which the world describes faults
 
 
 class CUDARuntimeError(RuntimeError):
-    """What a call to the runtime fails with; ``status`` is its number."""
+    """The error of a call to the runtime; ``status`` is its number."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -64,14 +64,14 @@ class CUDARuntimeError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HostGpu:
-    """A device of the world. ``directory`` holds its attributes, memory and SMs, ``gpu`` those of the whole GPU."""
+    """A device of the world. ``directory`` contains its attributes, memory and SMs, ``gpu`` those of the whole GPU."""
 
     world: Path
     gpu: Path
     directory: Path
 
     def text(self, attribute: str) -> str | None:
-        """What the attribute says; None when there is none."""
+        """Return the attribute's value; None when it does not exist."""
         for directory in (self.directory, self.gpu):
             try:
                 return (directory / attribute).read_text("utf-8").strip()
@@ -96,7 +96,7 @@ class HostGpu:
 
     @property
     def total(self) -> int:
-        """Bytes that contexts can share: without what the driver keeps, and what is in use with nobody there."""
+        """The bytes that contexts can share: without the driver's reserve and memory in use without a process."""
         if self.number("total", 0) == 0:
             return self.memory.stat().st_size
         wanted = self.number("total", 0) - self.number("reserved", 0)
@@ -121,7 +121,7 @@ class HostGpu:
 
     @property
     def instance(self) -> tuple[int, int] | None:
-        """GPU instance and compute instance; None for a whole GPU."""
+        """The ids of GPU instance and compute instance; None for a whole GPU."""
         return None if self.directory == self.gpu else (self.number("gi", 0), self.number("ci", 0))
 
     @property
@@ -130,7 +130,7 @@ class HostGpu:
 
 
 def lives(record: Path) -> bool:
-    """Whether the process that made the file ``record`` is still there: it holds a lock on it until it ends."""
+    """Return whether the process that created the file ``record`` still exists: it holds a lock on it until it ends."""
     try:
         descriptor = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -145,10 +145,10 @@ def lives(record: Path) -> bool:
 
 
 def world_of(environment: Mapping[str, str]) -> Path:
-    """The world that this process computes in.
+    """Return the world of this process.
 
     Raises:
-        CUDARuntimeError: 35 when there is none, or no driver in it; 803 when driver and library do not fit.
+        CUDARuntimeError: 35 when there is none, or no driver in it; 803 when driver and library do not match.
     """
     named = environment.get("SCRUBBER_STANDIN_WORLD")
     if not named or not (Path(named) / "state" / "node").is_dir():
@@ -161,9 +161,9 @@ def world_of(environment: Mapping[str, str]) -> Path:
 
 
 def visible(environment: Mapping[str, str]) -> list[HostGpu]:
-    """The devices that ``CUDA_VISIBLE_DEVICES`` lets this process see, in its order; all of them when it is unset.
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` makes visible, in its order; all of them when it is unset.
 
-    As with the real one, the list ends at the first name that no device has.
+    As in the real driver, the list ends at the first unknown name.
 
     Raises:
         CUDARuntimeError: as :func:`world_of`; 100 when no device is left; 999 when one needs a reset.
@@ -208,7 +208,7 @@ def _instances(gpu: HostGpu) -> list[HostGpu]:
 
 
 def _computing(gpu: HostGpu) -> HostGpu | None:
-    """What computes when a GPU is named: itself, or with MIG its first instance."""
+    """Return the device that computes for a named GPU: itself, or with MIG its first instance."""
     return gpu if gpu.number("mig_mode", 0) == 0 else next(iter(_instances(gpu)), None)
 
 

@@ -1,8 +1,8 @@
 """The shipped kernels on a machine without a GPU: the same source, compiled for the CPU.
 
-Promise: what runs is the ``.cu`` file that the PTX text beside it was made of, under the names and with the parameter
-widths of that text; only the header between the two (``standin/host_cuda.h``) is the tests' own. A launch that touches
-memory which no allocation covers ends with the address, as on a GPU, instead of with the process.
+The code is the ``.cu`` file from which the PTX text beside it was made, with the names and parameter widths of that
+text; only the header between the two (``standin/host_cuda.h``) belongs to the tests. A launch that touches memory
+without an allocation ends with the address, as on a GPU, instead of ending the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WIDTHS: Final = {"u64": 8, "u32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel of a PTX text: the bytes of each parameter, and whether its threads wait for each other."""
+    """A kernel of a PTX text: the bytes of each parameter, and whether its threads use barriers."""
 
     name: str
     widths: tuple[int, ...]
@@ -44,7 +44,7 @@ class Entry:
 class Processor:
     """A simulated SM: its ``%smid``, and the addresses of its shared memory and of its :data:`REGISTER_BYTES`.
 
-    ``stuck`` is the address of a byte of either that does not stay as it is written; 0: there is none.
+    ``stuck`` is the address of a byte of either that does not keep what is written; 0: there is none.
     """
 
     number: int
@@ -80,7 +80,7 @@ class _Launch(ctypes.Structure):
 
 
 def entries_of(ptx: str) -> dict[str, Entry]:
-    """The kernels of a PTX text, by name."""
+    """Return the kernels of a PTX text, by name."""
     found = re.findall(r"^\.visible \.entry (\w+)\(\n(.*?)\n?\)(.*?)^}", ptx, re.MULTILINE | re.DOTALL)
     return {
         name: Entry(
@@ -102,11 +102,11 @@ class HostKernels:
 
     @classmethod
     def build(cls, ptx: Path, cache: Path) -> HostKernels:
-        """Compile the source beside ``ptx``, unless ``cache`` holds it already.
+        """Compile the source beside ``ptx``, unless ``cache`` contains it already.
 
         Raises:
             FileNotFoundError: there is no gcc, or no source.
-            subprocess.CalledProcessError: the source is no plain C; the compiler has said why on standard error.
+            subprocess.CalledProcessError: the source is not plain C; the compiler's message is on standard error.
         """
         compiler = shutil.which("gcc")
         if compiler is None:
@@ -128,9 +128,9 @@ class HostKernels:
         processors: Sequence[Processor],
         processor_ids: int,
     ) -> int | None:
-        """Run a kernel to its end; returns the address that it touched in vain, None when all went well.
+        """Run a kernel to its end; return the address of an invalid access, None if there was none.
 
-        ``arguments`` are the bytes of each parameter. Blocks are dealt out to ``processors`` in turn; there are
+        ``arguments`` are the bytes of each parameter. Blocks are distributed to ``processors`` in turn; there are
         ``processor_ids`` numbers of SMs, of which some may never be given work.
         """
         entry = self.entries[name]
@@ -163,12 +163,12 @@ def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _translation_unit(source: Path, entries: Iterable[Entry]) -> str:
-    """The source with its header, and for each kernel a function that takes its arguments as a driver would."""
+    """Return the source with its header, and for each kernel a function that takes its arguments as a driver would."""
     thunks = []
     for entry in entries:
         types = ", ".join(f"uint{8 * width}_t" for width in entry.widths)
         values = ", ".join(f"*(uint{8 * width}_t *)a[{i}]" for i, width in enumerate(entry.widths))
-        # Through a volatile pointer: an address is passed as the integer that it is, as PTX has it.
+        # Through a volatile pointer: an address is passed as an integer, as in PTX.
         thunks.append(
             f"static void (*volatile call_{entry.name})({types}) = (void (*)({types}))(void *){entry.name};\n"
             f"void thunk_{entry.name}(void *const *a);\n"
@@ -185,6 +185,6 @@ def _compile(compiler: str, code: str, library: Path) -> None:
         subprocess.run(
             [compiler, *_FLAGS, f"-I{_HEADER.parent}", "-o", made, "-"], input=code, encoding="ascii", check=True
         )
-        os.replace(made, library)  # two processes may compile at once; either result is the same
+        os.replace(made, library)  # two processes may compile at once; the results are equal
     finally:
         Path(made).unlink(missing_ok=True)

@@ -2,9 +2,9 @@
 """A stand-in for ``nvidia-smi``: resets one GPU of its world, switches persistence mode, and answers simple queries.
 
 It refuses as the real one does: while any process has the device open or memory on it, while persistence mode keeps it
-open, when the GPU is lost. The exit statuses are those of its manual. A reset clears no memory.
+open, and when the GPU is lost. The exit statuses are those of its manual. A reset clears no memory.
 
-Installed into a world with the interpreter's path in its first line; loads nothing but the standard library.
+It is installed into a world with the interpreter's path in its first line; it imports only the standard library.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ AFTER_A_RESET = {
     "accounting_pids": "",
     "fields/230": "0",
 }
-"""What the driver forgets; an attribute that the GPU does not have stays away."""
+"""What the driver forgets in a reset; an attribute that the GPU does not have is not created."""
 
 TAKEN_OVER = {
     "ecc_mode": "ecc_mode_pending",
@@ -41,7 +41,7 @@ TAKEN_OVER = {
     "power_limit": "power_limit_default",
     "auto_boost": "auto_boost_default",
 }
-"""What was pending becomes true, and what was changed becomes the default."""
+"""Pending values become current, and changed values return to their defaults."""
 
 
 def get(gpu: Path, attribute: str) -> str | None:
@@ -57,13 +57,13 @@ def put(gpu: Path, attribute: str, value: str) -> None:
 
 
 def everyone() -> list[Path]:
-    """The GPUs in the order of their addresses."""
+    """Return the GPUs in the order of their addresses."""
     found = [gpu for gpu in GPUS.glob("[0-9]*") if get(gpu, "pci")]
     return sorted(found, key=lambda gpu: str(get(gpu, "pci")))
 
 
 def find(wanted: str) -> Path | None:
-    """By index, UUID or PCI address."""
+    """Find a GPU by index, UUID or PCI address."""
     for index, gpu in enumerate(everyone()):
         pci = str(get(gpu, "pci")).lower()
         if wanted in (str(index), get(gpu, "uuid")) or wanted.lower() in (pci, pci[4:]):
@@ -72,7 +72,7 @@ def find(wanted: str) -> Path | None:
 
 
 def openers(node: Path) -> Iterator[int]:
-    """PIDs that have the device open, whatever name they opened it by."""
+    """Yield the PIDs that have the device open, under any name."""
     wanted = node.stat().st_rdev
     for process in Path("/proc").glob("[0-9]*"):
         for descriptor in (process / "fd").glob("*"):
@@ -85,7 +85,7 @@ def openers(node: Path) -> Iterator[int]:
 
 
 def lives(entry: Path) -> bool:
-    """Whether the process that made ``entry`` still holds its lock on it."""
+    """Return whether the process that created ``entry`` still holds its lock on it."""
     with entry.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -95,7 +95,7 @@ def lives(entry: Path) -> bool:
 
 
 def listed(gpu: Path) -> Iterator[int]:
-    """PIDs that hold memory, and live."""
+    """Yield the PIDs of living processes with memory on the GPU."""
     for name in ("compute", "graphics", "mps"):
         lines = (get(gpu, f"processes/{name}") or "").splitlines()
         yield from (int(line.split()[0]) for line in lines if Path(f"/proc/{line.split()[0]}").exists())
@@ -125,7 +125,7 @@ def blocked(gpu: Path, pci: str) -> bool:
 
 
 def forget(gpu: Path) -> None:
-    """What a reset does to the driver's state: conditions, volatile settings and dead processes go; memory stays."""
+    """Reset the driver's state: conditions, volatile settings and dead processes are removed; memory stays."""
     for attribute, value in AFTER_A_RESET.items():
         if get(gpu, attribute) is not None:
             put(gpu, attribute, value)
@@ -137,9 +137,9 @@ def forget(gpu: Path) -> None:
         put(gpu, f"clock_offsets/{offset.name}", "0 " + offset.read_text().split(" ", 1)[1].strip())
     for name in ("compute", "graphics", "mps"):
         (gpu / "processes" / name).unlink(missing_ok=True)
-    shutil.rmtree(gpu / "mig", ignore_errors=True)  # the mode stays, the instances do not
+    shutil.rmtree(gpu / "mig", ignore_errors=True)  # MIG mode stays, the instances do not
     if get(gpu, "used") is not None:
-        put(gpu, "used", "0")  # what nobody held any more
+        put(gpu, "used", "0")  # memory without a holder
     if get(gpu, "error") == "16":
         (gpu / "error").unlink()
 
@@ -197,7 +197,7 @@ QUERIES = {
 
 
 def query(fields: list[str], wanted: str | None) -> int:
-    """One line a GPU, comma-separated, without a header: enough to put beside what somebody else says."""
+    """Print one line for each GPU, comma-separated, without a header: enough to compare with other sources."""
     for index, gpu in enumerate(everyone()):
         if wanted is not None and find(wanted) != gpu:
             continue

@@ -1,8 +1,10 @@
-"""The real ``scrubber`` command on a world of stand-ins: ``python -m tests.nvidia.service WORLD serve --backend nvidia …``.
+"""The real ``scrubber`` command on a world of stand-ins.
 
-Two things are exchanged in this process, and nothing else: all places of the driver are in the world, where the command
-line can name its root only, and the CUDA children import the stand-in for CuPy. A world that is not there is made, with two
-GPUs, and its device nodes live as long as the command; one that a test has made is the test's.
+``python -m tests.nvidia.service WORLD serve --backend nvidia …``
+
+Only two things are replaced in this process: all paths of the driver are in the world (the command line can only set
+its root), and the CUDA children import the stand-in for CuPy. A missing world is created, with two GPUs, and its device
+nodes live as long as the command; an existing one belongs to the test that created it.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _STANDIN = Path(__file__).with_name("standin")
 
 
 def cuda_environment(world: Path) -> Mapping[str, str]:
-    """What has a program import the stand-in for CuPy, and compute in ``world``."""
+    """Return the environment in which a program imports the stand-in for CuPy, and computes in ``world``."""
     return {"PYTHONPATH": f"{_STANDIN}:{_ROOT}", "SCRUBBER_STANDIN_WORLD": str(world), "PATH": os.defpath}
 
 
 def run(root: Path, arguments: Sequence[str]) -> None:
-    """``scrubber ARGUMENTS`` over the world in ``root``; exits as the command does."""
+    """Run ``scrubber ARGUMENTS`` over the world in ``root``; exits as the command does."""
     world = World(root)
 
     def over_the_world(_: DriverPaths, state: Path, **more: Any) -> AbstractAsyncContextManager[DeviceBackend]:

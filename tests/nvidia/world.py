@@ -1,31 +1,31 @@
 """The world behind the stand-ins: a driver's root directory, and the driver's state in it as files.
 
-One attribute is one small file, as in sysfs. It is replaced as a whole, so whoever reads sees the old or the new value.
-An attribute that is not there is one that the device does not support. What a test changes is what the next call sees::
+One attribute is one small file, as in sysfs. It is replaced atomically, so that readers see the old or the new value.
+A missing attribute is one that the device does not support. Changes by a test are visible to the next call::
 
     usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1   the stand-in library, finds this world by its own path
     usr/bin/nvidia-smi                           the stand-in for resets
-    dev/nvidia<minor>, nvidiactl, nvidia-caps/   device nodes (links to terminals that nobody else uses)
-    proc/driver/nvidia, proc/driver/nvidia-caps  what the kernel module says
-    sys/bus/pci/devices/<address>                what the PCI bus says
+    dev/nvidia<minor>, nvidiactl, nvidia-caps/   device nodes (links to otherwise unused terminals)
+    proc/driver/nvidia, proc/driver/nvidia-caps  the kernel module's files
+    sys/bus/pci/devices/<address>                the PCI bus
     state/node/                                  driver_version nvml_version cuda_version
-        init_error                               the code that every call answers; 9 = driver not loaded
-        errors/<function> missing/<function> hangs/<function>   this function answers a code, is unknown, never returns
+        init_error                               the result code of every call; 9 = driver not loaded
+        errors/<function> missing/<function> hangs/<function>   this function returns a code, is unknown, never returns
         long_process_rows                        a driver whose newer process lists have longer rows than they should
-        attaches_all                             a driver that opens every GPU for whoever initialises NVML
+        attaches_all                             a driver that opens every GPU for each process that initialises NVML
     state/gpus/<n>/                              one GPU; NVML's index is its rank by PCI address
         attached                                 a PID a line, for each process that made the driver open this GPU
         error hang errors/<function> hangs/<function>           as above, for calls about this GPU
-        stubborn/<attribute>                     setters say that they did it and change nothing
+        stubborn/<attribute>                     setters report success and change nothing
         uuid name pci minor total reserved used  and so on, see ``HEALTHY`` in gpu.py
         retired_pages/<cause> fields/<id>[.<scope>] nvlink/<link> clock_offsets/<type>.<pstate> api_restriction/<type>
         topology/<m>                             where it meets GPU <m>: a level of NVML's; else by numa_node
         processes/<list>                         lines ``PID BYTES [GI CI]``; lists: compute graphics mps
-        processes/<list>.d/<pid>                 ``BYTES [GI CI]``, counts while somebody holds a lock on it
+        processes/<list>.d/<pid>                 ``BYTES [GI CI]``, counts while a process holds a lock on it
         events                                   lines ``TYPE DATA [GI CI]``, appended
         mig/<i>/                                 an instance: uuid gi ci name total reserved used …
         memory mig/<i>/memory                    the bytes: ``total - reserved`` of them
-        reset resets                             what the next resets do (``fail``, ``hang``); what resets were done
+        reset resets                             outcome of the next resets (``fail``, ``hang``); past resets
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SMI = Path(__file__).with_name("nvidia_smi.py")
 
 
 class World:
-    """A node with NVIDIA GPUs, as far as the stand-ins and the code under test look. Close it when it is not needed."""
+    """A node with NVIDIA GPUs, as far as the stand-ins and the code under test need it. Close it after use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,7 +59,7 @@ class World:
     def create(
         cls, root: Path, *, gpus: int = 2, mebibytes: int = 16, reserved_mebibytes: int = 2, driver: str = "580.65.06"
     ) -> World:
-        """A healthy node in ``root`` with ``gpus`` idle GPUs of ``mebibytes`` each."""
+        """Create a healthy node in ``root`` with ``gpus`` idle GPUs of ``mebibytes`` each."""
         world = cls(root)
         world._install()
         world.set("driver_version", driver)
@@ -76,12 +76,12 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """Give the device nodes back; the files stay."""
+        """Close the device nodes; the files stay."""
         for terminal in self._terminals:
             os.close(terminal)
         self._terminals.clear()
 
-    # --- where things are
+    # --- paths
 
     @property
     def library_directory(self) -> Path:
@@ -89,12 +89,12 @@ class World:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs so that its loader finds the stand-in library, and no other."""
+        """The environment of a process whose loader should find the stand-in library, and no other."""
         return {"LD_LIBRARY_PATH": str(self.library_directory)}
 
     @property
     def places(self) -> DriverPaths:
-        """The world, as the code under test is told where the driver is."""
+        """The paths of this world, as the code under test is given the driver's paths."""
         return DriverPaths(
             driver_root=self.root,
             dev=self.root / "dev",
@@ -113,7 +113,7 @@ class World:
         return tuple(Gpu(self, number) for number in sorted(int(each.name) for each in directory.glob("[0-9]*")))
 
     def subjects(self) -> Iterator[tuple[Gpu, Subject]]:
-        """Every GPU and every instance, with the GPU that it is cut from."""
+        """Yield every GPU and every instance, each with its GPU."""
         for gpu in self.gpus:
             yield gpu, gpu
             for instance in gpu.instances:
@@ -122,7 +122,7 @@ class World:
     def find(self, uuid: str) -> tuple[Gpu, Subject]:
         return next((gpu, subject) for gpu, subject in self.subjects() if subject.uuid == uuid)
 
-    # --- the node's attributes, and what goes wrong with all of it
+    # --- the node's attributes, and its faults
 
     def set(self, attribute: str, value: str | int) -> None:
         write(self.root / "state/node" / attribute, f"{value}\n")
@@ -131,22 +131,22 @@ class World:
         (self.root / "state/node" / attribute).unlink(missing_ok=True)
 
     def init_error(self, code: int) -> None:
-        """NVML cannot be initialised, and whoever has done it is answered ``code`` from now on."""
+        """Make the initialisation of NVML fail; processes that have initialised it get ``code`` from now on."""
         self.set("init_error", code)
 
     def remove_driver(self) -> None:
-        """The kernel module is unloaded: nothing of it is left in ``/proc``."""
+        """Unload the kernel module: its files in ``/proc`` disappear."""
         self.init_error(9)
         said, kept = self._said_by_the_module
         if said.exists():
             said.rename(kept)
 
     def mismatch(self) -> None:
-        """The library is of another version than the kernel module: the driver was updated and not reloaded."""
+        """Make the library's version differ from the kernel module's: the driver was updated and not reloaded."""
         self.init_error(18)
 
     def bring_driver_back(self) -> None:
-        """The module is loaded, anew if it was removed; whatever else was wrong with it is over."""
+        """Load the module, newly if it was removed; all other faults of it are removed."""
         said, kept = self._said_by_the_module
         if kept.exists():
             shutil.copytree(kept, said)  # new files, as after every loading
@@ -158,14 +158,14 @@ class World:
         return self.root / "proc/driver/nvidia", self.root / "state/unloaded"
 
     def age(self, *functions: str) -> None:
-        """An older driver, which knows none of ``functions``."""
+        """Simulate an older driver, without ``functions``."""
         for function in functions:
             self.set(f"missing/{known(function)}", "")
 
-    # --- GPUs come and go
+    # --- adding and removing GPUs
 
     def add_gpu(self, *, mebibytes: int = 16, reserved_mebibytes: int = 2) -> Gpu:
-        """One more, at the highest PCI address. Whoever has initialised NVML sees it after doing so again."""
+        """Add a GPU at the highest PCI address. Processes see it after their next initialisation of NVML."""
         number = max((gpu.index for gpu in self.gpus), default=-1) + 1
         gpu = Gpu(self, number)
         for attribute, value in HEALTHY.items():
@@ -185,7 +185,7 @@ class World:
         return gpu
 
     def remove_gpu(self, gpu: Gpu) -> None:
-        """Taken out: gone from the PCI bus, from ``/proc``, from ``/dev``, and lost to whoever had it open."""
+        """Remove a GPU: from the PCI bus, from ``/proc``, from ``/dev``, and for processes that had it open."""
         shutil.rmtree(gpu.pci_device)
         shutil.rmtree(self.root / "proc/driver/nvidia/gpus" / gpu.pci_address)
         gpu.node.unlink()
@@ -193,7 +193,7 @@ class World:
         gone.parent.mkdir(exist_ok=True)
         gpu.directory.rename(gone)
 
-    # --- making it
+    # --- creation
 
     def _install(self) -> None:
         self.library_directory.mkdir(parents=True)
@@ -217,16 +217,16 @@ class World:
         self.write_mig_minors()
 
     def set_parameters(self, registry: str) -> None:
-        """The options that the kernel module was loaded with, as ``RMDisableScrubOnFree=1``."""
+        """Set the options with which the kernel module was loaded, for example ``RMDisableScrubOnFree=1``."""
         write(
             self.root / "proc/driver/nvidia/params",
             f'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nRegistryDwords: "{registry}"\n',
         )
 
     def _make_node(self, name: str) -> None:
-        """A character device that anybody may open, of a number that nobody else on this machine has open.
+        """Create a character device that any user may open, with a number that is not open elsewhere on this machine.
 
-        It is a terminal whose other side we keep, so open it with ``O_NOCTTY``.
+        It is a terminal whose other end this process keeps, so open it with ``O_NOCTTY``.
         """
         ours, theirs = os.openpty()
         self._terminals.append(ours)
@@ -253,7 +253,7 @@ class World:
         )
 
     def write_mig_minors(self) -> None:
-        """Which capability node stands for which instance; makes the nodes that are new."""
+        """Record which capability node belongs to which instance; create the new nodes."""
         lines, minor = ["config 1", "monitor 2"], 3
         for gpu in self.gpus:
             for instance in gpu.instances:

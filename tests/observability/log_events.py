@@ -1,4 +1,4 @@
-"""Every event that the daemons may write to their logs, read from the sources without running them."""
+"""Every event that the daemons may write to their logs, extracted from the sources without running them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ HOUSE: Final = Path(__file__).parents[2]
 LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 LOGGERS: Final = frozenset({"log", "_log", "logger", "_logger"})
 REMINDERS: Final = {"log_waiting": "warning", "log_ended": "info"}
-"""What a ``plugin.logs.WaitLogger`` writes at which level; each of its lines says how long the wait was."""
+"""The events of a ``plugin.logs.WaitLogger`` by level; each of its lines contains the duration of the wait."""
 
 PASSED_ON: Final = {
     "plugin/logs.py": "the reminder writes what its callers name",
     "scrubber/adapters/ledger/chain.py": "rows of the trail are read back, not told again",
 }
 SHARED: Final = frozenset({"scrubber/observability/tracing.py"})
-"""Modules of the service's that write in the plugin too."""
+"""Modules of the service that the plugin uses, too."""
 NO_DAEMON: Final = "scrubber/emulator/"
-"""It stands in for the kubelet."""
+"""It replaces the kubelet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A place that writes a line, or tells an event.
+    """A place in the code that writes a log line or records an event.
 
     Attributes:
-        names: as far as they can be read; empty when they cannot.
+        names: the possible names; empty when they cannot be read.
         level: empty where the journal decides it.
-        whole: whether ``fields`` are all.
+        whole: whether ``fields`` is complete.
     """
 
     names: frozenset[str]
@@ -45,7 +45,7 @@ class Told:
 
 
 def told(root: Path = HOUSE) -> Iterator[Told]:
-    """Of all modules of both daemons below ``root``."""
+    """Yield the places in all modules of both daemons below ``root``."""
     for package in ("scrubber", "plugin"):
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root).as_posix()
@@ -58,7 +58,7 @@ def told(root: Path = HOUSE) -> Iterator[Told]:
 
 
 def renamed(source: str) -> list[int]:
-    """Return the lines on which a method of a logger is anything but called: its events could not be read."""
+    """Return the lines on which a logger's method is used without calling it: its events could not be extracted."""
     tree = ast.parse(source)
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return [
@@ -124,20 +124,20 @@ class _Module:
         given = dict(zip(("name", "at", "device", "scrub", "actor", "fields"), call.args, strict=False))
         given |= {each.arg: each.value for each in call.keywords if each.arg is not None}
         fields, whole = scope.keys(given["fields"]) if "fields" in given else (set(), True)
-        fields = {"tenant" if each == "tenant_namespace" else each for each in fields}
+        fields = {"tenant" if each == "tenant" else each for each in fields}
         fields |= {name for name, key in (("device", "device"), ("scrub_id", "scrub")) if key in given}
         return Told(scope.words(given["name"]), "", self._component, frozenset(fields), whole, "")
 
 
 class _Scope:
-    """What names mean where a call stands: in its function, in those around it, in the module."""
+    """The meaning of names at a call: in its function, in the enclosing functions, in the module."""
 
     def __init__(self, scopes: Sequence[ast.AST], line: int) -> None:
         self._scopes = scopes
         self._line = line
 
     def words(self, node: ast.AST) -> frozenset[str]:
-        """The texts that ``node`` may be; none when that cannot be read."""
+        """Return the strings that ``node`` may be; empty when that cannot be read."""
         match node:
             case ast.Constant(value=str(text)):
                 return frozenset({text})
@@ -158,7 +158,7 @@ class _Scope:
         return one | other if one and other else frozenset()
 
     def keys(self, node: ast.AST) -> tuple[set[str], bool]:
-        """The keys that the mapping ``node`` may have, and whether these are all."""
+        """Return the possible keys of the mapping ``node``, and whether they are complete."""
         match node:
             case ast.Dict():
                 return self._all(
@@ -173,7 +173,7 @@ class _Scope:
                 return self._all([self.keys(node.left), self.keys(node.right)])
             case ast.Name(id=name):
                 made = self._values(name)
-                # A name may be used for one mapping after the other: what it was made last before the call counts.
+                # A name may be used for several mappings in turn: its last assignment before the call counts.
                 last = max((value.lineno for value, more in made if not more and value.lineno <= self._line), default=0)
                 values = [self.keys(value) for value, _ in made if last <= value.lineno <= self._line]
                 put = [self._key(each) for each in self._put(name) if last <= each.lineno <= self._line]
@@ -190,7 +190,7 @@ class _Scope:
         return set().union(*(keys for keys, _ in parts)), all(whole for _, whole in parts)
 
     def _values(self, name: str) -> list[tuple[ast.expr, bool]]:
-        """What ``name`` is made in the innermost place that makes it anything, and whether that is more of the same."""
+        """Return the values of ``name`` in the innermost scope that assigns it, and whether each extends another."""
         for scope in reversed(self._scopes):
             found: list[tuple[ast.expr, bool]] = []
             for node in ast.walk(scope) if scope is not self._scopes[0] else ast.iter_child_nodes(scope):
@@ -206,7 +206,7 @@ class _Scope:
         return []
 
     def _put(self, name: str) -> list[ast.expr]:
-        """The keys that are put into the mapping ``name``, one by one."""
+        """Return the keys that are added to the mapping ``name``, one by one."""
         return [
             node.targets[0].slice
             for node in ast.walk(self._scopes[-1])

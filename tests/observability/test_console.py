@@ -1,4 +1,4 @@
-"""A console says so once when nobody hears it any more, and is silent from then on."""
+"""A console reports once that its reader is gone, and is silent from then on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_pipe_that_nobody_reads() -> int:
 
 @pytest.mark.parametrize("made", [a_closed_terminal, a_pipe_that_nobody_reads])
 def test_console_raises_output_closed_once_and_writes_nothing_more(made: Callable[[], int]) -> None:
-    with os.fdopen(made(), "w") as stream:  # closing it writes what is left, as the interpreter's end does
+    with os.fdopen(made(), "w") as stream:  # closing it writes the buffered rest, as at the interpreter's exit
         console = DemoConsole(file=stream)
         with pytest.raises(OutputClosed):
             console.print("nobody hears this")
@@ -36,5 +36,5 @@ def test_full_disk_is_not_reported_as_closed_output() -> None:
     with open("/dev/full", "w", buffering=1) as stream:
         with pytest.raises(OSError, match="No space left"):
             DemoConsole(file=stream).print("there is no room for this")
-        with open(os.devnull, "wb") as nowhere:  # closing the stream tries again
+        with open(os.devnull, "wb") as nowhere:  # closing the stream tries to write again
             os.dup2(nowhere.fileno(), stream.fileno())

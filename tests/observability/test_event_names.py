@@ -1,4 +1,4 @@
-"""The events that history can be asked for are those that the service writes to its trail."""
+"""The event names that history filters accept are those that the service writes to its trail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.observability.log_events import told
 
 
 def test_event_name_list_equals_the_events_in_the_sources() -> None:
-    # What the journal levels by itself is an event; everything else is a line of the log alone.
+    # If the journal chooses the level, it is an event; all others are only log lines.
     written = {name for each in told() if not each.level for name in each.names}
     assert written == {*AUDIT_EVENTS, *UNAUDITED_EVENTS}
 
@@ -26,27 +26,30 @@ def test_each_event_name_and_prefix_is_accepted(name: str) -> None:
 
 
 def test_duplicate_event_names_are_deduplicated() -> None:
-    assert validate_event_names(["use.ungranted", "health.", "use.ungranted"]) == ("use.ungranted", "health.")
+    assert validate_event_names(["unauthorized.use.detected", "health.", "unauthorized.use.detected"]) == (
+        "unauthorized.use.detected",
+        "health.",
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
         (
-            "glass.shattered",
-            'event "glass.shattered"; there are: glass.broken, glass.mended; "glass." asks for all that begin so.',
+            "break-glass.shattered",
+            'event "break-glass.shattered"; there are: break-glass.ended, break-glass.started; "break-glass." asks for all that begin so.',
         ),
         (
-            "glass",
-            'event "glass"; there are: glass.broken, glass.mended; "glass." asks for all that begin so.',
+            "break-glass",
+            'event "break-glass"; there are: break-glass.ended, break-glass.started; "break-glass." asks for all that begin so.',
         ),
         ("handover.refused", '"handover.refused" is in the service\'s log and metrics, and never on the audit trail.'),
     ],
 )
-def test_wrong_event_name_is_refused_with_similar_names(name: str, sentence: str) -> None:
+def test_wrong_event_name_is_refused_with_similar_names(name: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         validate_event_names(["scrub.finished", name])
-    assert str(refused.value).removeprefix("The audit trail has no ") == sentence
+    assert str(refused.value).removeprefix("The audit trail has no ") == message
 
 
 @pytest.mark.parametrize(

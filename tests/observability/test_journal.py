@@ -1,4 +1,4 @@
-"""One event, one line, one movement of the metrics; and telling never fails."""
+"""One event, one log line, one change of the metrics; and recording never fails."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z
 
 
 class Told:
-    """A journal, what it wrote and what it counted."""
+    """A journal, with the lines that it wrote and its metrics."""
 
     def __init__(self, level: str = "info") -> None:
         self.stream = io.StringIO()
@@ -34,7 +34,7 @@ class Told:
         losses.set_callback(self.journal.metrics.service.count_lost_line)
 
     def __call__(self, *events: Event) -> list[dict[str, Any]]:
-        """Tell ``events``; answers the lines that this wrote."""
+        """Record ``events``; return the lines that this wrote."""
         start = self.stream.tell()
         self.journal.record(events)
         self.stream.seek(start)
@@ -92,16 +92,16 @@ class TestLogLines:
             ("reserve.noted", "info"),
             ("breaker.opened", "error"),
             ("breaker.closed", "info"),
-            ("glass.broken", "error"),
-            ("glass.mended", "warning"),
-            ("tenant.blamed", "error"),
+            ("break-glass.started", "error"),
+            ("break-glass.ended", "warning"),
+            ("tenant.flagged", "error"),
             ("operator.reset", "warning"),
             ("baseline.accepted", "warning"),
             ("key.created", "warning"),
             ("residue.unexplained", "error"),
             ("audit.broken", "error"),
-            ("audit.unread", "warning"),
-            ("baseline.taken", "info"),
+            ("audit.unverified", "warning"),
+            ("baseline.recorded", "info"),
         ],
     )
     def test_each_event_is_logged_at_its_own_level(self, told: Told, name: str, level: str) -> None:
@@ -111,20 +111,22 @@ class TestLogLines:
     def test_signal_is_logged_as_a_warning_unless_unrelated_to_device_health(
         self, told: Told, kind: ErrorClass
     ) -> None:
-        (line,) = told(Event("health.signal", NOON, "GPU-a", fields={"code": "xid-31", "class": kind.value, "new": 1}))
+        (line,) = told(
+            Event("health.errors-reported", NOON, "GPU-a", fields={"code": "xid-31", "class": kind.value, "new": 1})
+        )
         harmless = kind in (ErrorClass.IGNORE, ErrorClass.APPLICATION)
         assert line["level"] == ("info" if harmless else "warning")
         assert line["class"] == kind.value
 
     def test_signal_without_a_class_is_logged_as_a_warning(self, told: Told) -> None:
-        assert told(event("health.signal", code="too-hot"))[0]["level"] == "warning"
+        assert told(event("health.errors-reported", code="too-hot"))[0]["level"] == "warning"
 
     def test_debug_events_can_be_omitted(self) -> None:
         told = Told(level="warning")
         assert [line["event"] for line in told(event("scrub.started"), event("health.suspect"))] == ["health.suspect"]
 
     def test_event_field_never_overwrites_a_standard_log_field(self, told: Told) -> None:
-        ours = dict.fromkeys(("event", "level", "timestamp", "device", "scrub_id", "tenant", "actor", "component"), "x")
+        ours = dict.fromkeys(("event", "level", "timestamp", "device", "scrub_id", "actor", "component"), "x")
         (line,) = told(event("odd.event", **ours, exc_info=True, traceback="x"))
         assert (line["event"], line["level"], line["device"], line["actor"]) == (
             "odd.event",
@@ -134,34 +136,29 @@ class TestLogLines:
         )
         assert {line[f"field_{name}"] for name in (*ours, "traceback")} == {"x"}
         assert line["field_exc_info"] is True
-        assert not {"tenant", "traceback"} & line.keys()
+        assert "traceback" not in line
 
     def test_line_break_in_a_name_does_not_create_a_second_log_line(self, told: Told) -> None:
-        (line,) = told(event("leftover.ended", command="sh\n{}\x1b[2J"))
+        (line,) = told(event("leftover.process.killed", command="sh\n{}\x1b[2J"))
         assert line["command"] == "sh\n{}\x1b[2J"
 
 
 class TestLogLineContext:
-    """Beside what the event says itself, what the engine was doing (``LogContextTracer``) is on the line."""
-
-    def test_tenant_of_an_event_uses_the_standard_field_name(self, told: Told) -> None:
-        (line,) = told(event("health.quarantined", tenant_namespace="team-a"))
-        assert line["tenant"] == "team-a"
-        assert "tenant_namespace" not in line
+    """A line contains the event's own fields and the engine's current operation (``LogContextTracer``)."""
 
     def test_missing_event_fields_are_taken_from_the_current_operation(self, told: Told) -> None:
         with LogContextTracer().span("scrub", device="GPU-a", scrub_id="S-1", tenant="team-a"):
-            (line,) = told(Event("device.touched", NOON, "GPU-a"))
+            (line,) = told(Event("device.marked-dirty", NOON, "GPU-a"))
         assert (line["device"], line["scrub_id"], line["tenant"]) == ("GPU-a", "S-1", "team-a")
 
     def test_event_fields_take_precedence_over_the_current_operation(self, told: Told) -> None:
         with LogContextTracer().span("device", device="GPU-a", scrub_id="S-1", tenant="team-b"):
-            (line,) = told(Event("scrub.started", NOON, "GPU-a", "S-2", fields={"tenant_namespace": "team-a"}))
+            (line,) = told(Event("scrub.started", NOON, "GPU-a", "S-2", fields={"tenant": "team-a"}))
         assert (line["scrub_id"], line["tenant"]) == ("S-2", "team-a")
 
     def test_event_explicitly_without_a_tenant_has_no_tenant(self, told: Told) -> None:
         with LogContextTracer().span("device", device="GPU-a", tenant="team-b"):
-            (line,) = told(event("scrub.started", tenant_namespace=None))
+            (line,) = told(event("scrub.started", tenant=None))
         assert line["tenant"] is None
 
     @pytest.mark.parametrize("other", ["GPU-b", None])
@@ -169,12 +166,14 @@ class TestLogLineContext:
         self, told: Told, other: str | None
     ) -> None:
         with LogContextTracer().span("scrub", device="GPU-a", scrub_id="S-1", tenant="team-a"):
-            node, own = told(Event("certificate.voided", NOON, other), Event("device.touched", NOON, "GPU-a"))
+            node, own = told(Event("certificate.voided", NOON, other), Event("device.marked-dirty", NOON, "GPU-a"))
         assert node.get("device") == other
         assert not {"scrub_id", "tenant"} & node.keys()
         assert own["tenant"] == "team-a"
 
-    @pytest.mark.parametrize("name", ["device.released", "health.quarantined", "certificate.voided", "use.ungranted"])
+    @pytest.mark.parametrize(
+        "name", ["device.released", "health.quarantined", "certificate.voided", "unauthorized.use.detected"]
+    )
     def test_requesting_tenant_is_not_named_in_findings_about_a_device(self, told: Told, name: str) -> None:
         with LogContextTracer().span("device", device="GPU-a", tenant="team-b"):
             found, refused = told(Event(name, NOON, "GPU-a"), Event("handover.refused", NOON, "GPU-a"))
@@ -189,10 +188,10 @@ class TestLogLineContext:
 
 
 class TestJournalMetrics:
-    """How each is counted is in test_metrics_events.py and its neighbours."""
+    """The metric of each event is tested in test_metrics_events.py and related modules."""
 
     def test_event_is_logged_and_updates_its_metric(self, told: Told) -> None:
-        told(event("policy.rejected", sentence="mine.yaml:2: no"))
+        told(event("policy.rejected", message="mine.yaml:2: no"))
         assert told.value("scrubber_policy_rejected") == 1
 
     def test_scrub_record_updates_metrics_and_is_not_logged(self, told: Told) -> None:
@@ -209,9 +208,9 @@ def long_lived() -> Told:
 class TestJournalNeverFails:
     def test_closed_log_stream_is_counted_not_raised(self, told: Told) -> None:
         told.stream.close()
-        told.journal.record([event("leftover.ended"), event("leftover.ended")])
+        told.journal.record([event("leftover.process.killed"), event("leftover.process.killed")])
         assert told.value("scrubber_log_lines_lost_total") == 2
-        assert told.value("scrubber_leftovers_ended_total", act="process") == 2
+        assert told.value("scrubber_kills_total", target="leftover-process") == 2
 
     def test_full_disk_under_the_log_is_counted_not_raised(self) -> None:
         registry = CollectorRegistry()
@@ -228,13 +227,13 @@ class TestJournalNeverFails:
     names = st.sampled_from(
         [
             *("handover.granted", "handover.refused", "scrub.finished", "health.quarantined"),
-            *("health.signal", "breaker.opened", "breaker.closed"),
+            *("health.errors-reported", "breaker.opened", "breaker.closed"),
         ]
     )
     values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("slow") | st.just(10**400)
     keys = (
         st.sampled_from(["seconds", "residue_bytes", "path", "kind", "outcome", "code", "cause"])
-        | st.sampled_from(["class", "new", "tenant_namespace", "what"])
+        | st.sampled_from(["class", "new", "tenant", "what"])
         | st.text()
     )
 

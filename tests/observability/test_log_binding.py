@@ -1,4 +1,4 @@
-"""What is being done is on every line of it, and on no other."""
+"""The current operation is on every log line within it, and on no other."""
 
 import asyncio
 import contextvars
@@ -19,7 +19,7 @@ from scrubber.ports.runtime import AttributeValue, Span, Tracer
 
 
 class Inner:
-    """A tracer that remembers."""
+    """A tracer that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -39,7 +39,7 @@ class Inner:
 
 
 bound = get_contextvars
-"""What every line says now."""
+"""The fields of every line at this moment."""
 
 
 def test_log_context_tracer_implements_the_tracer_port() -> None:

@@ -1,4 +1,4 @@
-"""docs/logs.md names every event of both daemons with its level and fields, and nothing else."""
+"""docs/logs.md lists every event of both daemons with its level and fields, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.observability.log_events import HOUSE, PASSED_ON, Told, renamed, told
 
 PAGE: Final = (HOUSE / "docs" / "logs.md").read_text()
 ROW: Final = re.compile(r"^\| `([^`]+)` \| ([a-z, ]+) \| (service|plugin|both) \|(.*?)\| (.+) \|$", re.MULTILINE)
-NAME: Final = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z]+(-[a-z]+)*")
+NAME: Final = re.compile(r"[a-z]+(-[a-z]+)*(\.[a-z]+(-[a-z]+)*){1,2}")
 
 OF_THE_CALL: Final = frozenset({"method", "resource", "devices"})
-"""What every line about a call of the kubelet's has, whoever writes it (``plugin.logs.about``)."""
+"""Fields of every line about a call of the kubelet, in any module (``plugin.logs.about``)."""
 
 SOURCES: Final = tuple(told())
 
 
 def documented() -> Iterator[tuple[tuple[str, str], str, frozenset[str]]]:
-    """(event, daemon), level, fields. Fields stand in backticks."""
+    """Yield (event, daemon), level, and the fields, which are in backticks."""
     for name, level, who, fields, _ in ROW.findall(PAGE):
         for component in ("service", "plugin") if who == "both" else (who,):
             yield (name, component), level.strip(), frozenset(re.findall(r"`(\w+)`", fields))
@@ -50,7 +50,7 @@ FROM_LIBRARIES: Final = {(LIBRARY_EVENT, "service"), (LIBRARY_EVENT, "plugin")}
 
 
 def levels_of(name: str) -> str:
-    """The levels at which the journal tells an event of this name."""
+    """Return the levels at which the journal logs an event of this name."""
     found = []
     for kind in ("", *ErrorClass):
         stream = io.StringIO()
@@ -116,11 +116,11 @@ _NAMES = {"a": "health.suspect", "b": "health.healthy"}
 def tell(log, reminder, event, who):
     log.info("Something happened", pid=1)
     log.warning("one.thing" if event else "other.thing", exc_info=event)
-    reminder.log_waiting("kubelet.away", sentence="")
+    reminder.log_waiting("kubelet.unavailable", message="")
     fields = {"first": 1}
     Event("a.b", 0, "GPU", "S", fields=fields)
     fields = {"second": 1}
-    fields |= {"tenant_namespace": 1}
+    fields |= {"tenant": 1}
     fields["third"] = 2
     Event(_NAMES[event], 0, fields=fields)
     Event("c.d", 0, fields={"own": 1, **dict(who)})
@@ -136,7 +136,7 @@ def test_event_scan_reads_names_levels_and_fields_from_source_code(tmp_path: Pat
     assert found == [
         ({"Something happened"}, "info", {"pid"}, True),
         ({"one.thing", "other.thing"}, "warning", {"traceback"}, True),
-        ({"kubelet.away"}, "warning", {"sentence", "waited_seconds"}, True),
+        ({"kubelet.unavailable"}, "warning", {"message", "waited_seconds"}, True),
         ({"a.b"}, "", {"device", "scrub_id", "first"}, True),
         ({"health.suspect", "health.healthy"}, "", {"second", "tenant", "third"}, True),
         ({"c.d"}, "", {"own"}, False),

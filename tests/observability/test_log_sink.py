@@ -1,4 +1,4 @@
-"""Where log lines go: a reader who does not read costs lines, and never the daemon."""
+"""The sink of log lines: a reader that does not read causes lost lines, and never blocks the daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = "x" * 20_000
 
 
 class Pipe:
-    """A stream that somebody may read, or not."""
+    """A stream that is read only on request."""
 
     def __init__(self, patience: float = WRITE_TIMEOUT) -> None:
         self._ours, theirs = os.pipe()
@@ -34,7 +34,7 @@ class Pipe:
         self.lost += 1
 
     def filled(self) -> int:
-        """Lines that it took before it was full."""
+        """Fill it; return the number of lines that it took."""
         taken = 0
         while not self.lost:
             self.lines.write(json.dumps({"number": taken, "text": LONG}))
@@ -42,14 +42,14 @@ class Pipe:
         return taken - 1
 
     def read(self) -> str:
-        """Everything that is there now."""
+        """Read everything available now."""
         found = b""
         while select.select([self._ours], [], [], 0)[0]:
             found += os.read(self._ours, 65536)
         return found.decode()
 
     def leave(self) -> None:
-        """Nobody will ever read."""
+        """Close the reading end."""
         os.close(self._ours)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def whole(text: str) -> list[dict[str, object]]:
-    """Lines that are JSON, in their order."""
+    """Return the lines that are valid JSON, in their order."""
     found = []
     for line in text.splitlines():
         try:
@@ -78,14 +78,14 @@ def test_full_pipe_loses_lines_and_counts_each_lost_line(pipe: Pipe) -> None:
     taken = pipe.filled()
     for _ in range(1_000):
         pipe.lines.write("more")
-    assert pipe.lost >= 900  # what room was left may take a few that are short
+    assert pipe.lost >= 900  # the remaining space may take a few short ones
     assert [each["number"] for each in whole(pipe.read())] == list(range(taken))
 
 
 def test_line_after_a_torn_line_starts_on_its_own_line(pipe: Pipe) -> None:
     taken = pipe.filled()
     half = pipe.read()
-    assert not half.endswith("\n")  # the last one is torn
+    assert not half.endswith("\n")  # the last one is incomplete
     pipe.lines.write('{"number": "after"}')
     pipe.lines.write('{"number": "and after"}')
     assert [each["number"] for each in whole(half + pipe.read())] == [*range(taken), "after", "and after"]
@@ -154,11 +154,11 @@ def test_unencodable_character_is_written_escaped(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("component", ["service", "plugin"])
 def test_process_with_unread_standard_error_keeps_running(component: str) -> None:
-    """More lines than any pipe has room for."""
+    """Writes more lines than any pipe can hold."""
     said = (
         "import sys; from scrubber.observability.logging import configure_logging\n"
         f"log = configure_logging('auto', 'info', sys.stderr, component={component!r})\n"
-        f"for _ in range(500): log.info('scrub.finished', sentence={LONG[:4000]!r})\n"
+        f"for _ in range(500): log.info('scrub.finished', message={LONG[:4000]!r})\n"
         "print('through', flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -52,16 +52,16 @@ def logger(form: LogFormatName, stream: TextIO | None, level: str = "info", **mo
 
 def service_says(form: str, stream: TextIO, text: str) -> None:
     """An event of the service's with ``text`` in it."""
-    fields = {"command": text, "sentence": f"By {text}.", "tenant_namespace": text, "pod": text}
+    fields = {"command": text, "message": f"By {text}.", "tenant": text, "pod": text}
     journal = StructlogJournal(registry=CollectorRegistry(), logger=logger(form, stream), signals=NVIDIA_SIGNALS)  # type: ignore[arg-type]
-    journal.record([Event("use.ungranted", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
+    journal.record([Event("unauthorized.use.detected", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
 
 
 def plugin_says(form: str, stream: TextIO, text: str) -> None:
     """A line of the plugin's with ``text`` in it."""
     log = of_the_plugin.create_logger(form, "info", stream)
     with of_the_plugin.log_context(method="Allocate", resource=text, devices=[text, "sim-0"]):
-        log.warning("allocation.refused", code="away", sentence=text, told={text: [text]}, by=ValueError(text))
+        log.warning("allocation.refused", code="unavailable", message=text, told={text: [text]}, by=ValueError(text))
 
 
 DAEMONS = pytest.mark.parametrize("says", [service_says, plugin_says])
@@ -180,7 +180,7 @@ class TestHostileText:
         assert written[:-1].isprintable()
         line = json.loads(written)
         assert line["level"] == "warning"
-        assert len(text) > 4000 or json.loads(json.dumps(text)) in line["sentence"]
+        assert len(text) > 4000 or json.loads(json.dumps(text)) in line["message"]
 
     @DAEMONS
     @given(text=texts)
@@ -201,7 +201,7 @@ class TestHostileText:
 
     def test_hostile_field_name_is_escaped(self) -> None:
         stream = io.StringIO()
-        logger("console", stream).info("baseline.taken", **{HOSTILE: "x"})
+        logger("console", stream).info("baseline.recorded", **{HOSTILE: "x"})
         assert stream.getvalue()[:-1].isprintable()
 
     @given(
@@ -289,7 +289,7 @@ class TestLibraryLogging:
                 "event": LIBRARY_EVENT,
                 "component": "plugin",
                 "logger": "grpc",
-                "sentence": "the queue is full",
+                "message": "the queue is full",
             }
         ]
 
@@ -313,14 +313,14 @@ class TestLibraryLogging:
         logging.getLogger("odd").log(33, "between two levels")
         failed, warned, odd = lines()
         assert "ValueError: nobody awaited it" in failed["traceback"]
-        assert "it is old" in warned["sentence"]
-        assert (odd["level"], odd["sentence"]) == ("warning", "between two levels")
+        assert "it is old" in warned["message"]
+        assert (odd["level"], odd["message"]) == ("warning", "between two levels")
 
     def test_malformed_library_message_does_not_break_logging(self) -> None:
         _, lines = self.said()
         logging.getLogger("grpc").warning("%d", "no number")
         logging.getLogger("grpc").warning("the next")
-        assert [line["sentence"] for line in lines()] == ["the next"]
+        assert [line["message"] for line in lines()] == ["the next"]
 
     @given(text=TestHostileText.texts)
     def test_hostile_library_text_is_one_printable_line(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Every declared code has a series of its own: none is counted as "other". The sources give codes by their declaration."""
+"""Every declared code has its own series: none is counted as "other". The sources use codes by their declaration."""
 
 import ast
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PLACES = [(code, step, severity) for code in FindingCode for step, severity in c
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Every call in the sources: the file, the last word of what is called, and the call."""
+    """Yield every call in the sources: the file, the last name of the called function, and the call."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
@@ -30,7 +30,7 @@ def calls() -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def codes() -> Iterator[tuple[str, ast.expr]]:
-    """Every expression that is given as the code of an error or a finding, and the file that it is in."""
+    """Yield every expression used as the code of an error or a finding, with its file."""
     for file, name, call in calls():
         if name == "Finding" and len(call.args) > 1:
             yield file, call.args[1]
@@ -40,7 +40,7 @@ def codes() -> Iterator[tuple[str, ast.expr]]:
 
 
 def written_findings() -> set[tuple[str, str, str]]:
-    """Code, step and severity of the findings that are written down as such, by the names of their members."""
+    """Return code, step and severity of findings that are constructed literally, by the names of their members."""
     found = set()
     for _, name, call in calls():
         if name in ("Finding", "blocking_finding") and len(call.args) > 2 and isinstance(call.args[0], ast.Attribute):
@@ -60,7 +60,7 @@ def members(expression: ast.expr, enum: str) -> list[str]:
 
 
 def outcome_of(happened: Event, metric: str, label: str) -> str:
-    """The label under which ``happened`` is counted."""
+    """Return the label under which ``happened`` is counted."""
     registry = CollectorRegistry()
     MetricsRecorder(registry, NVIDIA_SIGNALS).count(happened)
     samples = (sample for family in registry.collect() for sample in family.samples)

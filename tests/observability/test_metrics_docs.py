@@ -1,4 +1,4 @@
-"""docs/metrics.md names every metric of both daemons with its type and its labels, and nothing else."""
+"""docs/metrics.md lists every metric of both daemons with its type and its labels, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW = re.compile(r"^\| `(scrubber_\w+)` \| (\w+) \|(.*?)\| (.+) \|$", re.MULTILI
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """Name → type and labels, as the page has them. Labels stand in backticks; words that they take do not."""
+    """Return name → type and labels, as documented. Labels are in backticks; their values are not."""
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in ROW.findall(PAGE)}
 
 
@@ -30,7 +30,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
 
 
 def live() -> dict[str, tuple[str, str]]:
-    """Name → type and sentence, as the daemons have them."""
+    """Return name → type and help text, as the daemons expose them."""
     families = (family for registry in registries().values() for family in registry.collect())
     return {
         family.name + ("_total" if family.type == "counter" else ""): (family.type, family.documentation)

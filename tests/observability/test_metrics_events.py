@@ -1,4 +1,4 @@
-"""What happened is counted: hand-overs, scrubs and their steps, quarantines, XIDs."""
+"""Counters of events: hand-overs, scrubs and their steps, quarantines, XIDs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_granted_and_refused_hand_overs_are_counted(told: Measures) -> None:
 
 
 def test_hand_over_duration_is_measured_by_path_and_outcome(told: Measures) -> None:
-    fast = event("handover.granted", kind=HandOverKind.SAME_POD.value, path=PathKind.FAST.value, seconds=0.004)
-    told(fast, fast, event("handover.refused", code="scrubbing", seconds=25.0), event("handover.refused"))
+    fast = event("handover.granted", kind=HandOverKind.SAME_POD.value, path=PathKind.FAST.value, duration_seconds=0.004)
+    told(fast, fast, event("handover.refused", code="scrubbing", duration_seconds=25.0), event("handover.refused"))
     name, at_most = "scrubber_handover_duration_seconds", {"path": "fast", "outcome": "granted"}
     assert told.value(f"{name}_count", **at_most) == 2
     assert told.value(f"{name}_sum", path="none", outcome="scrubbing") == 25.0
@@ -50,7 +50,7 @@ def test_hand_over_duration_is_measured_by_path_and_outcome(told: Measures) -> N
 
 @pytest.mark.parametrize("bound", ["10.0", "15.0", "20.0", "25.0", "30.0"])
 def test_hand_over_duration_buckets_distinguish_waits_up_to_the_deadline(told: Measures, bound: str) -> None:
-    told(event("handover.granted", path="slow", kind="unknown", seconds=14.0))
+    told(event("handover.granted", path="slow", kind="unknown", duration_seconds=14.0))
     counted = told.value("scrubber_handover_duration_seconds_bucket", path="slow", outcome="granted", le=bound)
     assert counted == (float(bound) >= 14.0)
 
@@ -65,13 +65,13 @@ def test_refusal_is_counted_under_its_error_code(told: Measures, error: type[Scr
 
 
 def finished(**fields: Any) -> Event:
-    words = {"path": PathKind.SLOW.value, "occasion": ScrubTrigger.RELEASE.value, "outcome": Outcome.PASSED.value}
-    return event("scrub.finished", **{**words, "seconds": 20.0, **fields})
+    words = {"path": PathKind.SLOW.value, "trigger": ScrubTrigger.RELEASE.value, "outcome": Outcome.PASSED.value}
+    return event("scrub.finished", **{**words, "duration_seconds": 20.0, **fields})
 
 
 def test_scrub_is_counted_and_measured(told: Measures) -> None:
     told(finished(residue_bytes=4096))
-    labels = {"path": "slow", "occasion": "release", "outcome": "passed"}
+    labels = {"path": "slow", "trigger": "release", "outcome": "passed"}
     assert told.value("scrubber_scrubs_total", **labels) == 1
     assert told.value("scrubber_scrub_duration_seconds_sum", **labels) == 20.0
     assert told.value("scrubber_scrub_duration_seconds_bucket", **labels, le="10.0") == 0
@@ -113,7 +113,7 @@ def test_cleared_and_verified_bytes_are_added_up(told: Measures) -> None:
         (Step.MEMORY, Severity.NOTE, "residue", "residue"),
         (Step.HEALTH, Severity.FAULT, "xid-95", "xid"),
         (Step.HEALTH, Severity.NOTE, "xid-4294967295", "xid"),
-        (Step.SETTINGS, Severity.FAULT, "driver-stuck", "driver-stuck"),
+        (Step.SETTINGS, Severity.FAULT, "driver-timeout", "driver-timeout"),
         (Step.HEALTH, Severity.WARNING, "never-heard-of", "other"),
         (Step.ON_CHIP, Severity.FAULT, "residue", "other"),
     ],
@@ -128,7 +128,7 @@ def test_findings_are_counted_by_code(told: Measures, step: Step, severity: Seve
     [
         ("nvidia-smi --gpu-reset", Verdict.PASSED, None, "nvidia-smi", "ok"),
         ("the simulated driver", Verdict.FAILED, ("reset-failed", Severity.FAULT), "sim", "reset-failed"),
-        ("nvidia-smi --gpu-reset", Verdict.FAILED, ("held", Severity.BLOCKING), "nvidia-smi", "held"),
+        ("nvidia-smi --gpu-reset", Verdict.FAILED, ("device-busy", Severity.BLOCKING), "nvidia-smi", "device-busy"),
         ("a hammer", Verdict.NOT_COVERED, ("reset-unavailable", Severity.NOTE), "other", "reset-unavailable"),
         (None, Verdict.FAILED, ("moon", Severity.FAULT), "other", "other"),
         (None, Verdict.FAILED, None, "other", "other"),
@@ -148,20 +148,20 @@ def test_resets_are_counted_by_method_and_outcome(
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "act", "times"),
+    ("name", "fields", "target", "times"),
     [
-        ("leftover.ended", {"pid": 17}, "process", 1),
-        ("leftover.pod-ended", {}, "pod", 1),
-        ("stranger.ended", {"pid": 17}, "stranger", 1),
-        ("eraser.orphan", {"pid": 17, "ended": True}, "eraser", 1),
-        ("eraser.orphan", {"pid": 17, "ended": False}, "eraser", 0),
+        ("leftover.process.killed", {"pid": 17}, "leftover-process", 1),
+        ("leftover.pod.killed", {}, "leftover-pod", 1),
+        ("unauthorized.process.killed", {"pid": 17}, "unauthorized-process", 1),
+        ("eraser.orphan.found", {"pid": 17, "killed": True}, "orphaned-eraser", 1),
+        ("eraser.orphan.found", {"pid": 17, "killed": False}, "orphaned-eraser", 0),
     ],
 )
 def test_killed_leftovers_are_counted_by_action(
-    told: Measures, name: str, fields: dict[str, Any], act: str, times: int
+    told: Measures, name: str, fields: dict[str, Any], target: str, times: int
 ) -> None:
     told(event(name, **fields))
-    assert told.value("scrubber_leftovers_ended_total", act=act) == times
+    assert told.value("scrubber_kills_total", target=target) == times
 
 
 def test_unexplained_residue_is_counted_separately(told: Measures) -> None:
@@ -170,7 +170,7 @@ def test_unexplained_residue_is_counted_separately(told: Measures) -> None:
     assert told.value("scrubber_unexplained_residue_bytes_total") == 512
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_unexplained_residue_is_counted_separately(told: Measures) -> None:
     [
         ("xid-95", "xid"),
         ("xid-4294967295", "xid"),
-        ("driver-stuck", "driver-stuck"),
+        ("driver-timeout", "driver-timeout"),
         ("verification-failed", "verification-failed"),
         ("ecc-uncorrected", "ecc-uncorrected"),
         (Quarantined.code, "other"),
@@ -192,34 +192,39 @@ def test_quarantine_is_counted_by_cause_class(told: Measures, cause: str | None,
 
 
 @pytest.mark.parametrize(
-    ("use", "counted"), [("stranger", "stranger"), ("foreign-assignment", "foreign-assignment"), ("odd", "other")]
+    ("use", "counted"),
+    [
+        ("unauthorized-process", "unauthorized-process"),
+        ("assigned-by-another-plugin", "assigned-by-another-plugin"),
+        ("odd", "other"),
+    ],
 )
 def test_unauthorized_use_is_counted_by_kind(told: Measures, use: str, counted: str) -> None:
-    told(event("use.ungranted", use=use, pid=1))
-    assert told.value("scrubber_ungranted_uses_total", use=counted) == 1
+    told(event("unauthorized.use.detected", use=use, pid=1))
+    assert told.value("scrubber_unauthorized_uses_total", use=counted) == 1
 
 
 def test_operator_quarantine_is_counted_once_and_for_no_tenant(told: Measures) -> None:
     told(
-        event("operator.quarantined", reason="noise", tenant_namespace="team-a"),
-        event("health.quarantined", cause="operator", tenant_namespace="team-a"),
+        event("operator.quarantined", reason="noise", tenant="team-a"),
+        event("health.quarantined", cause="operator", tenant="team-a"),
     )
     assert told.value("scrubber_quarantines_total", cause_class="operator") == 1
     assert told.labels("scrubber_tenant_quarantines_total") == []
 
 
 def test_quarantine_is_counted_for_the_devices_tenant(told: Measures) -> None:
-    hit = event("health.quarantined", cause="xid-95", tenant_namespace="team-a")
-    told(hit, hit, event("health.quarantined", cause="xid-95", tenant_namespace="team-b"))
-    told(event("health.condemned", cause="xid-95"), event("health.healthy", tenant_namespace="team-b"))
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-a") == 2
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-b") == 1
+    hit = event("health.quarantined", cause="xid-95", tenant="team-a")
+    told(hit, hit, event("health.quarantined", cause="xid-95", tenant="team-b"))
+    told(event("health.condemned", cause="xid-95"), event("health.healthy", tenant="team-b"))
+    assert told.value("scrubber_tenant_quarantines_total", tenant="team-a") == 2
+    assert told.value("scrubber_tenant_quarantines_total", tenant="team-b") == 1
     assert told.value("scrubber_quarantines_total", cause_class="xid") == 3
-    told(event("health.condemned", cause="xid-95", tenant_namespace="team-b"))
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-b") == 2
+    told(event("health.condemned", cause="xid-95", tenant="team-b"))
+    assert told.value("scrubber_tenant_quarantines_total", tenant="team-b") == 2
 
 
-@pytest.mark.parametrize("nobody", [{}, {"tenant_namespace": None}, {"tenant_namespace": ""}])
+@pytest.mark.parametrize("nobody", [{}, {"tenant": None}, {"tenant": ""}])
 def test_quarantine_of_an_unassigned_device_is_counted_for_no_tenant(told: Measures, nobody: dict[str, Any]) -> None:
     told(event("health.quarantined", cause="xid-95", **nobody))
     assert told.labels("scrubber_tenant_quarantines_total") == []
@@ -227,27 +232,27 @@ def test_quarantine_of_an_unassigned_device_is_counted_for_no_tenant(told: Measu
 
 def test_tenants_beyond_the_limit_are_counted_together(told: Measures) -> None:
     def hit(number: int) -> Event:
-        return event("health.quarantined", cause="xid-95", tenant_namespace=f"team-{number}")
+        return event("health.quarantined", cause="xid-95", tenant=f"team-{number}")
 
     told(*(hit(number) for number in range(100)), hit(0), hit(63), hit(64))
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-0") == 2
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-63") == 2
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="other") == 37
+    assert told.value("scrubber_tenant_quarantines_total", tenant="team-0") == 2
+    assert told.value("scrubber_tenant_quarantines_total", tenant="team-63") == 2
+    assert told.value("scrubber_tenant_quarantines_total", tenant="other") == 37
     assert len(told.labels("scrubber_tenant_quarantines_total")) == 65
 
 
 def test_tenant_with_a_grant_has_a_series_before_the_first_quarantine(told: Measures) -> None:
-    told(event("handover.granted", tenant_namespace="team-a"), event("handover.granted", tenant_namespace=None))
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-a") == 0
+    told(event("handover.granted", tenant="team-a"), event("handover.granted", tenant=None))
+    assert told.value("scrubber_tenant_quarantines_total", tenant="team-a") == 0
     assert len(told.labels("scrubber_tenant_quarantines_total")) == 1
 
 
 def test_tenants_without_quarantines_do_not_exhaust_the_tenant_limit(told: Measures) -> None:
-    told(*(event("handover.granted", tenant_namespace=f"good-{number}") for number in range(200)))
+    told(*(event("handover.granted", tenant=f"good-{number}") for number in range(200)))
     assert len(told.labels("scrubber_tenant_quarantines_total")) == 32
-    told(*(event("health.quarantined", cause="lost", tenant_namespace=f"bad-{number}") for number in range(32)))
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="bad-31") == 1
-    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="other") is None
+    told(*(event("health.quarantined", cause="device-lost", tenant=f"bad-{number}") for number in range(32)))
+    assert told.value("scrubber_tenant_quarantines_total", tenant="bad-31") == 1
+    assert told.value("scrubber_tenant_quarantines_total", tenant="other") is None
 
 
 # -- XIDs --------------------------------------------------------------------------------------------------------------
@@ -263,7 +268,7 @@ def test_tenants_without_quarantines_do_not_exhaust_the_tenant_limit(told: Measu
 )
 def test_new_xids_are_counted_by_device_and_code(told: Measures, code: str | int, counted: str) -> None:
     told.show(shown("GPU-a"))
-    signal = event("health.signal", code=code, new=3, total=40)
+    signal = event("health.errors-reported", code=code, new=3, total=40)
     told(signal, signal)
     assert told.value("scrubber_xids_total", device="GPU-a", code=counted) == 6
     assert told.value("scrubber_xid_last_seen_timestamp_seconds", device="GPU-a", code=counted) == NOON
@@ -284,14 +289,14 @@ def test_new_xids_are_counted_by_device_and_code(told: Measures, code: str | int
 )
 def test_signal_without_new_xids_is_not_counted(told: Measures, fields: dict[str, Any]) -> None:
     told.show(shown("GPU-a"))
-    told(event("health.signal", **fields))
+    told(event("health.errors-reported", **fields))
     assert told.labels("scrubber_xids_total") == []
 
 
 def test_device_has_sixteen_xid_series_and_counts_the_rest_together(told: Measures) -> None:
     told.show(shown("GPU-a"))
-    told(*(event("health.signal", code=f"xid-{number}", new=1) for number in range(1, 41)))
-    told(event("health.signal", code="xid-1", new=1))
+    told(*(event("health.errors-reported", code=f"xid-{number}", new=1) for number in range(1, 41)))
+    told(event("health.errors-reported", code="xid-1", new=1))
     assert len(told.labels("scrubber_xids_total")) == 17
     assert told.value("scrubber_xids_total", device="GPU-a", code="1") == 2
     assert told.value("scrubber_xids_total", device="GPU-a", code="other") == 24
@@ -306,12 +311,12 @@ def test_device_has_sixteen_xid_series_and_counts_the_rest_together(told: Measur
         ("scrubber_findings_total", {"step": "memory", "severity": "fault", "code": "verification-failed"}),
         ("scrubber_handovers_total", {"kind": "same-pod", "path": "fast", "outcome": "granted"}),
         ("scrubber_handovers_total", {"kind": "unknown", "path": "none", "outcome": "scrubbing"}),
-        ("scrubber_leftovers_ended_total", {"act": "stranger"}),
+        ("scrubber_kills_total", {"target": "unauthorized-process"}),
         ("scrubber_quarantines_total", {"cause_class": "xid"}),
         ("scrubber_resets_total", {"method": "nvidia-smi", "outcome": "reset-failed"}),
-        ("scrubber_scrubs_total", {"path": "slow", "occasion": "release", "outcome": "failed"}),
-        ("scrubber_ungranted_uses_total", {"use": "stranger"}),
-        ("scrubber_child_starts_total", {"child": "driver"}),
+        ("scrubber_scrubs_total", {"path": "slow", "trigger": "release", "outcome": "failed"}),
+        ("scrubber_unauthorized_uses_total", {"use": "unauthorized-process"}),
+        ("scrubber_child_process_starts_total", {"child": "driver"}),
     ],
 )
 def test_counters_start_at_zero_before_the_first_event(told: Measures, name: str, labels: dict[str, str]) -> None:

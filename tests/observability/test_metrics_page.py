@@ -1,4 +1,4 @@
-"""The page itself: the same in both ways of writing it, in both formats, and bounded whatever happens."""
+"""The metrics page: identical from both implementations, in both formats, and bounded for any input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOSTILE = 'a"b\\c\nd{e="f"} 1\n# EOF\n\x1b[2J\x00ü…'
 
 
 def busy() -> Measures:
-    """Something of everything, of which the words are hostile."""
+    """Return one of every metric, with hostile label values."""
     told = Measures()
     record = DeviceRecord(
         HOSTILE,
@@ -40,8 +40,8 @@ def busy() -> Measures:
     told.show(shown(HOSTILE, record), audit_head=AuditHead(1, "f" * 64), policy=(HOSTILE, HOSTILE))
     told.metrics.record_scrub(scrub(memory(total_bytes=1, verified_bytes=1), device=HOSTILE))
     told(
-        Event("health.signal", NOON, HOSTILE, fields={"code": "xid-95", "new": 1}),
-        event("health.quarantined", cause=HOSTILE, tenant_namespace=HOSTILE),
+        Event("health.errors-reported", NOON, HOSTILE, fields={"code": "xid-95", "new": 1}),
+        event("health.quarantined", cause=HOSTILE, tenant=HOSTILE),
         event("scrub.finished", path=HOSTILE, seconds=1.0),
     )
     return told
@@ -77,7 +77,7 @@ def test_label_value_cannot_create_a_new_line() -> None:
 def test_label_value_that_is_not_utf8_is_written_with_a_replacement() -> None:
     told = Measures()
     told.show(shown("GPU-\udc80"))
-    told(event("health.quarantined", cause="xid-95", tenant_namespace="team-\udc80"))
+    told(event("health.quarantined", cause="xid-95", tenant="team-\udc80"))
     assert 'device="GPU-?"' in told.page()
 
 
@@ -87,14 +87,14 @@ def test_page_contains_no_created_series(name: str) -> None:
 
 
 def bound(devices: int) -> int:
-    """The number of series that the docs say a node of so many devices has at most."""
+    """Return the documented maximum number of series for a node of so many devices."""
     found = re.search(r"at most ([\d,]+) series and (\d+) more for each device", PAGE.read_text())
     assert found is not None
     return int(found[1].replace(",", "")) + int(found[2]) * devices
 
 
 def flood(told: Measures, devices: int, tenants: int) -> None:
-    """Every word that there is, in every place, and as many words again that there are not."""
+    """Use every label value in every place, and as many undefined ones."""
     words = ["odd-1", "odd-2", HOSTILE]
     ids = [f"GPU-{number}" for number in range(devices)]
     told.show(
@@ -118,7 +118,7 @@ def flood(told: Measures, devices: int, tenants: int) -> None:
     for path in (*PathKind, *words):
         for outcome in (*Outcome, *words):
             for occasion in (*ScrubTrigger, *words):
-                fields = {"path": str(path), "outcome": str(outcome), "occasion": str(occasion)}
+                fields = {"path": str(path), "outcome": str(outcome), "trigger": str(occasion)}
                 told(event("scrub.finished", seconds=1.0, **fields))
             told(event("handover.granted", path=str(path), kind=str(outcome), seconds=1.0))
     known = {code for _, _, code in KnownCodes(NVIDIA_SIGNALS).findings}
@@ -130,13 +130,13 @@ def flood(told: Measures, devices: int, tenants: int) -> None:
                     result = StepResult(step, verdict, 1.0, (finding(step, code, severity),), {"method": code})
                     told.metrics.record_scrub(scrub(result, path=PathKind.FAST))
     for number in range(2 * tenants):
-        told(event("health.quarantined", cause="xid-95", tenant_namespace=f"team-{number}"))
+        told(event("health.quarantined", cause="xid-95", tenant=f"team-{number}"))
     for device in (*ids, *(f"gone-{number}" for number in range(2 * devices))):
         steps = tuple(StepResult(step, Verdict.PASSED, 1.0) for step in Step if step is not Step.MEMORY)
         whole = memory(total_bytes=1, verified_bytes=1, cleared_bytes=1, clear_seconds=1.0)
         told.metrics.record_scrub(scrub(whole, *steps, device=device))
         for xid in range(1, 40):
-            told(Event("health.signal", NOON, device, fields={"code": xid, "new": 1}))
+            told(Event("health.errors-reported", NOON, device, fields={"code": xid, "new": 1}))
     for number in range(200):
         for status in ("OK", "UNAVAILABLE", "odd"):
             told.metrics.rpc.on_call_finished(f"/a.Service/Method{number}", status, 1.0)

@@ -1,4 +1,4 @@
-"""What is so at present is shown, and nothing that is over: of devices, of the service, of its sockets."""
+"""Gauges of the current state, without anything outdated: of devices, of the service, of its sockets."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_device_state_metric_has_only_the_current_state(told: Measures) -> None:
 @pytest.mark.parametrize("offered", [True, False])
 def test_advertised_device_is_shown_as_offered(told: Measures, offered: bool) -> None:
     told.show(shown(offered=offered))
-    assert told.value("scrubber_device_offered", device="GPU-a") == offered
+    assert told.value("scrubber_device_advertised", device="GPU-a") == offered
 
 
 def test_device_out_of_service_shows_since_cause_and_next_action(told: Measures) -> None:
     told.show(shown(record=replace(RECORD, health=Health.QUARANTINED, cause=XID)))
     name = "scrubber_quarantine_start_timestamp_seconds"
-    assert told.value(name, device="GPU-a", cause_class="xid", way_back="reset") == 100.0
+    assert told.value(name, device="GPU-a", cause_class="xid", recovery_method="reset") == 100.0
     told.show(shown(record=replace(RECORD, health=Health.SUSPECT, cause=XID)))
     assert told.labels(name) == []
 
@@ -58,16 +58,16 @@ def test_device_out_of_service_shows_since_cause_and_next_action(told: Measures)
 def test_device_signal_metric_lasts_as_long_as_the_signal(told: Measures) -> None:
     standing = (ActiveWarning("too-hot", 1.0), ActiveWarning("moon", 1.0), ActiveWarning("sun", 1.0))
     told.show(shown(record=replace(RECORD, health=Health.QUARANTINED, cause=XID, warnings=standing)))
-    codes = {each["code"] for each in told.labels("scrubber_device_signal")}
+    codes = {each["code"] for each in told.labels("scrubber_device_condition")}
     assert codes == {"xid", "too-hot", "other"}
     told.show(shown())
-    assert told.labels("scrubber_device_signal") == []
+    assert told.labels("scrubber_device_condition") == []
 
 
 def test_operator_quarantine_is_no_device_signal(told: Measures) -> None:
     cause = replace(XID, code="operator", actor="uid:0")
     told.show(shown(record=replace(RECORD, health=Health.QUARANTINED, cause=cause)))
-    assert told.labels("scrubber_device_signal") == []
+    assert told.labels("scrubber_device_condition") == []
 
 
 def test_unused_certificate_shows_its_issue_time(told: Measures) -> None:
@@ -81,16 +81,16 @@ def test_break_glass_metric_lasts_as_long_as_the_override(told: Measures) -> Non
     told.show(
         shown(record=replace(RECORD, break_glass=BreakGlass(900.0, "why", "uid:0")), observed=True), shown("GPU-b")
     )
-    assert told.labels("scrubber_break_glass") == [{"device": "GPU-a"}]
-    assert told.value("scrubber_break_glass_end_timestamp_seconds", device="GPU-a") == 900.0
+    assert told.labels("scrubber_break_glass_active") == [{"device": "GPU-a"}]
+    assert told.value("scrubber_break_glass_expiry_timestamp_seconds", device="GPU-a") == 900.0
     told.show(shown(), shown("GPU-b"))
-    assert told.labels("scrubber_break_glass") == []
-    assert told.labels("scrubber_break_glass_end_timestamp_seconds") == []
+    assert told.labels("scrubber_break_glass_active") == []
+    assert told.labels("scrubber_break_glass_expiry_timestamp_seconds") == []
 
 
 def test_devices_are_counted_by_enforcement_mode(told: Measures) -> None:
     def judged() -> dict[str, float | None]:
-        return {mode: told.value("scrubber_enforcement", mode=mode) for mode in ("enforce", "observe")}
+        return {mode: told.value("scrubber_devices", enforcement=mode) for mode in ("enforce", "observe")}
 
     assert judged() == {"enforce": 0, "observe": 0}
     told.show(shown("GPU-a"), shown("GPU-b"), shown("GPU-c", observed=True))
@@ -136,7 +136,7 @@ def test_implausible_measurement_is_not_shown(told: Measures, odd: str | float |
 def test_removed_device_removes_its_series(told: Measures) -> None:
     told.show(shown("GPU-a"))
     told.metrics.record_scrub(scrub(memory(total_bytes=10, verified_bytes=10)))
-    told(event("health.signal", code="xid-95", new=1))
+    told(event("health.errors-reported", code="xid-95", new=1))
     assert 'device="GPU-a"' in told.page()
     told.show(shown("GPU-b"))
     assert "GPU-a" not in told.page()
@@ -152,17 +152,17 @@ def test_queues_and_eraser_slots_are_shown_as_of_the_scrape(told: Measures) -> N
     assert told.value("scrubber_handovers_waiting") == 3
     assert told.value("scrubber_eraser_slots", state="busy") == 2
     assert told.value("scrubber_eraser_slots", state="free") == 6
-    assert told.value("scrubber_erasers_waiting") == 5
+    assert told.value("scrubber_eraser_queue_length") == 5
 
 
 def test_children_are_counted_by_module(told: Measures) -> None:
     starts = {"scrubber.adapters.sim.driver": 2, "scrubber.adapters.nvidia.driver": 1, "a.walker": 4, "a.surprise": 1}
     told.show(child_starts=starts, children_abandoned=2)
     shown_starts = {
-        child: told.value("scrubber_child_starts_total", child=child) for child in ("driver", "walker", "other")
+        child: told.value("scrubber_child_process_starts_total", child=child) for child in ("driver", "walker", "other")
     }
     assert shown_starts == {"driver": 3, "walker": 4, "other": 1}
-    assert told.value("scrubber_children_abandoned_total") == 2
+    assert told.value("scrubber_child_processes_abandoned_total") == 2
 
 
 def test_ledger_metric_is_not_ok_before_the_first_status(told: Measures) -> None:
@@ -182,7 +182,7 @@ def test_commits_are_timed_and_failures_counted(told: Measures) -> None:
 
 
 def parts_on(page: str) -> str:
-    """The hash that the page's eight parts make, as docs/audit.md puts them together."""
+    """Return the hash assembled from the eight parts on the page, as described in docs/audit.md."""
     found = dict(re.findall(r'^scrubber_audit_head_hash\{part="(\d)"\} (\S+)$', page, re.MULTILINE))
     return "".join(f"{int(float(found[part])):08x}" for part in sorted(found))
 
@@ -237,7 +237,7 @@ def test_only_the_current_policy_key_and_build_are_shown(told: Measures) -> None
 
 
 def test_rejected_policy_is_shown_until_a_policy_is_accepted(told: Measures) -> None:
-    told(event("policy.rejected", sentence="mine.yaml:2: no"))
+    told(event("policy.rejected", message="mine.yaml:2: no"))
     assert told.value("scrubber_policy_rejected") == 1
     told(event("policy.accepted", changed=False))
     assert told.value("scrubber_policy_rejected") == 0
@@ -245,14 +245,16 @@ def test_rejected_policy_is_shown_until_a_policy_is_accepted(told: Measures) -> 
 
 def test_open_breaker_is_shown_until_closed(told: Measures) -> None:
     def stands() -> tuple[float | None, float | None]:
-        return told.value("scrubber_breaker_open", what="resets"), told.value("scrubber_breaker_open", what="soft")
+        return told.value("scrubber_breaker_open", breaker="resets"), told.value(
+            "scrubber_breaker_open", breaker="soft-quarantines"
+        )
 
     assert stands() == (0, 0)
-    told(event("breaker.opened", what="soft", sentence="2 of 8 devices."))
+    told(event("breaker.opened", breaker="soft-quarantines", message="2 of 8 devices."))
     assert stands() == (0, 1)
     told(event("breaker.opened", what="moon"), event("breaker.opened"))
     assert stands() == (0, 1)
-    told(event("breaker.closed", what="soft"), event("breaker.opened", what="resets"))
+    told(event("breaker.closed", breaker="soft-quarantines"), event("breaker.opened", breaker="resets"))
     assert stands() == (1, 0)
 
 

@@ -1,6 +1,6 @@
-"""Where metrics are scraped, for both daemons: plain or encrypted, with or without certificates of who scrapes.
+"""The metrics endpoints of both daemons: plain or encrypted, with or without client certificates.
 
-Nobody who connects keeps the others waiting, a page is made once a second, and certificates are replaced without a restart.
+No client delays the others, a page is rendered once a second, and certificates are replaced without a restart.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from scrubber.observability.metrics_server import (
 from tests.ports import free_port
 
 HOST = str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))
-"""An address of this process alone: a port of it that is free stays free, whatever runs beside this."""
+"""An address used only by this process: a free port of it stays free, whatever else is running."""
 SCRAPER = "127.0.0.1"
-"""Whence the kernel connects to whichever address of the loopback."""
+"""The source address of connections to any loopback address."""
 SOON = 20.0
 """Seconds after which a test gives up; nothing here takes a noticeable part of it."""
 
@@ -64,7 +64,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates into files below ``directory``."""
+    """A certificate authority that issues certificates as files below ``directory``."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -131,7 +131,7 @@ def served(
 
 
 def trusting(authority: Authority, client: Pair | None = None) -> ssl.SSLContext:
-    """What a scraper is told: whose certificates it believes, and its own."""
+    """Return the TLS settings of a scraper: the authority that it trusts, and its own certificate."""
     context = ssl.create_default_context(cafile=str(authority.file))
     if client is not None:
         context.load_cert_chain(client.certificate, client.key)
@@ -145,16 +145,16 @@ class Listening(Protocol):
 
 @dataclass(frozen=True)
 class At:
-    """A daemon of its own process, that listens there."""
+    """A daemon in a separate process, listening on this port."""
 
     port: int
 
 
 def scrape(scraping: Listening, context: ssl.SSLContext | None = None, path: str = "/metrics") -> tuple[int, str]:
-    """Status and body."""
+    """Return status and body."""
     connection: http.client.HTTPConnection = http.client.HTTPConnection(HOST, scraping.port, timeout=SOON)
     if context is not None:
-        # The name in the certificates is localhost; the address is not asked of a resolver.
+        # The name in the certificates is localhost; the connection uses the address, without a resolver.
         connection = http.client.HTTPSConnection("localhost", scraping.port, timeout=SOON, context=context)
         connection._create_connection = lambda *_, **__: socket.create_connection(  # type: ignore[attr-defined]
             (HOST, scraping.port), SOON
@@ -166,7 +166,7 @@ def scrape(scraping: Listening, context: ssl.SSLContext | None = None, path: str
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Look until it holds; the server answers from threads."""
+    """Poll until a condition holds; the server answers from threads."""
     waited = threading.Event()
     for _ in range(int(SOON / 0.01)):
         if holds():
@@ -176,7 +176,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def refuses(scraping: Listening, context: ssl.SSLContext) -> bool:
-    """Whether the connection comes to nothing. By TLS 1.3 a client learns of it with its first read."""
+    """Return whether the connection is refused. With TLS 1.3 a client learns that from its first read."""
     try:
         scrape(scraping, context)
     except (OSError, http.client.HTTPException):
@@ -333,7 +333,7 @@ class TestTls:
                 f"--metrics-key {pair.key} is not the key of --metrics-cert {pair.certificate}"
             )
             assert not refuses(scraping, trusting(authority))
-            assert said[1] == said[0]  # tried again, and not given up
+            assert said[1] == said[0]  # retried, and not given up
             pair.key.unlink()
             assert not refuses(scraping, trusting(authority))
             os.replace(renewed.key, pair.key)
@@ -396,7 +396,7 @@ class TestSlowAndExcessClients:
         pair = authority.issue("node")
         tls = MetricsTls(pair.certificate, pair.key) if encrypted else None
         with served(tls, deadline=0.2) as scraping, socket.create_connection((HOST, scraping.port), SOON) as slow:
-            # Never a pause as long as the deadline, and never a request, nor a handshake.
+            # No pause is as long as the deadline, and neither request nor handshake is ever complete.
             slow.settimeout(0.02)
             begun = b"\x16\x03\x01\x02\x00\x01" if encrypted else b"GET /"
             slow.sendall(begun)
@@ -444,10 +444,10 @@ class TestSlowAndExcessClients:
 
 
 class Counting(Collector):
-    """A metric that counts how often it is collected, and how many threads do so at once.
+    """A metric that counts its collections, and their maximum number at once.
 
     Args:
-        companions: threads that each collection waits for, as long as ``patience``, before it goes on.
+        companions: threads that each collection waits for, at most ``patience`` seconds, before it continues.
     """
 
     def __init__(self, companions: int = 0, patience: float = 0.0) -> None:
@@ -576,7 +576,7 @@ class TestBothDaemons:
         self, authority: Authority, tmp_path: Path, short_tmp: Path, command: str
     ) -> None:
         pair, away = authority.issue("node"), tmp_path / "away"
-        words = [command, "--socket", str(short_tmp / "s"), "--kubelet-dir", str(short_tmp / "k")]
+        words = [command, "--socket-dir", str(short_tmp / "s"), "--kubelet-dir", str(short_tmp / "k")]
         words += ["--metrics-address", f"{HOST}:0", "--metrics-cert", str(pair.certificate), "--metrics-key", str(away)]
         if command == "serve":
             await started("sim", "create", "--dir", str(short_tmp / "sim"), "--devices", "1", "--memory", "1MiB")
@@ -586,12 +586,12 @@ class TestBothDaemons:
 
 
 def is_in(word: str, log: Path) -> bool:
-    """Whether ``log`` has ``word`` by now: a daemon writes it a little after the scraper was turned away."""
+    """Return whether ``log`` contains ``word``: a daemon writes it shortly after it has refused the scraper."""
     return word in log.read_text()
 
 
 async def started(*words: str) -> tuple[int | None, str]:
-    """How a command ended, and what it said on standard error."""
+    """Run a command; return its exit status and standard error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scrubber.cli.main", *words),
         stdout=asyncio.subprocess.DEVNULL,

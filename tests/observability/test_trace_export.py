@@ -1,4 +1,4 @@
-"""Traces on their way to a collector: variables that cannot work, one that is away or never answers, and none at all."""
+"""The export of traces: invalid variables, a collector that is away or never answers, and no export."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lines:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Nothing of OpenTelemetry's variables but an address where nobody is."""
+    """Remove OpenTelemetry's variables, except an endpoint without a listener."""
     for name in os.environ:
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
@@ -113,7 +113,7 @@ def test_refusal_names_the_variable_and_hides_its_secret(
 
 
 def test_variable_that_fails_the_library_import_is_refused_at_start() -> None:
-    """It reads some variables once, as it is loaded."""
+    """The library reads some variables once, at its import."""
     asked = "import logging, sys\nfrom scrubber.observability.tracing import open_otlp_tracer\nfrom scrubber.domain.errors import InvalidConfiguration\n"
     asked += "try: open_otlp_tracer('x', '0', '', logging.getLogger())\nexcept InvalidConfiguration as refusal: print(refusal)"
     variables = {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
@@ -157,7 +157,7 @@ def test_traces_are_off_when_the_library_is_disabled_by_its_own_variable(environ
 
 
 class Failing(SpanExporter):
-    """Refuses a batch, or raises, as the test says."""
+    """An exporter that refuses a batch, or raises, as the test sets."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -178,7 +178,7 @@ def test_lost_spans_are_logged_once_a_minute_with_their_number(sent: Sent, error
     for seconds in (0, 1, 58, 1, 1, 58):
         now[0] += seconds
         assert exporter.export(sent.spans) is SpanExportResult.FAILURE
-    assert [(event, facts["spans"]) for event, facts in log.lines] == [("traces.lost", 1), ("traces.lost", 3)]
+    assert [(event, facts["lost_spans"]) for event, facts in log.lines] == [("traces.lost", 1), ("traces.lost", 3)]
 
 
 def test_library_messages_about_export_attempts_are_not_logged(
@@ -188,7 +188,7 @@ def test_library_messages_about_export_attempts_are_not_logged(
     traces = opened(log)
     with traces.span("hand-over"):
         pass
-    traces.close()  # tries to send it, to where nobody is
+    traces.close()  # tries to send it to an endpoint without a listener
     assert [event for event, _ in log.lines if event != "traces.lost"] == ["traces.exporting"]
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
@@ -214,7 +214,7 @@ def test_shutdown_logs_spans_lost_since_the_last_report(environment: pytest.Monk
     with traces.span("hand-over"):
         pass
     traces.close()
-    assert [facts["spans"] for event, facts in log.lines if event == "traces.lost"] == [1, 1]
+    assert [facts["lost_spans"] for event, facts in log.lines if event == "traces.lost"] == [1, 1]
 
 
 def test_shutdown_without_lost_spans_logs_nothing(environment: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_shutdown_without_lost_spans_logs_nothing(environment: pytest.MonkeyPatc
     environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
     log = Lines()
     traces = opened(log)
-    for _ in range(64):  # about half of them are kept, and none of the others is missing
+    for _ in range(64):  # about half of them are sampled, and each sampled one is complete
         with traces.span("hand-over"):
             pass
     traces.close()
@@ -239,19 +239,19 @@ def test_spans_unsent_at_shutdown_are_logged_with_their_number(environment: pyte
             with traces.span("hand-over"):
                 pass
         traces.close()
-    assert [facts["spans"] for event, facts in log.lines if event == "traces.lost"] == [3]
-    assert all(facts["sentence"] for event, facts in log.lines if event == "traces.lost")
+    assert [facts["lost_spans"] for event, facts in log.lines if event == "traces.lost"] == [3]
+    assert all(facts["message"] for event, facts in log.lines if event == "traces.lost")
 
 
 @contextmanager
 def who_never_answers() -> Iterator[str]:
-    """The address of somebody who accepts connections and leaves it at that."""
+    """Provide the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 class Stuck(SpanExporter):
-    """Is busy with one batch until it is hung up on."""
+    """An exporter that is busy with one batch until it is shut down."""
 
     def __init__(self) -> None:
         self.busy, self.over = Event(), Event()

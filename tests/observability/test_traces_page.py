@@ -1,4 +1,4 @@
-"""The page about traces says what is sent, and what it has an operator write works."""
+"""The documentation of traces: its tables match the code, and its examples work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCES = [
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table whose header begins with ``heading``."""
+    """Return the cells of the table whose header begins with ``heading``."""
     lines = PAGE.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     assert lines, heading
     return [line.strip("| ").split(" | ") for line in lines]
@@ -42,7 +42,7 @@ def code(cell: str) -> set[str]:
 
 
 def calls(*names: str) -> Iterator[ast.Call]:
-    """Every call of a method so called, where spans are opened and noted."""
+    """Yield every call of a method with one of these names, in the sources that open and annotate spans."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
@@ -50,7 +50,7 @@ def calls(*names: str) -> Iterator[ast.Call]:
 
 
 def opened() -> set[str]:
-    """The names of the spans; that of a step has its step in it."""
+    """Return the names of the spans; that of a step contains the step's name."""
     found = set(TRACED_CALLS)
     for call in calls("span", "_span"):
         name = call.args[0]
@@ -79,7 +79,7 @@ def test_traces_page_lists_exactly_the_attributes() -> None:
 
 def test_every_variable_on_the_traces_page_exists_in_opentelemetry() -> None:
     known = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
-    ours = {"OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"}  # as the page abbreviates them
+    ours = {"OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"}  # as abbreviated on the page
     assert set(re.findall(r"OTEL_[A-Z_]+", PAGE + ENVIRONMENT)) - ours <= known
 
 
@@ -95,7 +95,7 @@ def test_traces_option_is_off_by_default_and_its_values_are_documented() -> None
 
 
 def patched() -> dict[str, dict[str, Any]]:
-    """Both workloads as the page has them changed."""
+    """Return both workloads with the page's patches applied."""
     found = copy.deepcopy(documents(BASE))
     for patch in EXAMPLES[0]["patches"]:
         (target,) = [each for each in found if all(said_of(each, key) == wish for key, wish in patch["target"].items())]

@@ -1,4 +1,4 @@
-"""Traces: what OpenTelemetry is told of what is done, and whose word about a trace is believed."""
+"""Traces: the spans that OpenTelemetry receives, and which trace contexts of callers are trusted."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def sent() -> Sent:
     return Sent()
 
 
-# --- what the engine does, as a trace ----------------------------------------------------------------------------------
+# --- the engine's work as a trace -------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def traced(sent: Sent, devices: int = 1) -> AsyncIterator[World]:
-    """A world whose service is traced as the daemon's is, through what binds log lines."""
+    """Provide a world whose service is traced as in the daemon, through the tracer that binds log lines."""
     async with a_world(devices=devices, settled=False) as world:
         world.tracer = LogContextTracer(sent.traces)
         await world.start_service()
@@ -140,7 +140,7 @@ async def test_hand_over_cancelled_by_its_caller_is_no_error() -> None:
         assert {each.status.status_code for each in given_up} == {StatusCode.UNSET}
 
 
-# --- one span ------------------------------------------------------------------------------------------------------------
+# --- one span ---------------------------------------------------------------------------------------------------------
 
 
 def test_unexpected_exception_is_recorded_by_class_and_propagates(sent: Sent) -> None:
@@ -224,7 +224,7 @@ async def _entered(span: Any) -> None:
 
 
 class Broken(SimpleSpanProcessor):
-    """A library with a defect at every turn."""
+    """A library that fails in every call."""
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
         raise ZeroDivisionError
@@ -248,11 +248,11 @@ def test_operator_resource_attributes_take_precedence(monkeypatch: pytest.Monkey
     assert dict(sent.spans[0].resource.attributes) == {"service.name": "mine", "k8s.cluster.name": "blue"}
 
 
-# --- whose trace it is ----------------------------------------------------------------------------------------------------
+# --- the parent of a trace --------------------------------------------------------------------------------------------
 
 
 def joined(traces: OpenTelemetryTracer, *metadata: tuple[str, str | bytes]) -> str:
-    """Where a task is after it joined what ``metadata`` says."""
+    """Return the trace context of a task after it has joined the trace in ``metadata``."""
 
     async def join() -> str:
         traces.join_trace(metadata)
@@ -301,7 +301,7 @@ def test_trace_not_sampled_by_the_caller_is_not_sampled(sent: Sent) -> None:
 
 
 class Listening(FakeNode):
-    """Notes where in a trace each call is."""
+    """A node that records the trace context of each call."""
 
     def __init__(self, traces: OpenTelemetryTracer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a tracer told, kept for a test to look at."""
+"""A tracer whose spans are kept for a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESOURCE = {"service.name": "gpu-scrubber"}
 
 @dataclass
 class Sent:
-    """What was told, by a tracer that keeps nothing back."""
+    """The finished spans, by a tracer without batching."""
 
     memory: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
     traces: OpenTelemetryTracer = field(init=False)
@@ -34,7 +34,7 @@ class Sent:
         return [each for each in self.spans if each.name == name][-1]
 
     def outline(self, span: ReadableSpan) -> str:
-        """A span and what is inside, in the order in which it began: ``device(check(step holders))``."""
+        """Return a span and its children, in the order of their start: ``device(check(step holders))``."""
         inside = [each for each in self.spans if each.parent is not None and each.parent.span_id == id_of(span)]
         told = ", ".join(self.outline(each) for each in sorted(inside, key=lambda each: each.start_time or 0))
         return f"{span.name}({told})" if told else span.name

@@ -1,4 +1,4 @@
-"""What the kubelet is told while the scrub service comes and goes."""
+"""The health reported to the kubelet while the scrub service comes and goes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_devices_are_listed_in_the_order_of_their_indices() -> None:
 
 @dataclass
 class Told:
-    """The specification, said in another way: what the last ready service said, and how long that counts."""
+    """The specification in another form: the last report of a ready service, and until when it is valid."""
 
     said: dict[str, bool]
     listed: set[str]
@@ -136,7 +136,7 @@ happenings = st.lists(
         st.sampled_from(["ready", "not ready", "lost"]),
         inventories,
         st.sampled_from(["one", "two"]),
-        st.integers(0, 80).map(lambda quarters: quarters / 4),  # exact in binary, so that no rounding is compared
+        st.integers(0, 80).map(lambda quarters: quarters / 4),  # exact in binary: comparisons involve no rounding
     )
 )
 

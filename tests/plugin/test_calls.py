@@ -64,7 +64,7 @@ class Node:
     endpoint: PluginServer
 
     async def shown(self, **health: bool) -> None:
-        """Wait until the kubelet's newest list says this."""
+        """Wait until the kubelet's newest list contains this health."""
         await self.kubelet.until(
             lambda: self.registered.healthy == {id_.replace("_", "-") for id_, h in health.items() if h}
         )
@@ -74,7 +74,7 @@ class Node:
 async def node(
     directory: Path, shown: pb.Snapshot = HEALTHY_NODE, watch: WatchTimes = WATCH, times: GateTimes = GATE
 ) -> AsyncIterator[Node]:
-    """A service, a kubelet and between them the plugin, registered."""
+    """Provide a service, a kubelet and between them the plugin, registered."""
     log = create_logger("json", "error")
     advertised = AdvertisedDevices()
     kubelet = FakeKubelet(directory)
@@ -85,7 +85,7 @@ async def node(
     loop = asyncio.get_running_loop()
 
     def clock() -> float:
-        return loop.time()  # looked up each time: a test may advance it
+        return loop.time()  # looked up on every call: a test may advance it
 
     following = ServiceWatch(client, advertised, times=watch, log=log, clock=clock)
     async with (
@@ -166,7 +166,7 @@ async def test_repeated_allocation_gets_the_same_response(short_tmp: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("request_", "sentence"),
+    ("request_", "message"),
     [
         (api.AllocateRequest(), "needs at least one device id"),
         (allocation(), "needs at least one device id"),
@@ -176,10 +176,10 @@ async def test_repeated_allocation_gets_the_same_response(short_tmp: Path) -> No
     ],
 )
 async def test_allocation_with_invalid_device_ids_is_refused(
-    short_tmp: Path, request_: api.AllocateRequest, sentence: str
+    short_tmp: Path, request_: api.AllocateRequest, message: str
 ) -> None:
     async with node(short_tmp) as here:
-        with pytest.raises(grpc.aio.AioRpcError, match=sentence) as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
             await here.registered.plugin.Allocate(request_)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert here.service.reserved == []
@@ -222,7 +222,7 @@ async def test_allocation_is_answered_although_the_service_is_down_hung_or_faili
         await here.service.start()
         await here.shown(sim_0=True, sim_1=True)
         await here.registered.plugin.PreStartContainer(start("sim-1", "sim-0"))
-        assert sorted(here.service.asked[-1].reserved_unseen) == ["sim-0", "sim-1"]
+        assert sorted(here.service.asked[-1].unreserved_ids) == ["sim-0", "sim-1"]
 
 
 async def test_preferred_allocation_prefers_clean_devices_and_needs_no_service(short_tmp: Path) -> None:

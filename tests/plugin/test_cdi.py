@@ -1,4 +1,4 @@
-"""The CDI specification: what a container runtime would say to it, and that it is never half of anything."""
+"""The CDI specification: a container runtime accepts it, and it is always written completely or not at all."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TOOLKIT = CdiHook("/usr/bin/nvidia-ctk")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
-# -- what the interface demands, written from its documentation --------------------------------------------------------
+# -- requirements of the CDI specification, from its documentation -----------------------------------------------------
 
 HOOK_NAMES = {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 SINCE = {"hostPath of a device node": (0, 5, 0), "a name that begins with a digit": (0, 5, 0)}
 
 
 def complaints(spec: Any) -> list[str]:
-    """Everything that a runtime would refuse ``spec`` for."""
+    """Return every reason for which a runtime would refuse ``spec``."""
     return [*_of_the_top(spec), *(each for device in spec["devices"] for each in _of_a_device(device, spec))]
 
 
@@ -112,7 +112,7 @@ def spec_of(
 
 
 def mounts(spec: dict[str, Any]) -> dict[str, str]:
-    """Container path → host path of everything that is mounted."""
+    """Return container path → host path of all mounts."""
     return {each["containerPath"]: each["hostPath"] for each in spec["containerEdits"]["mounts"]}
 
 
@@ -218,7 +218,7 @@ def test_kernel_module_decides_which_of_two_installed_drivers_is_used(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("installed", "kernel", "sentence"),
+    ("installed", "kernel", "message"),
     [
         ((), None, "NVIDIA's driver was not found: there is no libcuda.so.<version>"),
         (("535.104.05", DRIVER), None, "It is not known which driver runs"),
@@ -226,13 +226,13 @@ def test_kernel_module_decides_which_of_two_installed_drivers_is_used(tmp_path: 
     ],
 )
 def test_libraries_of_a_driver_other_than_the_running_one_are_never_mounted(
-    tmp_path: Path, installed: tuple[str, ...], kernel: str | None, sentence: str
+    tmp_path: Path, installed: tuple[str, ...], kernel: str | None, message: str
 ) -> None:
     for version in installed:
         install_driver(tmp_path, version)
     if kernel is not None:
         kernel_runs(tmp_path, kernel)
-    with pytest.raises(InvalidConfiguration, match=re.escape(sentence)):
+    with pytest.raises(InvalidConfiguration, match=re.escape(message)):
         find_driver_files(DriverRoot(local_path=tmp_path))
 
 
@@ -262,7 +262,7 @@ def test_cdi_hook_is_searched_on_the_host_only(tmp_path: Path) -> None:
 
 
 class Desk:
-    """A publisher, what it has written and what it has logged."""
+    """A publisher, the files that it has written and the lines that it has logged."""
 
     def __init__(self, directory: Path, *, hook: CdiHook | None = TOOLKIT) -> None:
         self.root, self.cdi, self.lines = directory / "root", directory / "cdi", io.StringIO()
@@ -389,7 +389,7 @@ def test_added_driver_files_appear_in_the_cdi_specification_with_the_next_servic
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Another instance of the plugin is about to replace the file."""
+    """Hold the lock of another plugin instance that is about to replace the file."""
     handle = os.open(directory, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
@@ -450,7 +450,7 @@ def test_cdi_device_names_use_the_kind_of_the_specification(desk: Desk) -> None:
     assert cdi_device_name(gpu(0).id) == f"{kind}={gpu(0).id}"
 
 
-# -- killed in the middle ----------------------------------------------------------------------------------------------
+# -- killed while writing ----------------------------------------------------------------------------------------------
 
 WRITER = """
 import sys

@@ -1,4 +1,4 @@
-"""The API server by its client: each request is one that a real server takes, and each answer becomes a value or a refusal."""
+"""The API server client: each request is valid for a real server, and each response becomes a value or an error."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ BAUwAwEB/zAKBggqhkjOPQQDAgNJADBGAiEA1c+3AcHCN/bm0jMDkdLcMURegLYG
 X8THSd+iNIqvfDgCIQCT5XQo8lNKU/imQ0+eSiacPAjCRPJsdm7AJirWnMfPog==
 -----END CERTIFICATE-----
 """
-"""Somebody's; nobody here is signed by it, and nobody has its key."""
+"""An unrelated certificate; no certificate here is signed by it, and its key does not exist."""
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 PACKED = gzip.compress(b'{"metadata": {"labels": {"zone": "b"}}}' + b" " * (16 << 20))
-"""A node; a few KiB that would be thousands of times that."""
+"""A node, in a few KiB that would decompress to thousands of times that."""
 
 
-def event(about: EventTarget = POD, sentence: str = "It is so.") -> EventContent:
-    return EventContent(f"{about.name}.abc", about, "GpuOutOfService", sentence, is_warning=True)
+def event(about: EventTarget = POD, message: str = "It is so.") -> EventContent:
+    return EventContent(f"{about.name}.abc", about, "GpuOutOfService", message, is_warning=True)
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ async def test_existing_event_is_repeated_and_its_count_is_read(
     with pytest.raises(ApiConflict):
         await client.create_event(event(), NOW)
     server.events["team-a", "train-0.abc"]["count"] = 7
-    assert await client.repeat_event(event(sentence="Still so."), NOW, None) == 7
-    assert await client.repeat_event(event(sentence="Still so."), NOW, 8) == 8
+    assert await client.repeat_event(event(message="Still so."), NOW, None) == 7
+    assert await client.repeat_event(event(message="Still so."), NOW, 8) == 8
     written = server.events["team-a", "train-0.abc"]
     assert (written["message"], written["count"]) == ("Still so.", 8)
     assert (written["firstTimestamp"], written["lastTimestamp"]) == ("2031-05-06T07:00:00Z", "2031-05-06T07:08:09Z")
@@ -150,14 +150,14 @@ async def test_pod_is_evicted_by_uid_and_never_a_later_pod_of_the_same_name(
 async def test_success_response_with_a_failure_status_is_an_error(
     client: ApiServerClient, server: ApiServerStandIn
 ) -> None:
-    """Two disruption budgets for one pod: the API server answers 201, with a Status that says "Failure"."""
+    """With two disruption budgets for one pod, the API server answers 201 with a Status that contains "Failure"."""
     server.fault = lambda asked: Said(201, failure(500, "", "This pod has more than one PodDisruptionBudget").body)
     with pytest.raises(ApiBusy, match="more than one PodDisruptionBudget"):
         await client.evict_pod("team-a", "train-0", "uid-1")
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "sentence"),
+    ("said", "kind", "message"),
     [
         (failure(400, "BadRequest", "no"), ApiInvalidRequest, "answered 400: no"),
         (failure(403, "Forbidden", "may not"), ApiForbidden, "answered 403: may not"),
@@ -198,15 +198,15 @@ async def test_success_response_with_a_failure_status_is_an_error(
     ids=str,
 )
 async def test_every_error_response_becomes_a_cluster_error_with_a_message(
-    client: ApiServerClient, server: ApiServerStandIn, said: Said, kind: type[ClusterError], sentence: str
+    client: ApiServerClient, server: ApiServerStandIn, said: Said, kind: type[ClusterError], message: str
 ) -> None:
     server.fault = lambda asked: said
-    with pytest.raises(ClusterError, match=sentence) as raised:
+    with pytest.raises(ClusterError, match=message) as raised:
         await client.get_node()
     assert type(raised.value) is kind
     assert raised.value.retry_after == (7 if said.code == 429 else 0)
     server.fault = lambda asked: None
-    assert (await client.get_node()).labels == {"zone": "a"}  # and the next one is asked as if nothing had been
+    assert (await client.get_node()).labels == {"zone": "a"}  # and the next request is unaffected
 
 
 async def test_response_of_the_maximum_length_is_read(client: ApiServerClient, server: ApiServerStandIn) -> None:
@@ -257,30 +257,30 @@ async def test_pod_service_account_uses_its_token_file_and_ca_certificate(
     client = ApiServerClient(account, "node-1", deadline=20)
     with pytest.raises(
         ApiUnavailable, match="cannot be asked"
-    ):  # without the authority's certificate nobody is believed
+    ):  # without the authority's certificate no server is trusted
         await client.get_node()
     assert server.asked == []
     (tmp_path / "ca.crt").write_text(AUTHORITY)
     await client.get_node()
     server.token = "better"
-    (tmp_path / "token").write_text("better\n")  # the kubelet does that before the old one runs out
+    (tmp_path / "token").write_text("better\n")  # the kubelet does that before the old token expires
     await client.get_node()
     assert [each.token for each in server.asked] == ["Bearer good", "Bearer good", "Bearer better"]
     await client.close()
 
 
 @pytest.mark.parametrize(
-    ("user", "sentence"),
+    ("user", "message"),
     [
         ({"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "touch"}}, "has a program make"),
         ({"auth-provider": {"name": "gcp"}}, "has a program make"),
     ],
 )
 async def test_kubeconfig_that_needs_a_credential_program_is_refused(
-    server: ApiServerStandIn, tmp_path: Path, user: dict[str, Any], sentence: str
+    server: ApiServerStandIn, tmp_path: Path, user: dict[str, Any], message: str
 ) -> None:
     client = ApiServerClient(kubeconfig(tmp_path, server.url, **user), "node-1", deadline=20)
-    with pytest.raises(ApiUnavailable, match=sentence):
+    with pytest.raises(ApiUnavailable, match=message):
         await client.get_node()
     assert server.asked == []
 

@@ -1,4 +1,4 @@
-"""The cluster is told only by credentials that were meant for the plugin, and only under a name that was said."""
+"""The plugin writes to the cluster only with credentials intended for it, and only under a configured node name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_kubeconfig_variable_precedes_the_service_account(account: Path) -> None
 
 
 def test_cluster_off_disables_cluster_writes_despite_credentials(account: Path) -> None:
-    assert resolve_credentials("off", "node-1", POD, account) == (None, "--cluster off")
+    assert resolve_credentials("off", "node-1", POD, account) == (None, "--cluster-reporting off")
 
 
 def test_missing_credentials_are_given_as_the_reason(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_credentials_and_node_name_enable_cluster_writes(account: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "node", "sentence"),
+    ("use", "node", "message"),
     [
         ("on", "node-1", "write auto or off"),
         ("auto", "node/../x", "no name that a node can have"),
@@ -79,8 +79,8 @@ def test_credentials_and_node_name_enable_cluster_writes(account: Path) -> None:
         ("auto", "-", "no name that a node can have"),
     ],
 )
-def test_contradictory_cluster_options_are_refused(use: str, node: str, sentence: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=sentence):
+def test_contradictory_cluster_options_are_refused(use: str, node: str, message: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=message):
         resolve_credentials(use, node, {})
 
 

@@ -1,4 +1,4 @@
-"""Which events are due: what is so and was not told, within bounds, by the same object each time."""
+"""Which Kubernetes events are due: unreported facts, within rate limits, with the same object for each repetition."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def view(*facts: ClusterDevice, notices: tuple[OwnerNotice, ...] = ()) -> Cluste
 
 
 def notice(
-    pod: str = "train-0", sentence: str = "sim-0 waits.", reason: str = "GpuNotHandedOver", device: str = "sim-0"
+    pod: str = "train-0", message: str = "sim-0 waits.", reason: str = "GpuHandOverRefused", device: str = "sim-0"
 ) -> OwnerNotice:
-    return OwnerNotice("team-a", pod, f"uid-of-{pod}", reason, sentence, devices=(device,))
+    return OwnerNotice("team-a", pod, f"uid-of-{pod}", reason, message, devices=(device,))
 
 
 def bulletin(times: EventDiffTimes = TIMES) -> EventDiff:
@@ -30,7 +30,7 @@ def bulletin(times: EventDiffTimes = TIMES) -> EventDiff:
 
 
 def tell(of: EventDiff, now: float) -> list[tuple[str, str]]:
-    """Everything that may be told at ``now``: reason and sentence."""
+    """Return everything that may be written at ``now``, as (reason, message)."""
     told = []
     while due := of.next_event(now):
         assert of.seconds_until_due(now) is not None
@@ -63,7 +63,7 @@ def test_node_without_problems_has_no_event_due() -> None:
     [
         (DeviceServiceStatus.OUT_OF_SERVICE, "GpuOutOfService"),
         (DeviceServiceStatus.CONDEMNED, "GpuCondemned"),
-        (DeviceServiceStatus.UNVERIFIED, "GpuOfferedUnproved"),
+        (DeviceServiceStatus.UNVERIFIED, "GpuAdvertisedUnverified"),
     ],
 )
 def test_each_out_of_service_status_is_written_once_as_a_warning_on_the_node(
@@ -114,7 +114,7 @@ def test_device_that_is_gone_gets_one_event() -> None:
     of = bulletin()
     of.update(view(fact(0), fact(1)))
     of.update(view(fact(1)))
-    assert tell(of, 0) == [("GpuGone", "Device sim-0 is no longer on this node.")]
+    assert tell(of, 0) == [("GpuRemoved", "Device sim-0 is no longer on this node.")]
     assert tell(of, 1000) == []
 
 
@@ -133,7 +133,7 @@ def test_device_that_returns_gets_an_event_and_a_second_disappearance_reuses_the
     of.update(view(back))
     assert [told for told, _ in tell(of, 100)] == [reason]
     of.update(view())
-    assert first(of, 200).event.reason == "GpuGone"
+    assert first(of, 200).event.reason == "GpuRemoved"
     assert first(of, 200).count == 1  # the same object as the first time
 
 
@@ -191,7 +191,7 @@ def test_no_event_is_due_while_the_service_is_down() -> None:
     assert tell(of, 0) == [("GpuOutOfService", "Device sim-0 is out.")]
 
 
-# --- one thing, one object -------------------------------------------------------------------------------------------
+# --- one fact, one object --------------------------------------------------------------------------------------------
 
 
 def test_repeated_outage_of_a_device_repeats_the_first_event_object() -> None:
@@ -268,15 +268,15 @@ def test_event_for_a_pod_is_written_in_its_namespace_with_the_services_message()
         "team-a",
         "uid-of-train-0",
     )
-    assert (text.reason, text.message, text.is_warning) == ("GpuNotHandedOver", "sim-0 waits.", True)
+    assert (text.reason, text.message, text.is_warning) == ("GpuHandOverRefused", "sim-0 waits.", True)
 
 
 def test_pod_that_waits_for_several_devices_gets_an_event_for_each_device() -> None:
     of = bulletin()
-    waits = [notice(sentence=f"{each} waits.", device=each) for each in ("sim-0", "sim-1")]
+    waits = [notice(message=f"{each} waits.", device=each) for each in ("sim-0", "sim-1")]
     of.update(view(notices=tuple(waits)))
     assert {sentence for _, sentence in tell(of, 0)} == {"sim-0 waits.", "sim-1 waits."}
-    of.update(view(notices=(waits[1],)))  # the other was handed over: that is none of this one's business
+    of.update(view(notices=(waits[1],)))  # the other device was handed over, which does not affect this one
     assert tell(of, TIMES.spacing) == []
 
 
@@ -291,13 +291,13 @@ def test_persistent_event_is_repeated_before_it_expires() -> None:
 
 def test_changed_message_is_written_but_no_event_object_more_than_once_a_minute() -> None:
     of = bulletin()
-    of.update(view(notices=(notice(sentence="one"),)))
+    of.update(view(notices=(notice(message="one"),)))
     tell(of, 0)
-    of.update(view(notices=(notice(sentence="two"),)))
-    of.update(view(notices=(notice(sentence="three"),)))
+    of.update(view(notices=(notice(message="two"),)))
+    of.update(view(notices=(notice(message="three"),)))
     assert of.seconds_until_due(1) == TIMES.spacing - 1
     assert tell(of, TIMES.spacing - 1) == []
-    assert tell(of, TIMES.spacing) == [("GpuNotHandedOver", "three")]
+    assert tell(of, TIMES.spacing) == [("GpuHandOverRefused", "three")]
 
 
 def test_pod_without_a_notice_is_forgotten() -> None:
@@ -321,13 +321,13 @@ def test_pod_whose_notice_disappears_while_its_event_is_written_is_forgotten() -
 
 def test_long_message_is_truncated_to_the_maximum_of_an_event() -> None:
     of = bulletin()
-    of.update(view(notices=(notice(sentence="ä" * 2000),)))
+    of.update(view(notices=(notice(message="ä" * 2000),)))
     sentence = first(of).event.message
     assert len(sentence.encode()) <= MAX_MESSAGE_BYTES
     assert sentence.endswith("ä…")
 
 
-# --- bounds ----------------------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 def test_number_of_events_per_minute_is_bounded_and_every_event_gets_its_turn() -> None:

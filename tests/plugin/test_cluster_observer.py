@@ -1,4 +1,4 @@
-"""Whoever listens to the watch on the service hears what the kubelet is told, and when: no sooner, no later."""
+"""Observers of the service watch receive exactly what the kubelet receives, at the same time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.plugin_collaborators import Bell, FakeService, device, snapshot
 
 
 class Ear:
-    """What was heard, newest last."""
+    """The snapshots received, newest last."""
 
     def __init__(self) -> None:
         self.bell = Bell()

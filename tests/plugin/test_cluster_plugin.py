@@ -1,4 +1,4 @@
-"""The plugin beside an API server: told or not, answering or not, the kubelet notices nothing of it."""
+"""The plugin beside an API server: whether that is configured or responds has no effect on the kubelet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ finally:
     print(*sorted({"lightkube", "httpx2", "msgspec"} & sys.modules.keys()), flush=True)
 sys.exit(status)
 """
-"""Says at its end what it has loaded of the API server's client."""
+"""Prints at its end which modules of the API server client it has loaded."""
 
 
 class Running:
@@ -53,7 +53,7 @@ class Running:
         raise AssertionError(f"the plugin ended without saying {event!r}; it said {self.lines}")
 
     async def stops(self) -> tuple[int, str]:
-        """Its exit status after SIGTERM, and what it had loaded."""
+        """Stop it with SIGTERM; return its exit status and the modules that it had loaded."""
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE):
             out, err = await self.process.communicate()
@@ -103,7 +103,7 @@ async def test_plugin_with_credentials_writes_events_and_condition_until_it_stop
         FakeService(short_tmp / "s", snapshot(device(0))) as service,
         plugin(short_tmp, credentials) as running,
     ):
-        assert (await running.says("cluster.told"))["node"] == "node-1"
+        assert (await running.says("cluster.updated"))["node"] == "node-1"
         await server.until(lambda: status(server) == "True AllInService")
         service.show(snapshot(device(0), out, version=2))
         await server.until(lambda: len(server.events) == 1)
@@ -123,7 +123,7 @@ async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
         await server.until(lambda: status(server) == "True AllInService")
         before = server.condition("node-1", CONDITION_TYPE)
         async with plugin(short_tmp, credentials) as new:
-            await new.says("cluster.standing-by")
+            await new.says("cluster.standby")
             assert (await old.stops())[0] == 0
             await kubelet.new_registration(after=1)
             await server.until(lambda: len(server.asked_for("patch nodes/status")) == 2)
@@ -135,14 +135,14 @@ async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
 
 @pytest.mark.parametrize(
     ("cluster", "node", "reason"),
-    [("off", "node-1", "--cluster off"), ("auto", "", "--node-name")],
+    [("off", "node-1", "--cluster-reporting off"), ("auto", "", "--node-name")],
 )
 async def test_plugin_without_cluster_writes_sends_no_request_and_imports_no_client(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
 ) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, credentials, cluster, node) as it:
-        assert reason in (await it.says("cluster.untold"))["sentence"]
-        await it.says("service.followed")
+        assert reason in (await it.says("cluster.not-updated"))["message"]
+        await it.says("service.instance-changed")
         assert await it.stops() == (0, "")
     assert server.asked == []
 
@@ -151,7 +151,7 @@ async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SCRUBBER_"))}
-    words = ["--kubelet-dir", str(short_tmp), "--socket", str(short_tmp / "s"), "--node-name", "node-1"]
+    words = ["--kubelet-dir", str(short_tmp), "--socket-dir", str(short_tmp / "s"), "--node-name", "node-1"]
     words += ["--log-format", "json", "--metrics-address", "off"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scrubber.cli.main", "plugin", *words), env=kept | credentials, stdout=PIPE, stderr=PIPE
@@ -159,8 +159,8 @@ async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
     running = Running(process)
     try:
         async with FakeService(short_tmp / "s", snapshot(device(0))):
-            assert (await running.says("cluster.untold"))["sentence"] == "--cluster off"
-            await running.says("service.followed")
+            assert (await running.says("cluster.not-updated"))["message"] == "--cluster-reporting off"
+            await running.says("service.instance-changed")
             assert await running.stops() == (0, "")
     finally:
         if process.returncode is None:
@@ -171,10 +171,10 @@ async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
 
 async def test_missing_credentials_are_logged_once(server: ApiServerStandIn, short_tmp: Path) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
-        assert (await running.says("cluster.untold"))["level"] == "info"
-        await running.says("service.followed")
+        assert (await running.says("cluster.not-updated"))["level"] == "info"
+        await running.says("service.instance-changed")
         assert await running.stops() == (0, "")
-    assert [each["event"] for each in running.lines if each["event"].startswith("cluster.")] == ["cluster.untold"]
+    assert [each["event"] for each in running.lines if each["event"].startswith("cluster.")] == ["cluster.not-updated"]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ async def test_failing_api_server_delays_no_kubelet_call(
     ):
         registered = await kubelet.new_registration()
         if said is None:
-            await running.says("cluster.away")
+            await running.says("cluster.write-failed")
         else:
             await server.until(lambda: bool(server.asked))
         await registered.plugin.Allocate(allocation("sim-0"), timeout=30)

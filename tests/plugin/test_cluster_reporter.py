@@ -1,4 +1,4 @@
-"""The cluster is told what is so, whatever the API server does, and nobody waits for it."""
+"""The reporter: the cluster receives the current state, whatever the API server does, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ QUICK = ClusterReporterTimes(
     writers=WriterTimes(spacing=0, labels=0, heartbeat=60, eviction=0),
     events=EventDiffTimes(spacing=0),
 )
-"""The real thing, hurried; what takes 60 s does not happen here."""
+"""The real times, shortened; intervals of 60 s never elapse here."""
 
 
 class Diary:
-    """A log that is read by the test."""
+    """A log that the test reads."""
 
     def __init__(self) -> None:
         self.bell = Bell()
@@ -62,8 +62,8 @@ def noticed(evict: bool = False, pod: str = "train-0") -> pb.PodNotice:
         namespace="team-a",
         name=pod,
         uid=f"uid-of-{pod}",
-        reason="GpuNotHandedOver",
-        sentence=f"{pod} waits.",
+        reason="GpuHandOverRefused",
+        message=f"{pod} waits.",
         evict=evict,
     )
 
@@ -118,7 +118,7 @@ def told(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[...
 
 
 def status(server: ApiServerStandIn) -> tuple[str, str]:
-    """Of our condition: status and reason; empty when the node has none."""
+    """Return status and reason of our condition; empty when the node has none."""
     found = server.condition("node-1", CONDITION_TYPE)
     return ("", "") if found is None else (found["status"], found["reason"])
 
@@ -129,11 +129,11 @@ def counts(server: ApiServerStandIn) -> dict[str, str]:
 
 
 def reasons(server: ApiServerStandIn) -> list[tuple[str, str, int]]:
-    """Of all events: whose, why, how often."""
+    """Return object name, reason and count of all events."""
     return [(each["involvedObject"]["name"], each["reason"], each["count"]) for each in server.events.values()]
 
 
-# --- what is so ------------------------------------------------------------------------------------------------------
+# --- current state ---------------------------------------------------------------------------------------------------
 
 
 async def test_healthy_node_gets_condition_and_labels_and_no_event(
@@ -169,7 +169,7 @@ async def test_service_outage_makes_the_condition_unknown_and_no_device_clean(
         telling.on_snapshot(snapshot(GOOD))
         await server.until(lambda: counts(server).get("clean") == "1")
         telling.on_snapshot(None)
-        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceAway"))
+        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
         await server.until(lambda: counts(server) == {"clean": "0", "dirty": "1", "quarantined": "0"})
 
 
@@ -177,7 +177,7 @@ async def test_service_that_never_connected_is_reported_as_away_after_a_while(
     server: ApiServerStandIn, told: Callable[..., Any]
 ) -> None:
     async with told(replace(QUICK, first_snapshot=0.01)):
-        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceAway"))
+        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
     assert counts(server) == {}
 
 
@@ -189,7 +189,7 @@ async def test_unready_service_does_not_replace_the_service_away_condition(
         await server.until(lambda: status(server)[0] == "True")
         telling.on_snapshot(None)
         telling.on_snapshot(snapshot(GOOD, ready=False, epoch="second"))
-        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceAway"))
+        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
 
 
 async def test_service_that_is_only_starting_is_not_reported_as_away_at_once(
@@ -199,7 +199,7 @@ async def test_service_that_is_only_starting_is_not_reported_as_away_at_once(
     other = ApiServerClient(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
     async with told() as telling:
         telling.on_snapshot(snapshot(GOOD, ready=False))
-        for _ in range(30):  # long enough, by the server's own measure, to have written it
+        for _ in range(30):  # long enough, by the server's own clock, to have written it
             await other.get_node()
         telling.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True")
@@ -234,7 +234,7 @@ async def test_event_for_a_pod_is_written_in_its_namespace_only(
         await server.until(lambda: len(server.events) == 1 and status(server)[0] == "True")
     ((namespace, _), written), *others = server.events.items()
     assert not others
-    assert (namespace, written["message"], written["reason"]) == ("team-a", "train-0 waits.", "GpuNotHandedOver")
+    assert (namespace, written["message"], written["reason"]) == ("team-a", "train-0 waits.", "GpuHandOverRefused")
     elsewhere = [each.body for each in server.asked if "namespaces/team-a" not in each.path]
     assert "train-0" not in str(elsewhere)
 
@@ -243,7 +243,7 @@ async def test_event_for_a_pod_is_written_in_its_namespace_only(
 
 
 def said_of_condition(server: ApiServerStandIn) -> list[str]:
-    """The reason in each write of our condition, in order."""
+    """Return the reason in each write of our condition, in order."""
     return [each.body["status"]["conditions"][0]["reason"] for each in server.asked_for("patch nodes/status")]
 
 
@@ -257,7 +257,7 @@ async def test_instance_with_a_successor_leaves_the_condition_unchanged(
             since = server.condition("node-1", CONDITION_TYPE)
             new = await after.enter_async_context(told(wall=1_900_000_060.0))
             new.on_snapshot(snapshot(GOOD))
-            await diary.bell.until(lambda: bool(diary.said("cluster.standing-by")))
+            await diary.bell.until(lambda: bool(diary.said("cluster.standby")))
         await server.until(lambda: len(said_of_condition(server)) == 2)
         assert said_of_condition(server) == ["AllInService"] * 2
         found = server.condition("node-1", CONDITION_TYPE)
@@ -265,7 +265,7 @@ async def test_instance_with_a_successor_leaves_the_condition_unchanged(
         assert found is not None
         assert found["lastHeartbeatTime"] > since["lastHeartbeatTime"]
         assert found["lastTransitionTime"] == since["lastTransitionTime"]
-    assert status(server) == ("Unknown", "PluginStopped")  # the last one has no successor
+    assert status(server) == ("Unknown", "PluginStopped")  # the last instance has no successor
 
 
 async def test_successor_counts_before_it_has_reached_service_or_api_server(
@@ -301,13 +301,13 @@ async def test_standby_instance_writes_nothing_and_evicts_no_pod(
             both = snapshot(BAD)
             both.notices.append(noticed(evict=True))
             new.on_snapshot(both)
-            await diary.bell.until(lambda: bool(diary.said("cluster.standing-by")))
-            for _ in range(30):  # long enough, by the server's own measure, to have written it
+            await diary.bell.until(lambda: bool(diary.said("cluster.standby")))
+            for _ in range(30):  # long enough, by the server's own clock, to have written it
                 await other.get_node()
         assert {each.what for each in server.asked[asked:]} == {"get nodes"}
-        assert len(diary.said("cluster.standing-by")) == 1
+        assert len(diary.said("cluster.standby")) == 1
     await other.close()
-    # The one that stood by has gone before: nobody is left.
+    # The standby instance ended before: none is left.
     assert status(server) == ("Unknown", "PluginStopped")
 
 
@@ -389,10 +389,10 @@ async def test_pod_that_starts_while_its_eviction_is_queued_is_not_evicted(
     server.fault = lambda asked: HANG if slow[0] else None
     async with told() as telling:
         telling.on_snapshot(with_notices(noticed(evict=True)))
-        await server.until(lambda: bool(server.asked))  # and all others wait for their turn behind it
-        telling.on_snapshot(snapshot(BAD))  # which says nothing of the pod any more
+        await server.until(lambda: bool(server.asked))  # all others wait for their turn behind it
+        telling.on_snapshot(snapshot(BAD))  # which no longer contains the pod
         slow[0] = False
-        await server.stop()  # which ends the request that was not answered
+        await server.stop()  # which ends the unanswered request
         await server.start()
         await server.until(lambda: status(server)[0] == "False" and bool(counts(server)))
         await server.until(lambda: any(reason == "GpuOutOfService" for _, reason, _ in reasons(server)))
@@ -429,7 +429,7 @@ async def test_missing_eviction_permission_is_logged_once_and_other_writes_conti
     assert len(diary.said("eviction.refused")) == 1
 
 
-# --- an API server that fails ----------------------------------------------------------------------------------------
+# --- a failing API server --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -491,19 +491,19 @@ async def test_current_state_and_not_the_missed_changes_is_written_after_an_outa
         for number in range(1000):
             telling.on_snapshot(snapshot(BAD if number % 2 else GOOD, device(1)))
             await asyncio.sleep(0)
-        await diary.bell.until(lambda: bool(diary.said("cluster.away", what="condition")))
+        await diary.bell.until(lambda: bool(diary.said("cluster.write-failed", kind="condition")))
         telling.on_snapshot(snapshot(GOOD, device(1, advertised=False, state="condemned", refusal="It is condemned.")))
         server.fault = lambda asked: failure(503, "ServiceUnavailable")
         await server.start()
         before = len(server.asked)
-        await server.until(lambda: len(server.asked) >= before + 4)  # all of it is known by now, and none of it told
+        await server.until(lambda: len(server.asked) >= before + 4)  # every change was attempted, none written
         server.fault = lambda asked: None
         before = len(server.asked)
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
         await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "1"})
         assert reasons(server) == [("node-1", "GpuCondemned", 1)]
         assert len(server.asked) - before <= 8
-        await diary.bell.until(lambda: bool(diary.said("cluster.there", what="condition")))
+        await diary.bell.until(lambda: bool(diary.said("cluster.write-succeeded", kind="condition")))
 
 
 async def test_removed_labels_are_restored(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
@@ -524,7 +524,7 @@ async def test_failing_api_server_is_not_called_again_for_a_while(
         server.token = "mine"
         (tmp_path / "other").mkdir()
         other = ApiServerClient(kubeconfig(tmp_path / "other", server.url, token="mine"), "node-1", deadline=20)
-        for number in range(30):  # long enough, by the server's own measure, for a hundred more
+        for number in range(30):  # long enough, by the server's own clock, for a hundred more
             telling.on_snapshot(snapshot(BAD if number % 2 else GOOD))
             await other.get_node()
         await other.close()
@@ -546,7 +546,7 @@ async def test_occasional_failures_do_not_lengthen_the_backoff(
 
     server.fault = fault
     async with told(replace(QUICK, backoff=BackoffTimes(first=0.01, max=PATIENCE * 100))) as telling:
-        for number in range(14):  # doubled each time, the last pause would be longer than anybody waits
+        for number in range(14):  # doubled each time, the last pause would exceed the test's timeout
             telling.on_snapshot(snapshot(BAD if number % 2 else GOOD))
             await server.until(lambda number=number: status(server)[0] == str(number % 2 == 0))  # type: ignore[misc]
 
@@ -560,7 +560,7 @@ async def test_unresponsive_api_server_blocks_no_snapshot_and_queues_no_requests
         await server.until(lambda: bool(server.asked))
         for _ in range(10_000):
             telling.on_snapshot(snapshot(BAD))
-    assert len(server.asked) == 1  # one request at a time, and none waits behind it that would be sent later
+    assert len(server.asked) == 1  # one request at a time, and none is queued to be sent later
 
 
 async def test_final_condition_write_is_cut_short_if_the_api_server_does_not_answer(
@@ -587,7 +587,7 @@ async def test_burst_of_changes_does_not_cause_a_burst_of_writes(
         await server.until(lambda: len(server.events) >= 1)
     writes = [each.what for each in server.asked if each.what not in ("get nodes", "create events")]
     assert writes.count("patch nodes") == 1
-    assert writes.count("patch nodes/status") == 2  # the first word and the last
+    assert writes.count("patch nodes/status") == 2  # the first write and the last
     assert len(server.events) <= 2
 
 
@@ -595,11 +595,11 @@ def with_index(number: int) -> pb.SnapshotDevice:
     return device(number, state="dirty")
 
 
-# --- mistakes of our own ---------------------------------------------------------------------------------------------
+# --- internal errors -------------------------------------------------------------------------------------------------
 
 
 class Stumbling:
-    """A cluster that fails once in a way that nobody foresaw."""
+    """A cluster client that fails once with an unexpected error."""
 
     def __init__(self, behind: ApiServerClient) -> None:
         self._behind = behind

@@ -1,4 +1,4 @@
-"""What the cluster is to know of a node, from what the service says of it."""
+"""The view of a node for the cluster, derived from the service's snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = ClusterView()
 
 
 def noticed(namespace: str = "team-a", name: str = "train-0", **facts: Any) -> pb.PodNotice:
-    facts = {"uid": "u-1", "reason": "GpuNotHandedOver", "sentence": "sim-0 waits."} | facts
+    facts = {"uid": "u-1", "reason": "GpuHandOverRefused", "message": "sim-0 waits."} | facts
     return pb.PodNotice(namespace=namespace, name=name, **facts)
 
 
@@ -95,7 +95,7 @@ def test_device_advertised_despite_its_state_is_reported_as_unverified_and_never
     view = view_after(snapshot(device(0, state=state, certified=True), device(1, state="dirty")), NEVER)
     assert view.devices[0].status is DeviceServiceStatus.UNVERIFIED
     assert state in view.devices[0].message
-    assert (view.condition.status, view.condition.reason) == (ConditionStatus.TRUE, "SomeUnproved")
+    assert (view.condition.status, view.condition.reason) == (ConditionStatus.TRUE, "SomeUnverified")
     assert f"sim-0 ({state})" in view.condition.message
     assert counts(view) == {"clean": 0, "dirty": 2, "quarantined": 0}
 
@@ -135,11 +135,11 @@ def test_view_without_service_counts_no_device_as_clean_and_has_no_notices() -> 
 
 def test_a_notice_is_passed_on_as_the_service_wrote_it() -> None:
     view = view_after(with_notices(noticed(evict=True)), NEVER)
-    assert view.notices == (OwnerNotice("team-a", "train-0", "u-1", "GpuNotHandedOver", "sim-0 waits.", True),)
+    assert view.notices == (OwnerNotice("team-a", "train-0", "u-1", "GpuHandOverRefused", "sim-0 waits.", True),)
 
 
 def test_each_set_of_devices_that_a_pod_waits_for_has_a_notice_of_its_own() -> None:
-    one, both = noticed(devices=["sim-0"]), noticed(sentence="Both wait.", devices=["sim-2", "sim-1"], evict=True)
+    one, both = noticed(devices=["sim-0"]), noticed(message="Both wait.", devices=["sim-2", "sim-1"], evict=True)
     assert [
         (each.devices, each.message, each.evict) for each in view_after(with_notices(one, both), NEVER).notices
     ] == [
@@ -157,7 +157,7 @@ def test_each_set_of_devices_that_a_pod_waits_for_has_a_notice_of_its_own() -> N
         noticed(name="Train"),
         noticed(name="a" * 254),
         noticed(reason=""),
-        noticed(sentence=""),
+        noticed(message=""),
     ],
 )
 def test_notice_without_a_valid_pod_is_left_out(notice: pb.PodNotice) -> None:
@@ -171,10 +171,10 @@ def test_notice_without_a_pod_uid_requests_no_eviction() -> None:
 
 def test_notices_of_one_pod_with_the_same_reason_and_devices_are_merged() -> None:
     view = view_after(
-        with_notices(noticed(), noticed(sentence="sim-1 waits.", evict=True), noticed(reason="GpuOutOfService")), NEVER
+        with_notices(noticed(), noticed(message="sim-1 waits.", evict=True), noticed(reason="GpuOutOfService")), NEVER
     )
     assert [(each.reason, each.message, each.evict) for each in view.notices] == [
-        ("GpuNotHandedOver", "sim-0 waits. sim-1 waits.", True),
+        ("GpuHandOverRefused", "sim-0 waits. sim-1 waits.", True),
         ("GpuOutOfService", "sim-0 waits.", False),
     ]
 

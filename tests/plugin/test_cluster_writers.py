@@ -1,4 +1,4 @@
-"""Each duty keeps one thing in step, writes when it differs, and not more often than it may."""
+"""Cluster writers: each keeps one object in sync, writes when it differs, and respects its rate limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def at(seconds: float) -> datetime:
 
 
 class Written:
-    """A cluster that takes everything, unless it is told what to raise next, or to keep evictions waiting for their turn."""
+    """A cluster that accepts everything, unless told what to raise next, or to make evictions wait for their turn."""
 
     def __init__(self) -> None:
         self.there = ClusterNode(None, None, {})
@@ -92,7 +92,7 @@ class Written:
 
 
 class Wall:
-    """The time of day, which a test moves."""
+    """A wall clock that a test sets."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -189,7 +189,7 @@ async def test_late_stopped_condition_of_an_earlier_instance_is_replaced_after_t
     duty = condition_duty(cluster, wall)
     duty.update(GOOD)
     await duty.write(0)
-    cluster.there = ClusterNode(PLUGIN_STOPPED_CONDITION.status, at(1), {})  # a request that was given up, and arrived
+    cluster.there = ClusterNode(PLUGIN_STOPPED_CONDITION.status, at(1), {})  # an abandoned request that arrived
     assert duty.seconds_until_due(0) == TIMES.confirm == 10
     wall.seconds = TIMES.confirm
     await duty.write(TIMES.confirm)
@@ -214,7 +214,7 @@ async def test_node_is_read_again_after_a_failed_condition_write(cluster: Writte
     with pytest.raises(ApiUnavailable):
         await duty.write(10)
     assert duty.seconds_until_due(10) == 0
-    cluster.there = ClusterNode(ConditionStatus.FALSE, at(3), {})  # it had arrived, only its answer had not
+    cluster.there = ClusterNode(ConditionStatus.FALSE, at(3), {})  # the request had arrived, only its response was lost
     await duty.write(11)
     assert [words[:1] for words in cluster.said[-2:]] == [("node",), ("condition",)]
     assert cluster.said[-1][3] == at(3)
@@ -257,7 +257,7 @@ async def test_stopped_condition_is_not_written_if_no_device_status_was_ever_wri
 
 
 def cleaned(clean: bool) -> ClusterView:
-    """A device that a tenant's pod just had, or that was just scrubbed."""
+    """Return the view of a device that a tenant's pod has just used, or that was just scrubbed."""
     return ClusterView(
         True, (ClusterDevice("sim-0", DeviceServiceStatus.IN_SERVICE, clean, "clean" if clean else "in-use"),)
     )
@@ -394,7 +394,7 @@ async def test_unavailable_api_server_is_reported_to_the_caller_of_the_event_wri
 
 
 def evicting(*uids: str, heard: bool = True) -> ClusterView:
-    notices = tuple(OwnerNotice("team-a", f"p-{uid}", uid, "GpuNotHandedOver", "It waits.", True) for uid in uids)
+    notices = tuple(OwnerNotice("team-a", f"p-{uid}", uid, "GpuHandOverRefused", "It waits.", True) for uid in uids)
     return ClusterView(heard, (), notices)
 
 
@@ -404,7 +404,7 @@ def eviction(cluster: Written) -> EvictionWriter:
 
 
 async def test_only_a_pod_that_the_policy_evicts_is_evicted(cluster: Written, eviction: EvictionWriter) -> None:
-    eviction.update(ClusterView(True, (), (OwnerNotice("team-a", "p", "u", "GpuNotHandedOver", "It waits."),)))
+    eviction.update(ClusterView(True, (), (OwnerNotice("team-a", "p", "u", "GpuHandOverRefused", "It waits."),)))
     assert eviction.seconds_until_due(0) is None
 
 
@@ -443,7 +443,7 @@ async def test_eviction_of_a_replaced_or_deleted_pod_is_no_failure(
 async def test_pod_that_must_not_be_evicted_does_not_block_other_evictions(
     cluster: Written, eviction: EvictionWriter
 ) -> None:
-    """Its namespace is being deleted, or an admission policy keeps it."""
+    """Its namespace is being deleted, or an admission policy protects it."""
     cluster.raises = [ApiForbidden("terminating")]
     eviction.update(evicting("a", "b"))
     await eviction.write(0)
@@ -464,11 +464,12 @@ async def test_retry_delay_that_the_api_server_requests_for_an_eviction_is_bound
 
 async def test_a_pod_that_waits_for_several_devices_is_evicted_once(cluster: Written, eviction: EvictionWriter) -> None:
     waits = [
-        OwnerNotice("team-a", "p-a", "a", "GpuNotHandedOver", "It waits.", True, (each,)) for each in ("sim-0", "sim-1")
+        OwnerNotice("team-a", "p-a", "a", "GpuHandOverRefused", "It waits.", True, (each,))
+        for each in ("sim-0", "sim-1")
     ]
     eviction.update(
         ClusterView(
-            True, (), (*waits, OwnerNotice("team-a", "p-a", "a", "GpuNotHandedOver", "It waits.", False, ("x",)))
+            True, (), (*waits, OwnerNotice("team-a", "p-a", "a", "GpuHandOverRefused", "It waits.", False, ("x",)))
         )
     )
     await eviction.write(0)
@@ -487,7 +488,7 @@ async def test_queued_eviction_is_withdrawn_when_it_is_no_longer_requested(
     acting = asyncio.create_task(eviction.write(0))
     await cluster.bell.until(lambda: cluster.queued == 1)
     eviction.update(after)
-    cluster.turn.set()  # its turn comes in the very same moment
+    cluster.turn.set()  # its turn comes at the same moment
     async with asyncio.timeout(PATIENCE):
         await acting
     assert cluster.said == []
@@ -524,7 +525,7 @@ async def test_no_pod_is_evicted_on_notices_of_a_service_that_is_down(
     await eviction.write(0)
     eviction.update(ClusterView())
     assert eviction.seconds_until_due(10_000) is None
-    eviction.update(evicting("a"))  # heard again: it is the same pod still
+    eviction.update(evicting("a"))  # reported again: still the same pod
     assert eviction.seconds_until_due(10) == TIMES.long_retry - 10
 
 

@@ -1,4 +1,4 @@
-"""What a container is given with its devices, for each way in which an administrator can have it given."""
+"""What a container receives with its devices, for each injection method that an administrator can configure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def simulated(name: str) -> AdvertisedDevice:
 
 
 def answer(offers: Iterable[AdvertisedDevice], injection: NvidiaInjection | None = None) -> dict[str, Any]:
-    """The answer as JSON, without what every answer has."""
+    """Return the response as JSON, without the fields common to all responses."""
     message: dict[str, Any] = MessageToDict(
         container_response(offers, injection),
         preserving_proto_field_name=True,
@@ -53,7 +53,7 @@ def test_a_simulated_device_is_a_read_write_mount_whatever_is_chosen_for_gpus() 
 
 
 def accelerator(number: int) -> AdvertisedDevice:
-    """A device of another vendor's, of which its backend says what a container needs."""
+    """Return a device of another vendor, whose backend describes what a container needs."""
     access = (
         Access(AccessKind.DEVICE_NODE, "/dev/kfd", "/dev/kfd"),
         Access(AccessKind.DEVICE_NODE, f"/dev/dri/renderD{128 + number}", f"/dev/dri/renderD{128 + number}"),

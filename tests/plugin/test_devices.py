@@ -1,4 +1,4 @@
-"""What is advertised: streams hear of every change that the kubelet can see, and of nothing else."""
+"""The advertised devices: streams receive every change that the kubelet can see, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about taking the place of NVIDIA's plugin says what the program says."""
+"""The documentation on replacing NVIDIA's plugin matches the program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def options() -> list[typer.core.TyperOption]:
 
 
 def rows() -> list[tuple[set[str], set[str], str]]:
-    """Flags, variables and the last cell of each row of the table of flags."""
+    """Return flags, variables and the last cell of each row of the table of flags."""
     table = PAGE.partition("## Flags")[2].partition("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return [(_code(row[0]), _code(row[1]), row[2]) for row in cells if row[0] not in ("NVIDIA's", "---")]
@@ -34,7 +34,7 @@ def _code(cell: str) -> set[str]:
 
 
 def ours() -> set[str]:
-    """The flags that the page says NVIDIA's plugin has not."""
+    """Return the flags that, according to the page, NVIDIA's plugin does not have."""
     sentence = re.search(r"Flags that NVIDIA's plugin does not have: (.*?)\.\n", PAGE, re.DOTALL)
     assert sentence is not None
     return _code(sentence[1])
@@ -58,7 +58,7 @@ def test_documented_flags_exist() -> None:
 
 
 def test_every_flag_of_nvidias_plugin_is_documented() -> None:
-    """Those of version 0.20, by their first names."""
+    """The flags of version 0.20, by their first names."""
     named = {flag for flags, _, _ in rows() for flag in flags}
     assert named >= {
         *("--mig-strategy", "--fail-on-init-error", "--driver-root", "--dev-root", "--pass-device-specs"),

@@ -1,4 +1,4 @@
-"""The gate: ask the service, then answer. In virtual time: what it waits for is over by the clock alone."""
+"""The gate: query the service, then answer the kubelet. In virtual time, so that waits depend only on the clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GPU = "vendor.example/gpu"
 MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
 QUICK = GateTimes(service_away=0.1, retry=0.01, reserve=0.1)
 UNTOLD: Span = Told("", {})
-"""A span that nobody looks at."""
+"""A span that no test reads."""
 Answer = Callable[[], Awaitable[None]]
 
 
@@ -62,7 +62,7 @@ class Asked:
 
 @dataclass
 class Service:
-    """Answers hand-overs and reservations as told; the last of the answers is repeated."""
+    """Answers hand-overs and reservations as the test sets; the last answer is repeated."""
 
     answers: list[Answer] = field(default_factory=lambda: [granted])
     reservation: Answer = granted
@@ -78,11 +78,13 @@ class Service:
     def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
         raise AssertionError("the gate looks at the advertised")
 
-    async def announce(self, resource: str, mapping: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
+    async def announce(
+        self, resource: str, mapping: Mapping[str, str], timeout: float
+    ) -> pb.SetResourceMappingResponse:
         self.announced.append((resource, dict(mapping)))
         await self.announcement()
         self.meanings = dict(mapping)
-        return pb.AnnounceResponse()
+        return pb.SetResourceMappingResponse()
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
         self.reserved.append((resource, list(device_ids)))
@@ -293,7 +295,7 @@ async def test_only_permanent_errors_refuse_an_allocation(error: ScrubberError) 
         await keeper.reserve(["a"], GPU, UNTOLD)
 
 
-# -- what is told of it as a trace ----------------------------------------------------------------------------------------
+# -- traces ------------------------------------------------------------------------------------------------------------
 
 
 async def allocated(keeper: Gate, recorder: Recorder, *ids: str) -> None:
@@ -307,12 +309,12 @@ async def started(keeper: Gate, recorder: Recorder, *ids: str) -> None:
 
 
 def trace_context(recorder: Recorder) -> Callable[[], str]:
-    """A span is called by its number in the order of roots."""
+    """Return a source of names for spans: their number in the order of roots."""
     return lambda: f"span-{len(recorder.roots)}"
 
 
 def follows(recorder: Recorder) -> list[object]:
-    """Which allocation each start is said to follow."""
+    """Return the allocation that each start follows."""
     return [each.attributes.get("follows") for each in recorder.find("PreStartContainer")]
 
 
@@ -345,11 +347,11 @@ async def test_span_of_an_allocation_that_could_not_be_reserved_is_marked() -> N
     recorder = Recorder()
     keeper, _ = await gate(Service(reservation=refused(Unavailable("away"))), trace_context=trace_context(recorder))
     await allocated(keeper, recorder, "a")
-    assert recorder.roots[0].attributes["told"] is False
+    assert recorder.roots[0].attributes["reported"] is False
     assert recorder.roots[0].ended == ""
 
 
-# -- ids that only an announcement explains ------------------------------------------------------------------------------
+# -- ids that only an announcement resolves ----------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -373,7 +375,7 @@ async def test_unreserved_allocation_of_one_resource_does_not_affect_the_same_id
 
 
 def unknown_until_told(service: Service) -> Answer:
-    """What a service answers that was started anew and has heard nothing of the ids yet."""
+    """Return the answer of a restarted service that has not received the ids yet."""
     before = len(service.announced)
 
     async def answer() -> None:

@@ -1,4 +1,4 @@
-"""The plugin in the place of NVIDIA's, as a process: its flags, its variables and its file, and what the kubelet sees."""
+"""The plugin as a replacement of NVIDIA's, as a process: its flags, variables and file, and what the kubelet sees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENVVAR_REFUSED = (
 
 @asynccontextmanager
 async def plugin(directory: Path, *flags: str, **variables: str) -> AsyncIterator[Process]:
-    arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--registration", "classic"]
+    arguments = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--registration", "classic"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "scrubber.cli.main", "plugin", *arguments, "--log-format", "json", "--metrics-address", "off", *flags),
@@ -45,7 +45,7 @@ async def plugin(directory: Path, *flags: str, **variables: str) -> AsyncIterato
 
 
 async def says(process: Process, event: str) -> dict[str, str]:
-    """The next line of the log with this event."""
+    """Return the next log line with this event."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE):
         while line := await process.stderr.readline():
@@ -56,7 +56,7 @@ async def says(process: Process, event: str) -> dict[str, str]:
 
 
 async def ends(process: Process) -> tuple[int, str]:
-    """Its exit status, and what it said at last."""
+    """Return its exit status, and its last line of output."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE):
         said = (await process.stderr.read()).decode()
@@ -228,7 +228,7 @@ async def test_policy_that_forbids_envvar_withholds_gpus_until_another_strategy_
             short_tmp, "--resource-name", "a.b/c", "--device-list-strategy=volume-mounts,envvar"
         ) as process:
             said = await says(process, "policy.envvar-refused")
-            assert said["cure"].startswith("start the plugin with --device-list-strategy volume-mounts")
+            assert said["remedy"].startswith("start the plugin with --device-list-strategy volume-mounts")
             registered = await kubelet.new_registration()
             assert registered.lists == [{"sim-0": "Healthy", gpu(0).id: "Unhealthy"}]
             with pytest.raises(grpc.aio.AioRpcError, match=re.escape(ENVVAR_REFUSED.format(id=gpu(0).id))):
@@ -240,11 +240,11 @@ async def test_policy_that_forbids_envvar_withholds_gpus_until_another_strategy_
 
 async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setting(short_tmp: Path) -> None:
     async with plugin(short_tmp, DP_DISABLE_HEALTHCHECKS="48") as process:
-        assert "xids: ignore in the policy" in (await says(process, "plugin.healthchecks-kept"))["sentence"]
+        assert "xids: ignore in the policy" in (await says(process, "plugin.disable-healthchecks-ignored"))["message"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "message"),
     [
         (("--mig-strategy", "half"), 'Error: --mig-strategy: "half" is none of none, single, mixed.'),
         (("--device-id-strategy", "name"), 'Error: --device-id-strategy: "name" is none of uuid, index.'),
@@ -256,9 +256,9 @@ async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setti
     ],
 )
 async def test_invalid_option_ends_the_plugin_with_one_error_message(
-    short_tmp: Path, flags: tuple[str, ...], sentence: str
+    short_tmp: Path, flags: tuple[str, ...], message: str
 ) -> None:
     async with plugin(short_tmp, *flags) as process:
         status, said = await ends(process)
         assert status == 2
-        assert said.startswith(sentence)
+        assert said.startswith(message)

@@ -1,4 +1,4 @@
-"""How the plugin logs. What a line looks like is in tests/observability/test_logging.py, for both daemons."""
+"""Logging of the plugin. The format of a line is tested in tests/observability/test_logging.py, for both daemons."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_log_event_is_one_json_line_if_the_output_is_no_terminal() -> None:
     stream = io.StringIO()
     log = create_logger("auto", "info", stream)
     log.debug("not.asked-for")
-    log.warning("handover.refused", code="away", told="two\nlines")
+    log.warning("handover.refused", code="unavailable", public_message="two\nlines")
     (line,) = lines(stream)
     assert line["event"] == "handover.refused"
     assert line["level"] == "warning"
-    assert line["told"] == "two\nlines"
+    assert line["public_message"] == "two\nlines"
     assert line["component"] == "plugin"
     assert "timestamp" in line
 
@@ -45,7 +45,7 @@ async def test_log_lines_of_a_call_carry_its_resource_and_devices_and_other_line
         with log_context(resource=resource, devices=["sim-0"]):
             await both.wait()
             log.info("allocation.granted", devices=["sim-0", "sim-1"])
-        log.info("service.there")
+        log.info("service.available")
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(call("a.b/c"))
@@ -53,7 +53,7 @@ async def test_log_lines_of_a_call_carry_its_resource_and_devices_and_other_line
     granted = [line for line in lines(stream) if line["event"] == "allocation.granted"]
     assert {str(line["resource"]) for line in granted} == {"a.b/c", "a.b/d"}
     assert [line["devices"] for line in granted] == [["sim-0", "sim-1"]] * 2
-    assert not any("resource" in line for line in lines(stream) if line["event"] == "service.there")
+    assert not any("resource" in line for line in lines(stream) if line["event"] == "service.available")
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_wait_is_logged_once_then_at_intervals_and_once_at_its_end() -> None:
     stream = io.StringIO()
     now = 0.0
     reminder = WaitLogger(create_logger("json", "info", stream), every=30.0, clock=lambda: now)
-    reminder.log_ended("kubelet.there")
+    reminder.log_ended("kubelet.available")
     for second in range(65):
         now = float(second)
-        reminder.log_waiting("kubelet.away", sentence="no socket")
-    reminder.log_waiting("kubelet.away", sentence="nobody answers")
-    reminder.log_ended("kubelet.there")
-    reminder.log_ended("kubelet.there")
-    said = [(line["event"], line.get("sentence"), line["waited_seconds"]) for line in lines(stream)]
+        reminder.log_waiting("kubelet.unavailable", message="no socket")
+    reminder.log_waiting("kubelet.unavailable", message="nobody answers")
+    reminder.log_ended("kubelet.available")
+    reminder.log_ended("kubelet.available")
+    said = [(line["event"], line.get("message"), line["waited_seconds"]) for line in lines(stream)]
     assert said == [
-        ("kubelet.away", "no socket", 0.0),
-        ("kubelet.away", "no socket", 30.0),
-        ("kubelet.away", "no socket", 60.0),
-        ("kubelet.away", "nobody answers", 64.0),
-        ("kubelet.there", None, 64.0),
+        ("kubelet.unavailable", "no socket", 0.0),
+        ("kubelet.unavailable", "no socket", 30.0),
+        ("kubelet.unavailable", "no socket", 60.0),
+        ("kubelet.unavailable", "nobody answers", 64.0),
+        ("kubelet.available", None, 64.0),
     ]

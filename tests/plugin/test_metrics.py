@@ -1,4 +1,4 @@
-"""What the plugin's metrics make of what its parts tell: names, bounds, and series that are there from the start."""
+"""The plugin's metrics: names, limits on cardinality, and series that exist from the start."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ CONTRACT = {
     "scrubber_plugin_service_up": set(),
     "scrubber_plugin_service_outages_total": set(),
     "scrubber_plugin_log_lines_lost_total": set(),
-    "scrubber_plugin_registrations_total": {"resource", "way", "outcome"},
+    "scrubber_plugin_registrations_total": {"resource", "mode", "outcome"},
     "scrubber_plugin_registered": {"resource"},
-    "scrubber_plugin_registration_ends_total": {"resource", "why"},
-    "scrubber_plugin_streams": {"resource"},
-    "scrubber_plugin_lists_sent_total": {"resource"},
+    "scrubber_plugin_registration_ends_total": {"resource", "reason"},
+    "scrubber_plugin_listandwatch_streams": {"resource"},
+    "scrubber_plugin_listandwatch_updates_total": {"resource"},
     "scrubber_plugin_devices": {"resource", "health"},
     "scrubber_plugin_rpc_duration_seconds_count": {"method", "code"},
     "scrubber_plugin_rpc_duration_seconds_sum": {"method", "code"},
     "scrubber_plugin_rpc_duration_seconds_bucket": {"method", "code", "le"},
-    "scrubber_plugin_gate_refusals_total": {"code"},
-    "scrubber_plugin_cluster_writes_total": {"what", "outcome"},
+    "scrubber_plugin_handover_refusals_total": {"code"},
+    "scrubber_plugin_cluster_writes_total": {"kind", "outcome"},
 }
-"""Name → labels: what boards, rules and docs/metrics.md are written with."""
+"""Name → labels: the interface for dashboards, rules and docs/metrics.md."""
 
 MOST_SERIES = 4500
-"""Whatever is told; a plugin of one resource has about 250."""
+"""An upper bound for any input; a plugin of one resource has about 250."""
 
 
 class Told:
-    """Metrics, and what a scrape of them shows."""
+    """Metrics, and what a scrape of them returns."""
 
     def __init__(self) -> None:
         self.lists: dict[str, AdvertisedDevices] = {}
@@ -53,7 +53,7 @@ class Told:
         return self._registry.get_sample_value(name, labels)
 
     def series(self) -> dict[str, set[frozenset[tuple[str, str]]]]:
-        """Name → sets of labels."""
+        """Return name → sets of labels."""
         found: dict[str, set[frozenset[tuple[str, str]]]] = {}
         for family in self._registry.collect():
             for sample in family.samples:
@@ -105,14 +105,14 @@ def test_service_that_never_connected_counts_no_outage(told: Told) -> None:
 
 def test_counters_and_gauges_are_zero_from_the_start(told: Told) -> None:
     told.metrics.on_registration_status(GPU, registered=False)
-    assert told("scrubber_plugin_gate_refusals_total", code="scrubbing") == 0
-    assert told("scrubber_plugin_cluster_writes_total", what="eviction", outcome="failed") == 0
-    assert told("scrubber_plugin_registrations_total", resource=GPU, way="classic", outcome="refused") == 0
+    assert told("scrubber_plugin_handover_refusals_total", code="scrubbing") == 0
+    assert told("scrubber_plugin_cluster_writes_total", kind="eviction", outcome="failed") == 0
+    assert told("scrubber_plugin_registrations_total", resource=GPU, mode="classic", outcome="refused") == 0
     assert told("scrubber_plugin_registered", resource=GPU) == 0
-    assert told("scrubber_plugin_streams", resource=GPU) == 0
-    assert told("scrubber_plugin_lists_sent_total", resource=GPU) == 0
+    assert told("scrubber_plugin_listandwatch_streams", resource=GPU) == 0
+    assert told("scrubber_plugin_listandwatch_updates_total", resource=GPU) == 0
     for over in RegistrationEnd:
-        assert told("scrubber_plugin_registration_ends_total", resource=GPU, why=over.label) == 0
+        assert told("scrubber_plugin_registration_ends_total", resource=GPU, reason=over.label) == 0
 
 
 def test_registration_end_labels_match_the_alerting_rules() -> None:
@@ -120,15 +120,15 @@ def test_registration_end_labels_match_the_alerting_rules() -> None:
         "stream-ended",
         "no-stream",
         "socket-removed",
-        "kubelet-anew",
-        "unheard",
+        "kubelet-restarted",
+        "watcher-did-not-call",
     }
 
 
 def test_open_streams_are_counted(told: Told) -> None:
     for opened in (True, True, False):
         told.metrics.on_stream_status(GPU, opened)
-    assert told("scrubber_plugin_streams", resource=GPU) == 1
+    assert told("scrubber_plugin_listandwatch_streams", resource=GPU) == 1
 
 
 async def test_devices_and_shares_are_counted_when_the_metrics_are_scraped(told: Told) -> None:
@@ -141,7 +141,7 @@ async def test_devices_and_shares_are_counted_when_the_metrics_are_scraped(told:
 
 
 def test_every_refusal_code_of_the_service_has_a_series_in_the_plugin(told: Told) -> None:
-    shown = {dict(each)["code"] for each in told.series()["scrubber_plugin_gate_refusals_total"]}
+    shown = {dict(each)["code"] for each in told.series()["scrubber_plugin_handover_refusals_total"]}
     assert shown >= REFUSAL_CODES
 
 
@@ -149,9 +149,9 @@ def test_unknown_label_values_are_counted_as_other(told: Told) -> None:
     told.metrics.on_start_refused("made-up")
     told.metrics.on_call_finished("Steal", "LUCKY", 1.0)
     told.metrics.on_cluster_write("poem", ok=True)
-    assert told("scrubber_plugin_gate_refusals_total", code="other") == 1
+    assert told("scrubber_plugin_handover_refusals_total", code="other") == 1
     assert told("scrubber_plugin_rpc_duration_seconds_count", method="other", code="other") == 1
-    assert told("scrubber_plugin_cluster_writes_total", what="other", outcome="ok") == 1
+    assert told("scrubber_plugin_cluster_writes_total", kind="other", outcome="ok") == 1
 
 
 def test_number_of_resource_labels_is_bounded(told: Told) -> None:
@@ -194,7 +194,7 @@ def test_no_observation_raises_an_error_or_creates_an_unknown_label_value(happen
     series = told.series()
     for name, labels in series.items():
         if "code" in CONTRACT[name] and "method" not in CONTRACT[name]:
-            assert len(labels) == len(ErrorCode) + 1  # and other
+            assert len(labels) == len(ErrorCode) + 1  # and "other"
     methods = {dict(each)["method"] for each in series.get("scrubber_plugin_rpc_duration_seconds_count", set())}
     assert methods <= {"Allocate", "other"}
 

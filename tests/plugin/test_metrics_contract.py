@@ -1,4 +1,4 @@
-"""The plugin's metrics tell what happened: read from its own page, while a kubelet, a service and a cluster do things."""
+"""The plugin's metrics report what happened: read from its own page, with a kubelet, a service and a cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ QUICK = RegistrationTimes(
 
 
 class Page:
-    """The plugin's own page, at an address."""
+    """The plugin's metrics page, at an address."""
 
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/metrics"
@@ -79,7 +79,7 @@ class Page:
         return None
 
     async def shows(self, wanted: float, name: str, **labels: str) -> None:
-        """Once it does."""
+        """Wait until the series has that value."""
         found: list[float | None] = []
 
         async def shown() -> bool:
@@ -93,7 +93,7 @@ class Page:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Look at another process until it holds; it rings no bell of ours."""
+    """Poll another process until a condition holds; it offers no notification."""
     async with asyncio.timeout(PATIENCE):
         while True:
             if await holds():
@@ -102,7 +102,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def said(process: Process, event: str) -> dict[str, Any]:
-    """The next line of the log with this event."""
+    """Return the next log line with this event."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE):
         while line := await process.stderr.readline():
@@ -119,7 +119,7 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[Process]:
         *(
             "--kubelet-dir",
             str(directory),
-            "--socket",
+            "--socket-dir",
             str(directory / "s"),
             "--metrics-address",
             "127.0.0.1:0",
@@ -154,13 +154,13 @@ async def test_registration_start_refusal_and_outage_appear_on_the_metrics_page(
             first = await kubelet.new_registration()
             await shows(1, "scrubber_plugin_service_up")
             await shows(1, "scrubber_plugin_registered", resource=SIM)
-            await shows(1, "scrubber_plugin_registrations_total", resource=SIM, way="classic", outcome="ok")
-            await shows(1, "scrubber_plugin_streams", resource=SIM)
-            await shows(1, "scrubber_plugin_lists_sent_total", resource=SIM)
+            await shows(1, "scrubber_plugin_registrations_total", resource=SIM, mode="classic", outcome="ok")
+            await shows(1, "scrubber_plugin_listandwatch_streams", resource=SIM)
+            await shows(1, "scrubber_plugin_listandwatch_updates_total", resource=SIM)
             await shows(1, "scrubber_plugin_devices", resource=SIM, health="healthy")
             await shows(1, "scrubber_plugin_devices", resource=SIM, health="unhealthy")
             service.show(snapshot(device(0), device(1), version=2))
-            await shows(2, "scrubber_plugin_lists_sent_total", resource=SIM)
+            await shows(2, "scrubber_plugin_listandwatch_updates_total", resource=SIM)
             await shows(2, "scrubber_plugin_devices", resource=SIM, health="healthy")
 
             answered = "scrubber_plugin_rpc_duration_seconds_count"
@@ -170,7 +170,7 @@ async def test_registration_start_refusal_and_outage_appear_on_the_metrics_page(
             with pytest.raises(grpc.aio.AioRpcError):
                 await first.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
             await shows(1, answered, method="PreStartContainer", code="UNAVAILABLE")
-            await shows(1, "scrubber_plugin_gate_refusals_total", code="scrubbing")
+            await shows(1, "scrubber_plugin_handover_refusals_total", code="scrubbing")
             service.on_hand_over = granted
             await first.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
             await shows(1, answered, method="PreStartContainer", code="OK")
@@ -181,9 +181,9 @@ async def test_registration_start_refusal_and_outage_appear_on_the_metrics_page(
 
             await kubelet.drop(first)
             await kubelet.new_registration(after=1)
-            await shows(1, "scrubber_plugin_registration_ends_total", resource=SIM, why="stream-ended")
-            await shows(2, "scrubber_plugin_registrations_total", resource=SIM, way="classic", outcome="ok")
-            await shows(1, "scrubber_plugin_streams", resource=SIM)
+            await shows(1, "scrubber_plugin_registration_ends_total", resource=SIM, reason="stream-ended")
+            await shows(2, "scrubber_plugin_registrations_total", resource=SIM, mode="classic", outcome="ok")
+            await shows(1, "scrubber_plugin_listandwatch_streams", resource=SIM)
         await shows(0, "scrubber_plugin_service_up")
         await shows(1, "scrubber_plugin_service_outages_total")
         async with service:
@@ -207,7 +207,7 @@ async def test_start_cancelled_by_the_kubelet_is_counted_as_cancelled_and_not_as
         await service.bell.until(lambda: bool(service.asked))
         call.cancel()
         await shows(1, "scrubber_plugin_rpc_duration_seconds_count", method="PreStartContainer", code="CANCELLED")
-        await shows(0, "scrubber_plugin_gate_refusals_total", code="away")
+        await shows(0, "scrubber_plugin_handover_refusals_total", code="unavailable")
 
 
 async def test_plugin_in_front_of_a_vendors_plugin_counts_the_vendors_resource(short_tmp: Path) -> None:
@@ -225,7 +225,7 @@ async def test_plugin_in_front_of_a_vendors_plugin_counts_the_vendors_resource(s
                 await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE, wait_for_ready=True)
             await kubelet.new_registration()
             await shows(1, "scrubber_plugin_registered", resource=VENDORS)
-            await shows(1, "scrubber_plugin_lists_sent_total", resource=VENDORS)
+            await shows(1, "scrubber_plugin_listandwatch_updates_total", resource=VENDORS)
             await shows(1, "scrubber_plugin_devices", resource=VENDORS, health="healthy")
             await shows(1, "scrubber_plugin_devices", resource=VENDORS, health="unhealthy")
         finally:
@@ -250,7 +250,7 @@ async def test_metrics_port_in_use_ends_the_plugin_with_an_error_message(short_t
         assert [each.socket for each in kubelet.listed] == [before]
 
 
-# --- the ways a registration ends, without a process: their times are scaled -----------------------------------------
+# --- the outcomes of a registration, without a process: their times are scaled ---------------------------------------
 
 
 class OpenGate:
@@ -312,21 +312,21 @@ async def test_refused_and_failed_registrations_are_counted_separately(short_tmp
     kubelet = FakeKubelet(short_tmp)
     kubelet.refuse_with = "no such version"
     async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as told:
-        await told.shows(some, attempts, resource=SIM, way="classic", outcome="refused")
-        assert told(attempts, resource=SIM, way="classic", outcome="failed") == 0
+        await told.shows(some, attempts, resource=SIM, mode="classic", outcome="refused")
+        assert told(attempts, resource=SIM, mode="classic", outcome="failed") == 0
         assert told("scrubber_plugin_registered", resource=SIM) == 0
         kubelet.refuse_with = ""
-        await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
+        await told.shows(some, attempts, resource=SIM, mode="classic", outcome="ok")
     dead = short_tmp / "dead"
     (dead / "device-plugins").mkdir(parents=True)
     leave_a_dead_socket(dead / "device-plugins" / "kubelet.sock")
     async with registrar(dead, RegistrationMode.CLASSIC) as told:
-        await told.shows(some, attempts, resource=SIM, way="classic", outcome="failed")
-        assert told(attempts, resource=SIM, way="classic", outcome="refused") == 0
+        await told.shows(some, attempts, resource=SIM, mode="classic", outcome="failed")
+        assert told(attempts, resource=SIM, mode="classic", outcome="refused") == 0
 
 
 def leave_a_dead_socket(path: Path) -> None:
-    """As a kubelet leaves it that was killed."""
+    """Leave a socket file as a killed kubelet does."""
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(path))
 
@@ -345,9 +345,9 @@ async def test_registration_through_the_plugin_watcher_is_counted_by_its_result(
             stub = registration_rpc.RegistrationStub(channel)
             no = registration.RegistrationStatus(plugin_registered=False, error="unknown type")
             await stub.NotifyRegistrationStatus(no, timeout=PATIENCE)
-        await told.shows(some, attempts, resource=SIM, way="watcher", outcome="refused")
+        await told.shows(some, attempts, resource=SIM, mode="watcher", outcome="refused")
         await kubelet.visit(own)
-        await told.shows(some, attempts, resource=SIM, way="watcher", outcome="ok")
+        await told.shows(some, attempts, resource=SIM, mode="watcher", outcome="ok")
         await told.shows(
             some, "scrubber_plugin_rpc_duration_seconds_count", method="NotifyRegistrationStatus", code="OK"
         )
@@ -361,12 +361,12 @@ async def test_ends_of_registrations_are_counted_by_reason(short_tmp: Path) -> N
         first = await kubelet.new_registration()
         await told.shows(lambda value: value == 1, "scrubber_plugin_registered", resource=SIM)
         first.socket.unlink()
-        await told.shows(some, ends, resource=SIM, why="socket-removed")
+        await told.shows(some, ends, resource=SIM, reason="socket-removed")
         await kubelet.new_registration(after=1)
         kubelet.wipes = False
         (short_tmp / "device-plugins" / "kubelet.sock").unlink()
         leave_a_dead_socket(short_tmp / "device-plugins" / "kubelet.sock")
-        await told.shows(some, ends, resource=SIM, why="kubelet-anew")
+        await told.shows(some, ends, resource=SIM, reason="kubelet-restarted")
         await told.shows(lambda value: value == 0, "scrubber_plugin_registered", resource=SIM)
 
 
@@ -377,7 +377,7 @@ async def test_registration_without_a_stream_is_counted(short_tmp: Path) -> None
 
     ends = "scrubber_plugin_registration_ends_total"
     async with Deaf(short_tmp), registrar(short_tmp, RegistrationMode.CLASSIC, replace(QUICK, stream=0.02)) as told:
-        await told.shows(some, ends, resource=SIM, why="no-stream")
+        await told.shows(some, ends, resource=SIM, reason="no-stream")
         assert told("scrubber_plugin_registered", resource=SIM) == 0
 
 
@@ -387,8 +387,8 @@ async def test_missing_watcher_visit_is_counted_before_the_classic_registration(
     async with registrar(short_tmp, RegistrationMode.AUTO, replace(QUICK, watcher_fallback=0.0)) as told:
         await until(lambda: _any_socket(short_tmp / "plugins_registry"))
         async with FakeKubelet(short_tmp):
-            await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
-            assert told(ends, resource=SIM, why="unheard") == 1
+            await told.shows(some, attempts, resource=SIM, mode="classic", outcome="ok")
+            assert told(ends, resource=SIM, reason="watcher-did-not-call") == 1
 
 
 async def _any_socket(directory: Path) -> bool:
@@ -423,11 +423,13 @@ async def test_unimplemented_method_creates_no_series(short_tmp: Path) -> None:
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NODE = ClusterNode(status=None, transition_time=None, labels={})
-EVENT = EventContent("one", EventTarget("Pod", "p", "uid", "team-a"), "GpuNotHandedOver", "It waits.", is_warning=True)
+EVENT = EventContent(
+    "one", EventTarget("Pod", "p", "uid", "team-a"), "GpuHandOverRefused", "It waits.", is_warning=True
+)
 
 
 class Answering:
-    """A cluster that answers everything with one error, or takes it."""
+    """A cluster that answers everything with one error, or accepts it."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -471,9 +473,9 @@ WRITES: dict[str, Callable[[MeteredClusterApi], Any]] = {
 
 
 def written(told: Told, what: str) -> tuple[float | None, float | None]:
-    """(taken, not taken)"""
+    """Return the number of writes, as (accepted, failed)."""
     name = "scrubber_plugin_cluster_writes_total"
-    return told(name, what=what, outcome="ok"), told(name, what=what, outcome="failed")
+    return told(name, kind=what, outcome="ok"), told(name, kind=what, outcome="failed")
 
 
 @pytest.mark.parametrize("what", WRITES)
@@ -533,7 +535,7 @@ async def test_writes_of_the_cluster_reporter_are_counted(tmp_path: Path) -> Non
     try:
         telling.on_snapshot(snapshot(device(0)))
         for what in ("condition", "label"):
-            await told.shows(some, "scrubber_plugin_cluster_writes_total", what=what, outcome="ok")
+            await told.shows(some, "scrubber_plugin_cluster_writes_total", kind=what, outcome="ok")
     finally:
         await telling.stop()
 

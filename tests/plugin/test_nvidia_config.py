@@ -1,4 +1,4 @@
-"""What a cluster has written for NVIDIA's plugin, read here: which place wins, and what is refused with its line."""
+"""Configuration written for NVIDIA's plugin: which source takes precedence, and what is refused with its line."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("version: v2", 'DIR/config.yaml:1: version is "v2"; only v1 is read.'),
         (
@@ -207,15 +207,15 @@ def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
         ("flags: {", "DIR/config.yaml:"),
     ],
 )
-def test_unsupported_setting_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
-    assert refusal(tmp_path, text).startswith(sentence)
+def test_unsupported_setting_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    assert refusal(tmp_path, text).startswith(message)
 
 
 SLICED = "sharing:\n  timeSlicing:\n    resources:\n"
 
 
 @pytest.mark.parametrize(
-    ("entries", "sentence"),
+    ("entries", "message"),
     [
         ("    - replicas: 2", "4: sharing.timeSlicing.resources.0 has no name; write the resource's, such as nvidia"),
         ("    - name: nvidia.com/gpu", "4: sharing.timeSlicing.resources.0 has no replicas; write how many shares"),
@@ -247,8 +247,8 @@ SLICED = "sharing:\n  timeSlicing:\n    resources:\n"
         ("    - gpu", "4: sharing.timeSlicing.resources.0 must be a section of keys and values."),
     ],
 )
-def test_unsupported_sharing_entry_is_refused_with_its_line(tmp_path: Path, entries: str, sentence: str) -> None:
-    assert refusal(tmp_path, SLICED + entries).startswith(f"DIR/config.yaml:{sentence}")
+def test_unsupported_sharing_entry_is_refused_with_its_line(tmp_path: Path, entries: str, message: str) -> None:
+    assert refusal(tmp_path, SLICED + entries).startswith(f"DIR/config.yaml:{message}")
 
 
 def test_no_device_is_shared_without_a_sharing_entry(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_configuration_file_that_is_no_regular_file_is_refused_without_blocking(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         ({"strategies": ["envvar,cd"]}, '--device-list-strategy: "cd" is no way to pass devices'),
         ({"driver_root": "driver"}, '--nvidia-driver-root: "driver" is no place on the host'),
@@ -290,8 +290,8 @@ def test_configuration_file_that_is_no_regular_file_is_refused_without_blocking(
         ({"hook": "nvidia-ctk"}, '--nvidia-cdi-hook-path: "nvidia-ctk" is no place on the host'),
     ],
 )
-def test_invalid_flag_is_refused_by_name(words: dict[str, object], sentence: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=sentence):
+def test_invalid_flag_is_refused_by_name(words: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=message):
         options_from_flags(**words)  # type: ignore[arg-type]
 
 

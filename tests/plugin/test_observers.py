@@ -1,4 +1,4 @@
-"""What the plugin's parts tell before there are metrics is not lost."""
+"""Observations that the plugin's parts report before the metrics exist are not lost."""
 
 from plugin.observers import DeferredObserver, NullObserver
 

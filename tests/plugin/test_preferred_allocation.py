@@ -1,4 +1,4 @@
-"""Which devices the kubelet is advised to take."""
+"""Which devices the plugin recommends to the kubelet."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Looked(str):
 
 
 def test_half_of_a_large_node_is_chosen_in_whole_groups_with_bounded_work() -> None:
-    """The kubelet's main loop waits: work grows with devices times picks, not with picks once more."""
+    """The kubelet's main loop waits: work grows with devices times picks, not with the square of picks."""
     devices, picks, group = 256, 128, 8
     ids = [Looked(f"gpu-{number:03}") for number in range(devices)]
     known: dict[str, AdvertisedDevice] = {

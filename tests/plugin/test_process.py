@@ -26,7 +26,7 @@ class PluginProcess:
         self.events: list[dict[str, object]] = []
 
     async def says(self, event: str) -> dict[str, object]:
-        """The next line of the log with this event."""
+        """Return the next log line with this event."""
         assert self.process.stderr is not None
         async with asyncio.timeout(PATIENCE):
             while line := await self.process.stderr.readline():
@@ -44,7 +44,7 @@ class PluginProcess:
 
 @asynccontextmanager
 async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
-    arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--log-format", "json"]
+    arguments = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--log-format", "json"]
     arguments += ["--metrics-address", "off", *flags]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "scrubber.cli.main", "plugin", *arguments, stderr=PIPE
@@ -59,10 +59,10 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
 
 async def test_plugin_waits_for_the_service_then_for_the_kubelet_and_then_serves(short_tmp: Path) -> None:
     async with plugin(short_tmp, "--registration", "classic") as running:
-        await running.says("service.away")
+        await running.says("service.unavailable")
         async with FakeService(short_tmp / "s", snapshot(device(0))) as service:
-            await running.says("service.there")
-            await running.says("kubelet.away")
+            await running.says("service.available")
+            await running.says("kubelet.unavailable")
             async with FakeKubelet(short_tmp) as kubelet:
                 registered = await kubelet.new_registration()
                 assert registered.healthy == {"sim-0"}
@@ -72,7 +72,7 @@ async def test_plugin_waits_for_the_service_then_for_the_kubelet_and_then_serves
 
 async def test_plugin_does_not_register_before_the_first_snapshot(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet, plugin(short_tmp, "--registration", "classic") as running:
-        await running.says("service.away")
+        await running.says("service.unavailable")
         assert kubelet.requests == []
         async with FakeService(short_tmp / "s", snapshot(device(0), ready=False)):
             registered = await kubelet.new_registration()
@@ -90,11 +90,11 @@ NOT_NEEDED = {
     ),
     *("scrubber.observability.tracing", "scrubber.domain.policy", "scrubber.ports.record"),
 }
-"""What takes a while to load. A pod that is admitted while the kubelet has no plugin fails for good."""
+"""Modules that are slow to import. A pod that is admitted while the kubelet has no plugin fails permanently."""
 
 
 async def test_modules_not_needed_for_the_registration_are_not_imported_before_it(short_tmp: Path) -> None:
-    words = ["--kubelet-dir", str(short_tmp), "--socket", str(short_tmp / "s"), "--log-format", "json"]
+    words = ["--kubelet-dir", str(short_tmp), "--socket-dir", str(short_tmp / "s"), "--log-format", "json"]
     async with FakeKubelet(short_tmp), FakeService(short_tmp / "s", snapshot(device(0))):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-X", "importtime", "-m", "scrubber.cli.main", "plugin", *words),
@@ -151,7 +151,7 @@ async def test_standby_instance_creates_its_ready_file_and_registers_when_the_ol
     ):
         await kubelet.new_registration()
         async with plugin(short_tmp, "--ready-file", str(file)) as second:
-            await second.says("plugin.standing-by")
+            await second.says("plugin.standby")
             await there(file)
             assert len(kubelet.requests) == 1
             assert await old.ends(signal.SIGTERM) == 0
@@ -198,7 +198,7 @@ async def test_stop_signal_does_not_wait_for_a_start_in_progress(short_tmp: Path
 
 async def test_stop_signal_ends_a_plugin_that_waits_for_the_service(short_tmp: Path) -> None:
     async with plugin(short_tmp) as running:
-        await running.says("service.away")
+        await running.says("service.unavailable")
         assert await running.ends(signal.SIGTERM) == 0
 
 
@@ -215,7 +215,7 @@ async def test_regular_file_at_the_services_socket_path_ends_the_plugin_with_one
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"resource_name": "gpu"}, "is no name for a resource"),
         ({"resource_name": "example.com/gpü"}, "is no name for a resource"),
@@ -227,7 +227,7 @@ async def test_regular_file_at_the_services_socket_path_ends_the_plugin_with_one
     ],
 )
 async def test_invalid_plugin_setting_is_refused_before_anything_starts(
-    settings: dict[str, object], sentence: str
+    settings: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(InvalidConfiguration, match=sentence):
+    with pytest.raises(InvalidConfiguration, match=message):
         await run(PluginSettings(**settings))  # type: ignore[arg-type]

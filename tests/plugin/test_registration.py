@@ -1,4 +1,4 @@
-"""How the kubelet gets to know the plugin, and gets to know it again."""
+"""Registration of the plugin with the kubelet, and its repetition."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def registrar(
 
 
 async def appears(directory: Path, but: set[Path] | frozenset[Path] = frozenset()) -> Path:
-    """Our socket in ``directory``, once one that is not in ``but`` is there."""
+    """Wait for and return our socket in ``directory``, other than those in ``but``."""
     directory.mkdir(parents=True, exist_ok=True)
     async with asyncio.timeout(PATIENCE):
         async for _ in awatch(directory, rust_timeout=50, yield_on_timeout=True, step=10, debounce=20):
@@ -130,7 +130,7 @@ async def test_classic_registration_waits_for_the_kubelet_and_its_directory(shor
         await journal.says("kubelet.sock does not exist")
         async with FakeKubelet(short_tmp) as kubelet:
             await kubelet.new_registration()
-            await journal.says("kubelet.there")
+            await journal.says("kubelet.available")
 
 
 async def test_classic_registration_waits_for_a_kubelet_whose_dead_socket_still_exists(short_tmp: Path) -> None:
@@ -174,7 +174,7 @@ async def test_plugin_registers_again_when_the_kubelet_accepts_the_registration_
     short_tmp: Path,
 ) -> None:
     class Forgetful(FakeKubelet):
-        """The end of an older stream takes the new client along, before it has asked for a list."""
+        """A kubelet in which the end of an older stream also removes the new client, before it has requested a list."""
 
         async def connect(self, socket: Path) -> Registered:
             if len(self.requests) > 2:
@@ -294,7 +294,7 @@ async def test_auto_registration_waits_for_the_kubelets_socket_without_a_socket_
 
 
 async def test_auto_registration_succeeds_before_the_first_node_status_of_a_restarted_kubelet(short_tmp: Path) -> None:
-    """An emulated kubelet that never publishes one never looks into ``plugins_registry/`` either."""
+    """An emulated kubelet that never publishes a status never reads ``plugins_registry/`` either."""
     async with (
         emulated(short_tmp, first_node_status=3600.0) as kubelet,
         registrar(short_tmp, RegistrationMode.AUTO, PATIENT),
@@ -326,7 +326,7 @@ async def test_second_instance_registers_only_once_the_first_has_ended_its_strea
         async with registrar(short_tmp, mode, name="old"):
             old = await kubelet.new_registration()
             await second.enter_async_context(registrar(short_tmp, mode, name="new", journal=journal))
-            await journal.says("plugin.standing-by")
+            await journal.says("plugin.standby")
             (waiting,) = set(kubelet.classic.glob("scrubber-*.sock")) - {old.socket}
             async with grpc.aio.insecure_channel(f"unix:{waiting}") as channel:
                 await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
@@ -350,7 +350,7 @@ async def test_second_instance_creates_its_registry_socket_only_once_the_first_o
             await second.enter_async_context(
                 registrar(short_tmp, RegistrationMode.WATCHER, name="new", journal=journal)
             )
-            await journal.says("plugin.standing-by")
+            await journal.says("plugin.standby")
             assert set(kubelet.registry.glob("*.sock")) == {old}
         await kubelet.visit(await appears(kubelet.registry, but={old}))
         await kubelet.new_registration()
@@ -365,7 +365,7 @@ async def test_standby_instance_serves_on_a_new_socket_after_a_kubelet_restart(s
             await second.enter_async_context(
                 registrar(short_tmp, RegistrationMode.CLASSIC, name="new", journal=journal)
             )
-            await journal.says("plugin.standing-by")
+            await journal.says("plugin.standby")
             await kubelet.stop()
             await kubelet.start()
             await kubelet.new_registration(after=1)

@@ -1,4 +1,4 @@
-"""What the service is told of ids, when, and what happens when it cannot be told."""
+"""When the service is notified of the meaning of ids, and what happens when that fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def heard() -> None:
 
 
 class Service:
-    """Takes announcements as told."""
+    """A service that handles announcements as the test sets."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, str]]] = []
@@ -78,7 +78,9 @@ async def test_failed_announcement_is_repeated_with_the_next_list_and_logged_onc
     for _ in range(2):
         await told.publish(GPU, {"0": "a"}, "one")
     assert len(service.told) == 4
-    assert events(lines) == ["announcement.refused" if isinstance(error, InvalidRequest) else "announcement.failed"]
+    assert events(lines) == [
+        "resource-mapping.refused" if isinstance(error, InvalidRequest) else "resource-mapping.failed"
+    ]
 
 
 async def test_unanswered_announcement_delays_a_list_no_longer_than_its_timeout() -> None:

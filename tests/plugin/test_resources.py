@@ -1,4 +1,4 @@
-"""What a device is advertised as, for each MIG strategy."""
+"""The resource under which a device is advertised, for each MIG strategy."""
 
 from __future__ import annotations
 
@@ -206,4 +206,4 @@ async def test_devices_left_out_are_logged_once() -> None:
     resources = AdvertisedResources(ResourceLayout(), log=create_logger("json", "info", lines))
     for _ in range(3):
         await resources.update((gpu(0), instance(1, 0)), "epoch")
-    assert [each["event"] for each in events(lines)] == ["node.partly-advertised"]
+    assert [each["event"] for each in events(lines)] == ["node.partially-advertised"]

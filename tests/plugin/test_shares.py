@@ -1,4 +1,4 @@
-"""One device as several: what a share is, and which one is preferred."""
+"""Shares of a device: their ids, and which one is preferred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node whose devices are shared, as the kubelet and the service see it: the whole plugin, real sockets on both sides."""
+"""A node whose devices are shared, as kubelet and service see it: the whole plugin, real sockets on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plugin makes of a snapshot of the service, and that the service says all of it."""
+"""How the plugin reads a snapshot of the service, and that the service sends every field that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Socket files: ours and theirs, new and dead, possible and impossible."""
+"""Socket files: of this plugin and of others, live and dead, valid and invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of a call of the kubelet's is as long as the call, and every line that the plugin writes in it names it."""
+"""Traces of the kubelet's calls: each lasts as long as its call, and log lines of the call contain its trace id."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Node:
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[ReadableSpan]:
-    """What the plugin tells a collector, once it has ended."""
+    """Collect the spans that the plugin exports."""
     for name in os.environ:
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
@@ -66,7 +66,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[ReadableSpan]:
 
 @asynccontextmanager
 async def node(directory: Path, *, behind: bool) -> AsyncIterator[Node]:
-    """A service, a kubelet, and the plugin with its traces: alone, or with a vendor's behind it."""
+    """Provide a service, a kubelet, and the plugin with traces: alone, or in front of a vendor's plugin."""
     upstream = directory / "u"
     settings = PluginSettings(
         kubelet_dir=directory,
@@ -103,7 +103,7 @@ async def _register(socket: Path, endpoint: str) -> None:
 
 
 def written(capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan]) -> dict[str, str]:
-    """Of our lines that name a method: the event, and the span in whose trace it is."""
+    """Return, for our log lines that name a method, event → name of the span in whose trace it is."""
     of = {f"{trace_of(each):032x}": each.name for each in spans}
     lines: list[dict[str, Any]] = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[0] == "{"]
     return {line["event"]: of.get(line.get("trace_id", ""), "") for line in lines if "method" in line}
@@ -158,6 +158,6 @@ async def test_refusal_by_a_vendors_plugin_is_traced_with_the_call(
         here.vendor.on_allocate = refuse
         with pytest.raises(grpc.aio.AioRpcError, match="not on a Friday"):
             await here.plugin.Allocate(allocation("sim-0"))
-    assert written(capfd, spans) == {"vendor.call-refused": "Allocate"}
+    assert written(capfd, spans) == {"upstream.call-refused": "Allocate"}
     (span,) = spans
-    assert said_of(span)["error.type"] == "vendor-refused"
+    assert said_of(span)["error.type"] == "upstream-refused"

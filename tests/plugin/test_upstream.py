@@ -1,4 +1,4 @@
-"""In front of a vendor's plugin, as the kubelet, the vendor and the service see it: real sockets on all three sides."""
+"""In front of a vendor's plugin, as kubelet, vendor and service see it: real sockets on all three sides."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ STEADY = PluginTimes(
     watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
     upstream=BEHIND,
 )
-"""Nothing happens by itself that the test would have to be faster than."""
+"""Times with which no timer expires before the test is done."""
 
 
 def steady(**changes: Any) -> PluginTimes:
-    """As :data:`STEADY`, but for these parts of the times of what stands behind us."""
+    """Return :data:`STEADY` with some of the upstream times replaced."""
     return dataclasses.replace(STEADY, upstream=dataclasses.replace(BEHIND, **changes))
 
 
@@ -114,21 +114,21 @@ class Node:
         return self.upstream / "kubelet.sock"
 
     async def register(self, endpoint: str, resource: str = GPU, version: str = "v1beta1") -> None:
-        """As a vendor's plugin does; raises ``grpc.aio.AioRpcError`` when refused."""
+        """Register as a vendor's plugin does; raises ``grpc.aio.AioRpcError`` when refused."""
         request = api.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
         async with grpc.aio.insecure_channel(f"unix:{self.socket}", options=options) as channel:
             await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE, wait_for_ready=True)
 
     async def vendor(self, vendor: TinyPlugin, resource: str = GPU, endpoint: str = "") -> None:
-        """``vendor`` serving and registered."""
+        """Serve ``vendor`` and register it."""
         endpoint = endpoint or f"vendor-{len(self.started)}.sock"
         await vendor.serve(self.upstream / endpoint)
         self.started.append(vendor)
         await self.register(endpoint, resource)
 
     async def registered(self, resource: str = GPU) -> Registered:
-        """Our registration of ``resource`` with the kubelet, once it has sent a list."""
+        """Wait for and return our registration of ``resource`` with the kubelet that has sent a list."""
 
         def of_resource() -> list[Registered]:
             sockets = [self.kubelet.classic / each.endpoint for each in self.kubelet.requests
@@ -149,7 +149,7 @@ async def node(
     times: PluginTimes = STEADY,
     injection: NvidiaInjection | None = None,
 ) -> AsyncIterator[Node]:
-    """A service with two simulated devices, a kubelet, and our plugin, behind which nobody stands yet."""
+    """Provide a service with two simulated devices, a kubelet, and our plugin, still without a vendor's plugin."""
     settings = PluginSettings(
         kubelet_dir=directory,
         socket=directory / "s",
@@ -320,7 +320,7 @@ async def test_start_is_refused_without_a_grant_while_the_vendor_that_requires_p
         await here.vendor(vendor)
         registered = await here.registered()
         await vendor.stop()
-        # From its refusal on it is known that the vendor is away.
+        # Once a call was refused, the vendor is known to be away.
         await fails(registered.plugin.Allocate(allocation("sim-0"), timeout=30))
         refusal = await fails(registered.plugin.PreStartContainer(start("sim-0"), timeout=30))
         assert (refusal.code(), "is away" in (refusal.details() or "")) == (grpc.StatusCode.UNAVAILABLE, True)
@@ -374,7 +374,7 @@ async def test_ids_of_unknown_devices_are_listed_as_unhealthy_and_never_allocate
 async def test_resource_mapping_is_announced_to_the_service_before_the_kubelet_gets_the_list(short_tmp: Path) -> None:
     told, may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly(request: pb.AnnounceRequest) -> None:
+    async def slowly(request: pb.SetResourceMappingRequest) -> None:
         told.set()
         await may_go_on.wait()
 
@@ -422,7 +422,7 @@ async def test_restart_on_an_id_that_was_never_listed_is_announced_and_requested
 
 
 async def test_id_that_changed_its_device_is_never_handed_out_again(short_tmp: Path) -> None:
-    """An index counts anew when a device is lost; containers keep the answer that they were given."""
+    """Indices change when a device is lost; containers keep the answer that they were given."""
     async with node(short_tmp) as here:
         await here.vendor(Vendor("0", "1"))
         registered = await here.registered()
@@ -438,7 +438,7 @@ async def test_id_that_changed_its_device_is_never_handed_out_again(short_tmp: P
 
 
 async def test_failed_announcement_does_not_prevent_the_registration(short_tmp: Path) -> None:
-    async def broken(request: pb.AnnounceRequest) -> None:
+    async def broken(request: pb.SetResourceMappingRequest) -> None:
         raise ScrubberError("no")
 
     async with node(short_tmp) as here:
@@ -478,7 +478,7 @@ async def test_a_container_restarts_on_a_device_that_the_vendor_no_longer_lists(
 
 
 @pytest.mark.parametrize(
-    ("request_", "sentence"),
+    ("request_", "message"),
     [
         (allocation(), "needs at least one device id"),
         (api.AllocateRequest(), "needs at least one device id"),
@@ -488,18 +488,18 @@ async def test_a_container_restarts_on_a_device_that_the_vendor_no_longer_lists(
     ],
 )
 async def test_invalid_allocation_does_not_reach_the_vendor(
-    short_tmp: Path, request_: api.AllocateRequest, sentence: str
+    short_tmp: Path, request_: api.AllocateRequest, message: str
 ) -> None:
     vendor = Vendor()
     async with node(short_tmp) as here:
         await here.vendor(vendor)
         refusal = await fails((await here.registered()).plugin.Allocate(request_))
         assert refusal.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert sentence in str(refusal.details())
+        assert message in str(refusal.details())
         assert vendor.allocate_requests == []
 
 
-# Answers
+# Responses
 
 
 async def test_vendors_answer_with_another_device_is_refused_and_makes_its_resource_unhealthy(short_tmp: Path) -> None:
@@ -537,7 +537,7 @@ async def test_vendors_envvar_answer_is_refused_if_the_strategy_is_another_one(s
 
 
 class Garbage(grpc.GenericRpcHandler):
-    """Answers what is no message to whichever calls it is told to, and else what a plugin of one device would."""
+    """A plugin that answers the calls ``calls`` with invalid messages, and the others like a plugin of one device."""
 
     def __init__(self, *calls: str) -> None:
         self._calls = calls
@@ -642,7 +642,7 @@ async def test_each_vendor_resource_is_registered_separately(short_tmp: Path) ->
         await here.vendor(Vendor("1"), NIC)
         assert (await here.registered(GPU)).healthy == {"0"}
         assert (await here.registered(NIC)).healthy == {"1"}
-        # Each list comes when its plugin sends it.
+        # The lists arrive independently.
         assert sorted(here.service.announced) == [(GPU, {"0": "sim-0"}), (NIC, {"1": "sim-1"})]
 
 
@@ -669,7 +669,7 @@ async def test_vendor_that_hangs_in_an_allocation_makes_only_its_own_resource_un
         hanging.hung, before = {"Allocate"}, len(mine.lists)
         refusal = await fails(mine.plugin.Allocate(allocation("sim-0")))
         assert refusal.details() == f"The vendor's plugin for {GPU} did not answer Allocate within 1 s."
-        # It may be over by the time that somebody looks.
+        # It may have recovered by the time the list is read.
         await here.kubelet.until(lambda: {"sim-0": "Unhealthy"} in mine.lists[before:])
         await others.plugin.Allocate(allocation("sim-1"))
         assert others.healthy == {"sim-1"}
@@ -679,7 +679,7 @@ async def test_vendor_that_hangs_in_an_allocation_makes_only_its_own_resource_un
 
 async def test_unresponsive_vendor_is_unhealthy_after_its_grace_period(short_tmp: Path) -> None:
     vendor = Vendor()
-    # Our socket stays: were it made anew meanwhile, the registration below might be cut short with the old one.
+    # Our socket stays: if it was rotated meanwhile, the registration below might end with the old one.
     vendors = dataclasses.replace(BEHIND.vendor, heartbeat=0.2, probe=1.0)
     times = steady(upstream=UpstreamResourceTimes(grace=0.3), vendor=vendors)
     async with node(short_tmp, times=times) as here:
@@ -731,7 +731,7 @@ async def test_upstream_socket_is_recreated_for_a_vendor_that_is_gone_and_not_fo
     short_tmp: Path,
 ) -> None:
     vendor = Vendor()
-    # One that has registered again and has sent no list yet is away for that long, too.
+    # A vendor that has registered again without sending a list yet counts as away for that long, too.
     async with node(
         short_tmp, times=steady(registry=UpstreamRegistryTimes(poll=0.02, rotation_delay=3.0, closing=0.1))
     ) as here:
@@ -781,11 +781,11 @@ async def test_kubelet_restart_does_not_affect_the_vendor(short_tmp: Path) -> No
         assert here.socket.stat().st_ino == made
 
 
-# Who may come
+# Accepted registrations
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "resource", "version", "sentence"),
+    ("endpoint", "resource", "version", "message"),
     [
         ("x.sock", GPU, "v1alpha1", "register as v1beta1"),
         ("x.sock", "gpu", "v1beta1", "is no name for a resource"),
@@ -802,13 +802,13 @@ async def test_kubelet_restart_does_not_affect_the_vendor(short_tmp: Path) -> No
     ],
 )
 async def test_invalid_vendor_registration_is_refused_with_a_message(
-    short_tmp: Path, endpoint: str, resource: str, version: str, sentence: str
+    short_tmp: Path, endpoint: str, resource: str, version: str, message: str
 ) -> None:
     async with node(short_tmp) as here:
         (short_tmp / "u").mkdir(exist_ok=True)
         (short_tmp / "u" / "file").touch()
         (short_tmp / "u" / "link").symlink_to(short_tmp / "s" / "plugin" / "plugin.sock")
-        assert sentence in str((await fails(here.register(endpoint, resource, version))).details())
+        assert message in str((await fails(here.register(endpoint, resource, version))).details())
 
 
 async def test_only_root_and_the_plugins_user_may_register_a_vendor(short_tmp: Path) -> None:
@@ -849,7 +849,7 @@ async def test_upstream_directory_that_a_kubelet_serves_is_refused(short_tmp: Pa
 
 
 @pytest.mark.parametrize(
-    ("more", "upstream", "sentence"),
+    ("more", "upstream", "message"),
     [
         ({"resource_name": "a.b/c"}, "u", "--resource-name says nothing"),
         ({}, "d" * 90, "may have 107"),
@@ -857,11 +857,11 @@ async def test_upstream_directory_that_a_kubelet_serves_is_refused(short_tmp: Pa
     ],
 )
 async def test_invalid_upstream_setting_is_refused_before_anything_starts(
-    short_tmp: Path, more: dict[str, Any], upstream: str, sentence: str
+    short_tmp: Path, more: dict[str, Any], upstream: str, message: str
 ) -> None:
     (short_tmp / "s").mkdir()
     (short_tmp / "s" / "file").touch()
-    with pytest.raises(ScrubberError, match=sentence):
+    with pytest.raises(ScrubberError, match=message):
         await run(settings(short_tmp, short_tmp / upstream, **more))
 
 
@@ -903,13 +903,13 @@ async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[N
 async def test_second_instance_waits_until_the_first_has_released_the_upstream_socket(short_tmp: Path) -> None:
     path = short_tmp / "u" / "kubelet.sock"
     async with receiving(short_tmp) as (one, first):
-        await one.says("reception.serving")
+        await one.says("upstream-registry.serving")
         made = path.stat()
         async with receiving(short_tmp) as (other, _):
-            await other.says("reception.waiting")
+            await other.says("upstream-registry.waiting")
             assert path.stat() == made
             first.cancel()
-            await other.says("reception.serving")
+            await other.says("upstream-registry.serving")
             assert path.is_socket()
     assert not path.exists()
 
@@ -920,7 +920,7 @@ async def test_upstream_socket_left_by_a_killed_instance_is_replaced(short_tmp: 
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     async with receiving(short_tmp) as (log, _):
-        await log.says("reception.serving")
+        await log.says("upstream-registry.serving")
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             await asyncio.wait_for(channel.channel_ready(), PATIENCE)
 

@@ -1,4 +1,4 @@
-"""``--upstream-dir`` reaches the plugin as it was written."""
+"""``--upstream-dir`` reaches the plugin unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scrubber.cli.main import main
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
-    """Where a plugin that only takes note, and ends with 7, was told that vendors' plugins register."""
+    """Replace the plugin by one that exits with 7; return the upstream directories that it was given."""
     noted: list[Path | None] = []
 
     async def run(settings: PluginSettings) -> int:

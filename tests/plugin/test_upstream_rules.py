@@ -1,4 +1,4 @@
-"""The pure rules of standing in front of a vendor's plugin: what is listed, what is asked, what an answer reaches."""
+"""The pure rules of proxying a vendor's plugin: what is listed, what is requested, which paths a response exposes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_device_dropped_from_the_vendors_list_stays_unhealthy_until_it_returns()
     assert said.with_list((a, b)).dropped == ()
 
 
-# How a plugin stands
+# State of a vendor's plugin
 
 
 def test_disconnected_vendor_keeps_its_health_for_the_grace_period_only() -> None:
@@ -103,7 +103,7 @@ def test_invalid_list_is_forgiven_only_when_the_vendor_registers_again() -> None
     assert useless.on_registration().unusable_reason(0.0) == ""
 
 
-# When the socket is made anew
+# When the socket is rotated
 
 
 def test_upstream_socket_is_rotated_with_growing_delays_and_a_limited_number_of_times() -> None:
@@ -165,7 +165,7 @@ def test_vendors_preference_is_valid_only_for_the_requested_devices(answer: str,
     assert not is_valid_preference(asked, api.PreferredAllocationResponse())
 
 
-# What an answer reaches
+# What a response exposes
 
 CONTROL = "/dev/nvidiactl"
 NODE = DeviceIds((DeviceNames("GPU-a", "0"), DeviceNames("GPU-b", "1")))

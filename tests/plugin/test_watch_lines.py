@@ -1,4 +1,4 @@
-"""What the plugin's log says of each device when the service says something else of it, or nothing any more."""
+"""The plugin's log lines about a device whose state changes, or whose service disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMES = WatchTimes(grace=0.05, heartbeat=60.0, probe=1.0, retry=0.01)
 
 
 class Service:
-    """Says this once, and is gone as soon as it is told to go."""
+    """A service that sends one snapshot, and disconnects when the test requests it."""
 
     def __init__(self, shown: pb.Snapshot) -> None:
         self._shown = shown
@@ -42,7 +42,7 @@ class Service:
 
 
 async def lines(service: Service, until: Callable[[tuple[AdvertisedDevice, ...]], bool]) -> list[dict[str, Any]]:
-    """About devices, by the time that the advertised is so after the service went."""
+    """Return the log lines about devices, once ``until`` holds for the devices after the service disconnected."""
     stream, advertised = io.StringIO(), AdvertisedDevices()
     log = create_logger("json", "info", stream)
     watch = ServiceWatch(service, advertised, times=TIMES, log=log, clock=time.monotonic)
@@ -63,17 +63,22 @@ def none_healthy(offers: tuple[AdvertisedDevice, ...]) -> bool:
 
 async def test_device_withheld_with_the_service_down_is_logged_with_the_reason() -> None:
     good, bad = await lines(Service(snapshot(device(0))), none_healthy)
-    assert (good["event"], good["level"], good["word"], good["sentence"]) == ("device.healthy", "info", "offered", None)
-    assert (bad["event"], bad["level"], bad["word"]) == ("device.unhealthy", "warning", "withheld")
-    assert "No scrub service that is ready was there for 0.05 s" in bad["sentence"]
+    assert (good["event"], good["level"], good["verdict"], good["message"]) == (
+        "device.healthy",
+        "info",
+        "advertised",
+        None,
+    )
+    assert (bad["event"], bad["level"], bad["verdict"]) == ("device.unhealthy", "warning", "withheld")
+    assert "No scrub service that is ready was there for 0.05 s" in bad["message"]
 
 
 async def test_device_out_of_service_is_logged_with_the_services_message() -> None:
     (line,) = await lines(Service(snapshot(device(0, advertised=False, refusal="No: XID 95."))), none_healthy)
-    assert (line["level"], line["word"], line["sentence"]) == ("warning", "withheld", "No: XID 95.")
+    assert (line["level"], line["verdict"], line["message"]) == ("warning", "withheld", "No: XID 95.")
 
 
 async def test_device_without_a_verdict_is_logged_as_neither_offered_nor_withheld() -> None:
     (line,) = await lines(Service(snapshot(device(0), ready=False)), none_healthy)
-    assert (line["level"], line["word"]) == ("warning", "none")
-    assert "has said anything" in line["sentence"]
+    assert (line["level"], line["verdict"]) == ("warning", "unknown")
+    assert "has said anything" in line["message"]

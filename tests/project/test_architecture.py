@@ -1,4 +1,4 @@
-"""The page that says where things are: what it names is there, and what is there in the domain and the engine it names."""
+"""The architecture page: every path that it names exists, and it names every module of the domain and the engine."""
 
 import re
 from pathlib import Path

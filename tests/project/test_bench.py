@@ -1,4 +1,4 @@
-"""What the benchmark says of its samples is right, and the results in the tree are whole and say the same twice."""
+"""The benchmark's statistics are correct, and the results in the tree are complete and consistent."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ PROMISED = {
     *("command", "command.policy-check", "command.doctor", "scrape", "scrape.crowd", "start.plugin", "rolling-update"),
 }
 NOT_RECORDED_YET = {"rolling-update", "scrape.crowd", "start.plugin"}
-"""Measured since the recorded run; the next one has them."""
+"""Added after the recorded run; the next one will include them."""
 
 
 def timing(name: str, milliseconds: float, reference: float | None = None) -> Timing:

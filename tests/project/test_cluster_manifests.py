@@ -1,4 +1,4 @@
-"""The components that give the plugin credentials: what it asks and no more, for itself alone, and evictions apart."""
+"""The components that give the plugin credentials: exactly the rights that it uses, with evictions separate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 
 def added(component: Path) -> list[Document]:
-    """The objects that a component brings along."""
+    """Return the objects that a component adds."""
     names = yaml_of(component)["resources"]
     return [each for name in names for each in yaml.safe_load_all((component / name).read_text())]
 
@@ -38,7 +38,7 @@ def of_kind(component: Path, kind: str) -> Document:
 
 
 def patched(base: Path) -> dict[tuple[str, str], Document]:
-    """The objects of ``base`` after the component's patches: (kind, name) → object."""
+    """Return the objects of ``base`` after the component's patches: (kind, name) → object."""
     found = {(each["kind"], said_of(each, "name")): copy.deepcopy(each) for each in documents(base)}
     for patch in yaml_of(CLUSTER)["patches"]:
         target = found[patch["target"]["kind"], patch["target"]["name"]]
@@ -58,7 +58,7 @@ def patched(base: Path) -> dict[tuple[str, str], Document]:
 
 
 def allowed(component: Path) -> set[str]:
-    """What the role allows: ``verb resource``."""
+    """Return what the role allows, as ``verb resource``."""
     rules = of_kind(component, "ClusterRole")["rules"]
     assert all(set(rule) == {"apiGroups", "resources", "verbs"} and rule["apiGroups"] == [""] for rule in rules)
     return {f"{verb} {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
@@ -100,13 +100,13 @@ def test_only_the_plugins_pod_gets_a_token_and_its_node_name(base: Path) -> None
     had, has = (each["containers"][0].pop("env") for each in (was, now))
     assert was == now
     assert [each for each in has if each not in had] == [
-        {"name": "SCRUBBER_CLUSTER", "value": "auto"},
+        {"name": "SCRUBBER_CLUSTER_REPORTING", "value": "auto"},
         {"name": variable(), "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
 
 
 def variable() -> str:
-    """That names the node to the plugin."""
+    """Return the variable with which the plugin gets its node name."""
     option = get_args(plugin_options.NodeNameOption)[1]
     assert isinstance(option, typer.models.OptionInfo)
     assert isinstance(option.envvar, str)
@@ -120,7 +120,7 @@ def test_admission_policy_restricts_the_plugin_to_its_labels_condition_and_own_n
     assert binding["spec"] == {"policyName": said_of(policy, "name"), "validationActions": ["Deny"]}
     (rule,) = spec["matchConstraints"]["resourceRules"]
     assert set(rule["resources"]) == {each.split()[1] for each in allowed(CLUSTER) if "nodes" in each}
-    assert rule["operations"] == ["UPDATE"]  # which a patch is
+    assert rule["operations"] == ["UPDATE"]  # includes patches
     (condition,) = spec["matchConditions"]
     (account,) = of_kind(CLUSTER, "ClusterRoleBinding")["subjects"]
     assert condition["expression"].endswith(f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"')
@@ -132,7 +132,7 @@ def test_admission_policy_restricts_the_plugin_to_its_labels_condition_and_own_n
 
 
 def test_admission_policy_allows_changes_to_conditions_of_the_node_status_only() -> None:
-    """The ports of the kubelet, volumes and images are there, too; each must be as it was, or as absent as it was."""
+    """The status also contains the kubelet's ports, volumes and images: each must be unchanged, or still absent."""
     spec = of_kind(CLUSTER, "ValidatingAdmissionPolicy")["spec"]
     (guard,) = [each["expression"] for each in spec["validations"] if "variables.status" in each["expression"]]
     assert guard == (
@@ -145,14 +145,14 @@ def test_admission_policy_allows_changes_to_conditions_of_the_node_status_only()
 
 
 STRING_MAPS = {"labels", "annotations"}
-"""Maps of text. Every other map of a node has quantities, which have no type for the API server's type check."""
+"""Maps of strings. Every other map of a node has quantities, which have no type for the API server's type check."""
 
 
 def undefined(expression: str) -> list[str]:
     """Return the fields of ``expression`` that the API server's type check does not know.
 
-    It takes ``object`` and ``oldObject`` as the kind that the policy matches, and leaves out every field whose schema names
-    no single type, as that of a quantity does (text or number), and every map and list of such.
+    It treats ``object`` and ``oldObject`` as the kind that the policy matches, and leaves out every field whose schema
+    has no single type, such as a quantity (string or number), and every map and list of such.
     """
     found = []
     for path in re.findall(r"\b(?:object|oldObject)((?:\.\w+\b(?!\())+)", expression):
@@ -215,7 +215,7 @@ def test_cluster_page_names_every_condition_label_and_event() -> None:
     assert len(told) > 12
     assert {each for each in told if f"`{each}`" not in PAGE} == set()
     named = set(re.findall(r"^\| (?:node|pod) \| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert named == {GONE_REASON, *REASONS.values(), "GpuNotHandedOver"}
+    assert named == {GONE_REASON, *REASONS.values(), "GpuHandOverRefused"}
 
 
 def test_cluster_page_describes_eviction_targets_and_the_impact_of_a_stolen_token() -> None:
@@ -233,7 +233,7 @@ def test_cluster_page_states_the_intervals_that_the_plugin_uses() -> None:
     assert times.labels == 60
     assert "at most once a minute" in PAGE.partition("## The labels")[2].partition("\n## ")[0]
     silence = watch.heartbeat + watch.probe + watch.grace
-    row = next(line for line in PAGE.splitlines() if "`ScrubServiceAway`" in line)
+    row = next(line for line in PAGE.splitlines() if "`ScrubServiceUnavailable`" in line)
     assert f"{watch.grace:g} s" in row
     assert f"{silence:g} s" in row
     assert f"once more {times.confirm:g} s after the plugin's first write" in PAGE

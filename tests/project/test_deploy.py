@@ -1,6 +1,7 @@
-"""What is shipped for a node: manifests, units and the image give each program what it needs, and the plugin no more.
+"""Deployment files: manifests, units and the image give each program what it needs, and the plugin nothing more.
 
-Nothing here starts a cluster. The files are held against the programs that they start: their flags, paths and deadlines.
+Nothing here starts a cluster. The files are compared with the programs that they start: their flags, paths and
+deadlines.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from tests.deployed import (
 
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
 RUNTIME_S = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
-"""Variables that NVIDIA's container runtime reads, and neither program of ours."""
+"""Variables that NVIDIA's container runtime reads, and neither of our programs."""
 
 
 def parsed(
     words: list[str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """The command and its values, by the real parser; anything that it does not know fails."""
+    """Return the command and its values, by the real parser; unknown arguments fail."""
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     command = group.commands[words[0]]
@@ -70,7 +71,7 @@ def parsed(
 
 
 def needed_by_the_plugin() -> set[tuple[str, str, str]]:
-    """By the program's own defaults: its socket of the service's, and the directory of the kubelet's own socket."""
+    """Return the mounts by the program's defaults: its socket directory of the service, and the kubelet's."""
     settings = PluginSettings()
     kubelet = KubeletPaths(settings.kubelet_dir, "nvidia.com/gpu")
     own = str(Sockets(settings.socket).path(Purpose.PLUGIN).parent)
@@ -81,7 +82,7 @@ def test_plugin_manifest_mounts_exactly_the_needed_paths() -> None:
     assert mounts(PLUGIN) == needed_by_the_plugin()
     assert {path for path, _, _ in mounts(PLUGIN)} == {"/run/scrubber/plugin", "/var/lib/kubelet/device-plugins"}
     for each in PLUGIN.container["volumeMounts"]:
-        assert set(each) <= {"name", "mountPath", "readOnly"}  # no propagation, no path inside a volume
+        assert set(each) <= {"name", "mountPath", "readOnly"}  # no propagation, no subpath of a volume
     assert [each for each in PLUGIN.pod["volumes"] if set(each) != {"name", "hostPath"}] == [
         {"name": "ready", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     ]
@@ -151,13 +152,18 @@ def test_service_container_shares_the_nodes_process_namespace() -> None:
     assert not {"hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(SERVICE.pod)
     (name,) = [each for each in SERVICE.container["env"] if each["name"] == "SCRUBBER_NODE_NAME"]
     assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    # With the node's /dev mounted the default would be a file in it.
+    # With the node's /dev mounted, the default would be a file in it.
     assert not SERVICE.container["terminationMessagePath"].startswith("/dev/")
 
 
 def test_service_unit_allows_everything_that_the_service_needs() -> None:
     said = unit("scrubber.service")
-    closed = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"}  # any of these closes /dev/nvidia*
+    closed = {
+        "PrivateDevices",
+        "DeviceAllow",
+        "DevicePolicy",
+        "ProtectClock",
+    }  # each denies /dev/nvidia*
     blind = {"ProtectProc", "ProcSubset", "PrivatePIDs", "PrivateUsers", "PrivateNetwork", "RootDirectory", "User"}
     assert not closed & set(said)
     assert blind & set(said) == {"User"}
@@ -171,7 +177,7 @@ def test_service_unit_creates_the_directories_that_the_service_uses() -> None:
     assert f"/var/lib/{said['StateDirectory'][0]}" == str(settings.state_dir) == said["RequiresMountsFor"][0]
     assert f"/run/{said['RuntimeDirectory'][0]}" == str(settings.socket_dir)
     assert said["StateDirectoryMode"] == ["0700"]
-    # A pod has a directory below it mounted, and would keep the one that is removed.
+    # A pod has a directory below it mounted, and would keep a removed one.
     assert said["RuntimeDirectoryPreserve"] == ["yes"]
 
 
@@ -203,7 +209,7 @@ class TestBothWorkloads:
         assert command == ("serve" if of.pod.get("hostPID") else "plugin")
         if command == "serve":
             assert values["backend"] == "nvidia"
-        else:  # the only way to register that its mounts allow
+        else:  # the only way to register that its mounts permit
             assert values["registration"] is RegistrationChoice.CLASSIC
         assert "command" not in of.container  # the image's entry point
 
@@ -221,7 +227,7 @@ class TestBothWorkloads:
         assert of.pod["priorityClassName"] == "system-node-critical"
         assert of.pod["tolerations"] == [{"operator": "Exists"}]
         assert set(of.container["resources"]["requests"]) == {"cpu", "memory"}
-        assert "cpu" not in of.container["resources"].get("limits", {})  # a throttled gate is a late one
+        assert "cpu" not in of.container["resources"].get("limits", {})  # a throttled gate answers late
 
     def test_an_update_starts_a_second_plugin_beside_the_first_and_never_a_second_service(self, of: Workload) -> None:
         service = bool(of.pod.get("hostPID"))
@@ -279,7 +285,7 @@ def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.
     assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
     assert said["Restart"] == ["always"]
     assert said["StartLimitIntervalSec"] == ["0"]
-    assert said["LimitCORE"] == ["0"]  # a core would hold a tenant's bytes
+    assert said["LimitCORE"] == ["0"]  # a core dump would contain a tenant's bytes
     assert int(said["OOMScoreAdjust"][0]) <= -900
     assert {"LimitNOFILE", "TasksMax"} <= set(said)
 

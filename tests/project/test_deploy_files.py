@@ -1,4 +1,4 @@
-"""The files of a deployment: nothing in them that nobody would read, no registry, and an image of what was tested."""
+"""The files of a deployment: only known fields, no registry, and an image of what was tested."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ DIRECTIVES = {
     *("LockPersonality", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "SystemCallArchitectures"),
     *("WantedBy", "IPAddressDeny", "IPAddressAllow"),
 }
-"""Those in use that systemd 252 knows (systemd.exec(5), .service(5), .unit(5), .kill(5), .resource-control(5))."""
+"""The directives in use that systemd 252 knows (systemd.exec(5), .service(5), .unit(5), .kill(5),
+.resource-control(5))."""
 
 Fields = dict[str, Any]
-"""Field → None (a value or a map of words), a dict of fields, or a list with one of these."""
+"""Field → None (a value or a map of strings), a dict of fields, or a list with one of these."""
 
 META: Fields = {"name": None, "labels": None}
 SECURITY: Fields = dict.fromkeys(
@@ -68,7 +69,7 @@ KINDS: dict[tuple[str, str], Fields] = {
 
 
 def unknown(value: Any, fields: Any, at: str) -> list[str]:
-    """Paths of what is not in ``fields``: Kubernetes drops a field that it does not know, and a promise with it."""
+    """Return paths of what is not in ``fields``: Kubernetes drops unknown fields, and their protection with them."""
     if fields is None:
         return []
     if isinstance(fields, list):
@@ -85,7 +86,7 @@ def test_every_manifest_field_is_known_to_kubernetes(directory: Path) -> None:
         fields = {"apiVersion": None, "kind": None, "metadata": META} | KINDS[each["apiVersion"], each["kind"]]
         assert unknown(each, fields, each["kind"]) == []
     kinds = {each["kind"] for each in documents(directory)}
-    assert kinds == {"Namespace", "ServiceAccount", "NetworkPolicy", "DaemonSet"}  # and so no role
+    assert kinds == {"Namespace", "ServiceAccount", "NetworkPolicy", "DaemonSet"}  # and therefore no role
 
 
 def test_every_base_manifest_is_in_the_kustomization_and_in_one_namespace() -> None:
@@ -98,7 +99,7 @@ def test_every_base_manifest_is_in_the_kustomization_and_in_one_namespace() -> N
 
 @pytest.mark.parametrize("name", sorted(UNITS | DROP_INS))
 def test_every_unit_directive_is_known_to_systemd(name: str) -> None:
-    assert set(unit(name)) <= DIRECTIVES  # one that it does not know is a warning in a log, and then nothing
+    assert set(unit(name)) <= DIRECTIVES  # systemd only logs a warning for an unknown one, and ignores it
 
 
 def test_no_deployment_file_names_a_registry() -> None:
@@ -122,7 +123,7 @@ def test_every_base_image_is_pinned_by_digest() -> None:
 
 
 def locked(path: Path) -> dict[str, int]:
-    """A lock file's requirements, as they are pinned → how many hashes."""
+    """Return the pinned requirements of a lock file → number of hashes."""
     entries = re.split(r"\n(?=[a-z])", path.read_text().replace("\\\n", " "))
     pinned = {entry.split("--hash=")[0].strip(): entry.count("--hash=sha256:") for entry in entries if "==" in entry}
     assert all("==" in str(Requirement(each).specifier) for each in pinned)
@@ -135,10 +136,10 @@ def test_image_contains_the_tested_packages_and_the_gpu_libraries(cuda: str) -> 
     assert all(own.values())
     assert base.keys() <= own.keys()
     assert {name.split("==")[0] for name in own} >= {f"cupy-cuda{cuda}x", "nvidia-ml-py"}
-    # Where else a version is wanted depends on who wants it; which version it is does not.
+    # The markers of a requirement depend on its dependents; its version does not.
     held, tested = ({each.split(" ;")[0] for each in file} for file in (own, locked(ROOT / "requirements" / "dev.txt")))
     assert {each for each in held - tested if not each.startswith("cupy-cuda13x==")} == set()
-    # What only builds is taken out again, and must take nothing along.
+    # Build-only packages are removed again, and must not remove others.
     assert not locked(ROOT / "requirements" / "build.txt").keys() & own.keys()
 
 

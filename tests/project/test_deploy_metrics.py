@@ -1,4 +1,4 @@
-"""The component that has both programs scraped: Prometheus gets in and nobody else, and finds what boards are made of."""
+"""The component that exposes both programs' metrics: only to Prometheus, and everything that dashboards need."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATIC = DEPLOY / "prometheus" / "scrape.yaml"
 DROP_IN = "scrubber-plugin.service.d/metrics.conf"
 PAGE = (ROOT / "docs" / "deploying.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
 PORTS = {"scrubber": 9464, "scrubber-plugin": 9465}
-"""By job, which is called as its workload is."""
+"""By job, which has the name of its workload."""
 COMMANDS = {"scrubber": "serve", "scrubber-plugin": "plugin"}
 VARIABLES = {"scrubber": "SCRUBBER_METRICS", "scrubber-plugin": "SCRUBBER_PLUGIN_METRICS"}
 
@@ -84,7 +84,7 @@ def test_metrics_address_is_valid_for_its_program(name: str, monkeypatch: pytest
     command, values = parsed(container["args"], monkeypatch, environment)
     assert command == COMMANDS[name]
     assert Address.parse(values["metrics_address"]) == Address("0.0.0.0", PORTS[name])
-    # Without the component it is the pod's own loopback, which nobody reaches.
+    # Without the component it is the pod's own loopback, which is unreachable from outside.
     _, values = parsed(container["args"], monkeypatch, {})
     assert values["metrics_address"] is None
     default = {"serve": daemon_options.SERVICE_DEFAULT_ADDRESS, "plugin": daemon_options.PLUGIN_DEFAULT_ADDRESS}[
@@ -103,13 +103,13 @@ def test_network_policy_admits_prometheus_only() -> None:
     assert set(whom) == {
         "namespaceSelector",
         "podSelector",
-    }  # of that namespace those pods: two entries would mean either
+    }  # those pods of that namespace: two entries would mean either
     assert all(each["matchLabels"] for each in whom.values())
     for name in PORTS:
         labels = template(name)["metadata"]["labels"]
         assert spec["podSelector"]["matchLabels"].items() <= labels.items()
     (nobody,) = [each for each in documents() if each["kind"] == "NetworkPolicy"]
-    assert nobody["spec"]["podSelector"] == {}  # all the rest stays closed
+    assert nobody["spec"]["podSelector"] == {}  # everything else stays closed
 
 
 def test_pod_monitors_select_both_programs_and_set_the_labels_of_the_dashboards() -> None:
@@ -159,7 +159,7 @@ def test_static_scrape_configuration_passes_promtool() -> None:
 
 
 def test_plugin_unit_with_its_metrics_drop_in_is_reachable_from_the_node_only() -> None:
-    assert unit("scrubber-plugin.service")["PrivateNetwork"] == ["yes"]  # its loopback is nobody else's
+    assert unit("scrubber-plugin.service")["PrivateNetwork"] == ["yes"]  # its loopback is not shared
     assert unit(DROP_IN) == {"PrivateNetwork": ["no"], "IPAddressDeny": ["any"], "IPAddressAllow": ["localhost"]}
     assert {name.partition(".d/")[0] for name in DROP_INS} <= set(UNITS)
     assert not {"PrivateNetwork", "IPAddressDeny"} & set(unit("scrubber.service"))
@@ -189,7 +189,6 @@ def test_metrics_page_documents_flags_ports_and_limitations() -> None:
 
 
 def test_certificate_files_in_the_example_are_mounted() -> None:
-    """The patch for certificates in pods: what the variables name lies in what is mounted."""
     example = re.search(r"```yaml\n(# certificates.*?)```", PAGE, re.DOTALL)
     assert example is not None
     patches = yaml.safe_load(example[1])["patches"]

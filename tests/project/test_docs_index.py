@@ -30,7 +30,7 @@ def linked_files(page: Path) -> Iterator[Path]:
 
 
 def pages_to_list() -> set[Path]:
-    """Return the pages of ``docs/``. A folder with a ``README.md`` of its own is listed by that page alone."""
+    """Return the pages of ``docs/``. A folder with its own ``README.md`` is listed by that page alone."""
     return {
         page
         for page in DOCS.rglob("*.md")

@@ -1,4 +1,4 @@
-"""The page on health says of every code what the program does."""
+"""The page on health describes every code as the program implements it."""
 
 from __future__ import annotations
 

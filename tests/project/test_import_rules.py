@@ -1,7 +1,7 @@
-"""The plan of the house is executable, and each of its rules is tried: a rule nothing can break is no rule.
+"""The import rules are executable, and each is tested: a rule that cannot fail would be useless.
 
-A small house of empty modules stands in for the real one. It keeps every contract; then one forbidden import per rule
-is planted in it, and the contract that owns the rule must name exactly that import.
+A small package of empty modules replaces the real one. It keeps every contract; then one forbidden import per rule is
+added to it, and the contract of the rule must name exactly that import.
 """
 
 import os
@@ -147,13 +147,13 @@ FORBIDDEN = (
 
 
 def contracts() -> dict[str, str]:
-    """The contracts of pyproject.toml: id → name."""
+    """Return the contracts of pyproject.toml: id → name."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return {contract["id"]: contract["name"] for contract in settings["tool"]["importlinter"]["contracts"]}
 
 
 def build(house: Path, imports: Mapping[str, tuple[str, ...]]) -> None:
-    """Put the small house under ``house``, its modules importing what ``imports`` says and nothing else."""
+    """Write the small package under ``house``; its modules import only what ``imports`` specifies."""
     shutil.copy(ROOT / "pyproject.toml", house)
     for module in HOUSE:
         path = house.joinpath(*module.split(".")).with_suffix(".py")
@@ -176,7 +176,7 @@ def lint(directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the linter says about a house with every forbidden import planted in it: contract name → its complaint."""
+    """Return the linter's output for a package with every forbidden import: contract name → its message."""
     house = tmp_path_factory.mktemp("broken")
     planted: dict[str, tuple[str, ...]] = {}
     for _, importer, imported in FORBIDDEN:

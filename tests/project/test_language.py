@@ -1,6 +1,6 @@
-"""The code speaks one language: no public class name stands for two things, and no name is made of words that only we know.
+"""The code uses one language: no public class name has two meanings, and no name contains a word of private jargon.
 
-The words that were replaced, and by what, are in docs/contributing/language.md.
+The words that were replaced, and their replacements, are in docs/contributing/language.md.
 """
 
 import ast
@@ -21,7 +21,7 @@ REPLACED = {
     *("occasion", "sentence", "sentences", "mended", "mends", "standing", "anew", "whoever", "nobody", "somebody"),
     *("believe", "believed"),
 }
-"""Words that no name of the code has: glossary words stand in their place."""
+"""Words that no name of the code contains: the words of the glossary replace them."""
 
 
 def modules() -> Iterator[Path]:
@@ -32,7 +32,7 @@ def modules() -> Iterator[Path]:
 
 
 def names_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every name that ``tree`` introduces, with its line."""
+    """Yield every name that ``tree`` introduces, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node.lineno

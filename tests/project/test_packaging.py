@@ -1,4 +1,4 @@
-"""What leaves the tree: a wheel that works away from the checkout, and lock files that say what, never from where."""
+"""Packages: a wheel that works outside the checkout, and lock files without download locations."""
 
 import importlib.metadata
 import os
@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel unpacked, as an installer would: it is pure Python."""
+    """Unpack the wheel as an installer would: it is pure Python."""
     directory = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory)
@@ -55,7 +55,7 @@ def distribution(installed: Path) -> importlib.metadata.Distribution:
 
 
 def run_away_from_the_checkout(installed: Path, code: str) -> str:
-    """Run ``code`` where only the wheel offers ``scrubber``; its working directory is the wheel's."""
+    """Run ``code`` where only the wheel provides ``scrubber``; its working directory is the wheel's."""
     run = subprocess.run(
         [sys.executable, "-c", code],
         cwd=installed,
@@ -118,7 +118,7 @@ class TestWheel:
 
 
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
-    """A lock file's requirements: name → (version, hashes)."""
+    """Return a lock file's requirements: name → (version, hashes)."""
     text = (ROOT / "requirements" / name).read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     found: dict[str, tuple[str, list[str]]] = {}

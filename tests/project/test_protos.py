@@ -1,4 +1,4 @@
-"""The generated code in the tree is what the .proto files say, and no two files share a name in the descriptor pool."""
+"""The generated code in the tree matches the .proto files, and no two files share a name in the descriptor pool."""
 
 import subprocess
 import sys

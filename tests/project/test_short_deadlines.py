@@ -1,8 +1,8 @@
-"""No test needs something to happen within less than a second of real time.
+"""No test requires an event within less than a second of real time.
 
-A busy machine stands still for a second now and then, and one test that fails by chance refuses every change. A short
-deadline is allowed where it is there to expire: nothing that the test waits for has to come before it. Each such place is
-in :data:`MEANT_TO_EXPIRE`, with the reason. For any other, use the common patience, virtual time
+A busy machine occasionally stalls for a second, and one test that fails by chance blocks every change. A short deadline
+is permitted where it has to expire: no event that the test waits for has to come before it. Each such place is in
+:data:`MEANT_TO_EXPIRE`, with the reason. Otherwise use the usual long timeout, virtual time
 (:mod:`tests.world.timeline`), or :func:`tests.ahead.advance_until`.
 """
 
@@ -101,7 +101,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_registration", r"dial_back=0\.2", "Nobody serves the socket."),
     ("test_container_start", r"pre_start_deadline=0\.05", "Three starts hang; one more that is late is asked again."),
     ("test_containers", r"RUNNING, 0\.01\)|== 1, 0\.01\)", "It never comes to that."),
-    # Others.
+    # Other tests.
     ("test_terminal", r"seconds=0\.05\)", "It is never shown."),
     ("test_gpu_check_dry", r'part\("part", 0\.01, endless\)', "The part never ends."),
     ("test_scrub_updates", r"timeout=0\.01", "The scrub does not end."),
@@ -112,14 +112,14 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_sim_holders", r"confirm_seconds=0\.05\)", "A pause between two looks."),
     ("test_soak_judge", r"grace=0\.3|dying_for=0\.1", "A figure in what a soak has recorded."),
 )
-"""Module, pattern of a line, and why nothing that the test waits for has to happen before that deadline."""
+"""Module, pattern of a line, and why no event that the test waits for has to come before that deadline."""
 
 NAMED = re.compile(
     "timeout|deadline|limit|dying_for|linger|patience|grace|silence|settle|confirm|stabilize|idle_period|probe|absent|away|"
     "reserve|farewell|shutdown|first_snapshot|wait|within|closing|stream|register|fallback|delay|dial_back|removal|health|"
     "heartbeat|rest|pause|budget|hang"
 )
-"""What the name of a parameter or an attribute has in it that says how long something may take."""
+"""Parts of names of parameters or attributes that specify how long something may take."""
 
 WAITING = frozenset({
     "acquire", "answers_within", "ask", "call", "changed", "communicate", "delete", "end", "erase", "get", "hand_over",
@@ -128,13 +128,13 @@ WAITING = frozenset({
     "terminate_orphan", "timeout", "timeout_at", "until", "wait", "wait_for", "wait_for_change", "wait_until",
     "wait_until_idle", "wait_until_ready",
 })  # fmt: skip
-"""Functions of which an argument says how long something may take."""
+"""Functions with an argument that specifies how long something may take."""
 
 Constants = Mapping[str, float]
 
 
 def value_of(node: ast.expr, constants: Constants) -> float | None:
-    """The number that ``node`` stands for, as far as one can tell without running it."""
+    """Return the number that ``node`` represents, as far as that is known without running it."""
     match node:
         case ast.Constant(value=bool()):
             return None
@@ -151,7 +151,7 @@ def value_of(node: ast.expr, constants: Constants) -> float | None:
 
 
 def deadlines(tree: ast.AST) -> Iterator[ast.expr]:
-    """Every expression that says how long something may take."""
+    """Yield every expression that specifies how long something may take."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
@@ -173,7 +173,7 @@ def deadlines(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def constants_of(tree: ast.Module) -> dict[str, float]:
-    """The module's own numbers, by name."""
+    """Return the module's own numbers, by name."""
     found: dict[str, float] = {}
     for node in tree.body:
         match node:
@@ -188,7 +188,7 @@ def constants_of(tree: ast.Module) -> dict[str, float]:
 
 
 def short_deadlines(source: str, tree: ast.Module, elsewhere: Constants) -> list[str]:
-    """The lines of ``source`` with a deadline of less than a second; ``elsewhere``: numbers of other modules, by name."""
+    """Return the lines of ``source`` with a deadline below a second; ``elsewhere``: other modules' numbers, by name."""
     constants = {**elsewhere, **constants_of(tree)}
     numbers = ((each.lineno, value_of(each, constants)) for each in deadlines(tree))
     lines = source.splitlines()
@@ -199,7 +199,7 @@ def short_deadlines(source: str, tree: ast.Module, elsewhere: Constants) -> list
 
 
 def in_real_time() -> dict[Path, str]:
-    """The sources of the tests but for those of the simulated world, where time is virtual."""
+    """Return the sources of the tests except those of the simulated world, where time is virtual."""
     sources = {path: path.read_text() for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)}
     return {
         path: source
@@ -209,7 +209,7 @@ def in_real_time() -> dict[Path, str]:
 
 
 def imported(tree: ast.Module, constants: Mapping[str, Constants]) -> dict[str, float]:
-    """The numbers that a module has from others of the tests, by name. ``constants``: module → its own."""
+    """Return the numbers that a module imports from other test modules, by name. ``constants``: module → its own."""
     found = dict[str, float]()
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""The tool that stops tests at random stops what it says, lets all of it go on, and exits as the command did."""
+"""The tool that stops tests at random stops the selected processes, continues them all, and exits as the command."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 STOPPED = "import signal, sys, time; signal.signal(signal.SIGCONT, lambda *_: sys.exit(7)); print('.'); time.sleep(60)"
-"""Ends with 7 as soon as it goes on after having been stopped."""
+"""Exits with 7 as soon as it continues after having been stopped."""
 PARENT = f"import subprocess, sys; sys.exit(10 + subprocess.call([sys.executable, '-c', {STOPPED!r}]))"
 
 

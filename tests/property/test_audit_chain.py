@@ -1,4 +1,4 @@
-"""The audit trail notices whatever happens to it, wherever it happens."""
+"""Verification of the audit trail detects every kind of change at every position."""
 
 import io
 import json
@@ -82,7 +82,7 @@ def test_swapped_audit_rows_are_detected(trail: tuple[AuditRow, ...], data: st.D
 
 @given(trails, st.data())
 def test_rewritten_audit_log_has_another_head(trail: tuple[AuditRow, ...], data: st.DataObject) -> None:
-    """Whoever writes the file can forge a chain; a copy of the head that was kept elsewhere still shows it."""
+    """An attacker who can write the file can forge a chain; a copy of the head kept elsewhere still reveals it."""
     index = data.draw(st.integers(0, len(trail) - 1))
     before = trail[index - 1].head if index else CHAIN_START
     told = [event_of(row) for row in trail[index:]]
@@ -155,7 +155,7 @@ def test_audit_export_reads_back_as_written(trail: tuple[AuditRow, ...]) -> None
 def test_truncated_audit_export_is_broken(trail: tuple[AuditRow, ...], data: st.DataObject) -> None:
     whole = exported(trail)
     first = whole.index("\n") + 1
-    length = data.draw(st.integers(first, len(whole) - 2))  # without its last line break it is still whole
+    length = data.draw(st.integers(first, len(whole) - 2))  # without its last line break it is still complete
     examination, flaw = TrailVerifier(), ""
     try:
         for page in read_pages(io.StringIO(whole[:length]), "a file"):

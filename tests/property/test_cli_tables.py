@@ -1,4 +1,4 @@
-"""Whatever is in a table and however narrow the terminal: no line is too wide, and no letter of a text is lost."""
+"""For any table and any terminal width: no line is too wide, and no character of a text is lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st

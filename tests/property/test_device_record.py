@@ -1,4 +1,4 @@
-"""Any life of one record, by its own functions only: what no order of events can bring about."""
+"""Any history of one record, by its own functions only: the invariants that hold after any order of events."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scrubber.domain.states import ADVERTISED, HYGIENE_TRANSITIONS, Cause, Healt
 from tests.world.samples import DEVICE, NODE, NOW, POLICY, assignment, certificate, finding, grant, pod
 
 PERSON = Cause("operator", "because", RecoveryMethod.OPERATOR, NOW, "uid:0")
-CODES = ("xid-95", "xid-79", "xid-122", "driver-stuck", "verification-failed", "erase-timeout", "reset-failed")
+CODES = ("xid-95", "xid-79", "xid-122", "driver-timeout", "verification-failed", "erase-timeout", "reset-failed")
 Event = Callable[[DeviceRecord], DeviceRecord]
 
 
 def _when(event: HygieneEvent, change: Event) -> Event:
-    """``change`` where the table has the event, else nothing."""
+    """Return ``change`` where the table permits the event, otherwise an event without effect."""
     return lambda device: change(device) if HYGIENE_TRANSITIONS.allows(device.hygiene, event) else device
 
 
@@ -117,7 +117,7 @@ def test_operator_quarantine_is_lifted_only_by_an_operator(life: list[int]) -> N
 
 @given(lives)
 def test_every_record_returns_to_clean_and_healthy_by_next_actions_and_an_operator_release(life: list[int]) -> None:
-    """By tending alone, or after the act of a person or a reboot where the cause asks for one."""
+    """The recovery loop suffices, after an operator's action or a reboot where the cause requires one."""
     device = DeviceRecord(DEVICE)
     for index in life:
         device = EVENTS[index](device)

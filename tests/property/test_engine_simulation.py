@@ -1,12 +1,13 @@
-"""The invariants of the design, against a world in which everything goes wrong in every order.
+"""The invariants of the design, in a simulated cluster in which everything fails in every order.
 
 Pods come, run, restart, complete, are deleted with grace or by force and live on; they leave children behind and write
-their label into every byte. The kubelet restarts and lies, devices fail, people quarantine and release, the ledger
-fills, and the service is killed at any of its writes while its erasers go on. The laws of ``tests/world/laws.py`` watch
-every step; at the end the world is made well, and then everything that can start has to start.
+their label into every byte. The kubelet restarts and reports wrong lists, devices fail, operators quarantine and
+release, the ledger fills up, and the service is killed at any of its writes while its erasers continue. The laws of
+``tests/world/laws.py`` check every step. At the end all faults are repaired, and then every pod that can start has to
+start.
 
-A plot is drawn from a seed by weights, because what matters takes long plots in which most pods get as far as running;
-a failure is told as the shortest plot that still shows it, ready to become a test of its own.
+A plot is drawn from a seed by weights, because relevant states need long plots in which most pods get as far as
+running. A failure is reported as the shortest plot that still shows it, in a form that can become a separate test.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.world.story import DEVICES, POLICIES, Plot, Step, shortest, tell
 SEEDS_PER_PART = 60
 PARTS = 8
 MOMENTS = (0.0, 0.004, 0.06, 0.4, 1.1, 3.0, 3.0, 9.0, 35.0)
-"""Seconds after an act, from within a scrub's first lines to beyond every grace."""
+"""Seconds after an act, from within a scrub's first lines to beyond every grace period."""
 NAMESPACES = ("acme-space", "acme-space", "umbrella-space")
 FAULTS = (
     *("xid-31", "xid-79", "xid-95", "xid-95", "xid-154", "stuck", "lost", "wont_clear", "slow", "ghost"),
@@ -35,7 +36,7 @@ Draw = Callable[[Random], dict[str, Any]]
 
 
 def _some(**choices: tuple[object, ...] | range) -> Draw:
-    """One of each."""
+    """Draw one value of each choice."""
     return lambda random: {name: random.choice(among) for name, among in choices.items()}
 
 
@@ -76,11 +77,11 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "the_service_ends": (2, _some(away=(0.1, 0.1, 15.0), how=("kill", "kill", "stop", "reboot"))),
     "the_service_will_be_killed_at_a_write": (2, _some(writes=range(1, 7), durable=(True, False))),
 }
-"""Each act with its weight, and what is chosen for it."""
+"""Each act with its weight, and what is drawn for it."""
 
 
 def draw(seed: int) -> tuple[str, Plot]:
-    """A policy and a plot. Some acts are left out of each plot altogether, so that others get further."""
+    """Draw a policy and a plot. Some acts are omitted from each plot, so that others get further."""
     random = Random(seed)
     policy = random.choice(("default", "default", *POLICIES))
     left_out = set(random.sample(sorted(ACTS), random.randint(0, 9))) - {"a_pod_is_admitted"}

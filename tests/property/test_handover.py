@@ -1,4 +1,4 @@
-"""What is true of every answer to "may this device be handed over?", for any record that a ledger could hold."""
+"""Invariants of the decision whether a device may be handed over, for any record that a ledger could hold."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The life of one device's health, explored to its end: every place that any order of events leads to, and what holds there.
+"""The health of one device, explored completely: every state that any order of events leads to, and its invariants.
 
-Three models share the events of ``tests/world/health_graph.py``: one asks about limits, one about conditions that may
-pass, one about tenants who have a device whose glass is broken. All of them at once would be millions of places, and no
-other answer. A last test takes the same events through lives with real times and numbers.
+Three models share the events of ``tests/world/health_graph.py``: one covers limits, one transient conditions, one
+tenants who have a device under a break-glass override. Combined they would have millions of states, and give no other
+result. A last test takes the same events through histories with real times and numbers.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def faults(*ways: RecoveryMethod) -> set[str]:
 
 FOR_OTHERS = faults(RecoveryMethod.REBOOT, RecoveryMethod.OPERATOR)
 MODELS: Mapping[str, tuple[RecoveryRule, set[str]]] = {
-    # Which rule is in force, and which events are left out.
+    # The rule in force, and the events that are left out.
     "limits": (LIMITED, OF_CONDITIONS | OF_PEOPLE | FOR_OTHERS | faults(RecoveryMethod.SCRUB)),
     "conditions": (UNLIMITED, {"its glass", "kill -9"} | OF_TENANTS | faults(RecoveryMethod.SCRUB)),
     "tenants": (UNLIMITED, OF_CONDITIONS | OF_RESTARTS | FOR_OTHERS | OF_PEOPLE - {"its glass"}),
 }
 
-# -- what every step keeps ---------------------------------------------------------------------------------------------
+# -- invariants of every step ------------------------------------------------------------------------------------------
 
 
 def _comes_back_proved(before: Place, name: str, after: Place) -> bool:
@@ -81,7 +81,7 @@ def _is_condemned_with_a_sentence(before: Place, name: str, after: Place) -> boo
 
 
 def _not_for_a_tenant(before: Place, name: str, after: Place) -> bool:
-    """Nor for what has to end by itself: only failures of its own, or a day's limit that is not one tenant's, condemn."""
+    """Only a device's own failures condemn it, or a daily limit over several tenants; transient conditions do not."""
     record, counted = after.record, after.counted
     if record.health is not Health.CONDEMNED or before.record.health is Health.CONDEMNED:
         return True
@@ -114,7 +114,7 @@ def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool
 
 
 def _somebody_acts(before: Place, name: str, after: Place) -> bool:
-    """The machine rests only where it is well, where somebody has it, or where the next act is not its own."""
+    """Automatic actions stop only where the device is healthy, is in use, or needs an operator or a reboot."""
     record = after.record
     if next_action(record, POLICY, NODE).action is not RecoveryAction.NOTHING or record.hygiene is Hygiene.IN_USE:
         return True
@@ -173,7 +173,7 @@ def test_model_reaches_every_event_and_every_health_state() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_reachable_state_recovers_automatically_unless_an_operator_or_a_reboot_is_needed(model: str) -> None:
-    """In a world that is well from here on: scrubs pass, resets work, nothing is seen any more."""
+    """Assumes a world without further faults: scrubs pass, resets work, and no fault is reported any more."""
     explored = graph(model)
     known: dict[Place, None] = {}
     for place in explored.found:
@@ -239,7 +239,7 @@ HAPPEN = sorted(events(REAL).keys() - TIME_STANDS_FOR)
 
 
 class Lives(RuleBasedStateMachine):
-    """One record through a life of days, under the default policy. Its pauses are real, and so are its limits."""
+    """One record through a history of days, under the default policy, with real pauses and limits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Lives(RuleBasedStateMachine):
         )
     )
     def it_is_tended(self, ending: str) -> None:
-        """The next attempt, as soon as it is due."""
+        """Make the next recovery attempt, as soon as it is due."""
         due = next_action(self.place.record, REAL, NODE).due
         self.now = max(self.now, due or self.now)
         self._step("a recovery starts")
@@ -272,7 +272,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 12))
     def it_comes_again_and_again(self, rounds: int) -> None:
-        """A tenant gets it, and it fails under him; it is reset, proved, and his again."""
+        """Repeatedly grant the device to a tenant, let it fail in use, reset it, and certify it."""
         for _ in range(rounds):
             for name in ("a tenant gets it", "fault: reset", "it is given back"):
                 self._step(name)
@@ -297,7 +297,7 @@ class Lives(RuleBasedStateMachine):
                 or "with a reset" in name
                 or name in ("abandoned", "kill -9", "a reboot", "settled")
             )
-            # Its time is that of the attempt: a reset comes a moment after it began.
+            # The time is that of the attempt: a reset comes shortly after its begin.
             self.begun += (
                 [(before.record.recovery_attempts[-1].at, True)] if made and before.record.recovery_attempts else []
             )
@@ -327,6 +327,6 @@ NOT_IN_REAL_TIME = {
     "no device is condemned for what one tenant did, or for what has to end by itself",
     "a soft signal takes a device out when it has lasted, and not before",
 }
-"""They speak of folded places."""
+"""Invariants about merged states."""
 
 TestLives = Lives.TestCase

@@ -1,4 +1,4 @@
-"""Whatever the ledger stores reads back equal, and whatever it did not store is refused."""
+"""Everything that the ledger stores reads back equal, and everything else is refused."""
 
 import json
 import types
@@ -39,7 +39,7 @@ anything_json = st.recursive(
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value that the annotation ``hint`` allows, as far as the domain uses annotations."""
+    """Return any value that the annotation ``hint`` permits, as far as the domain uses annotations."""
     if is_dataclass(hint) and isinstance(hint, type):
         hints = get_type_hints(hint)
         return st.builds(hint, **{each.name: values_of(hints[each.name]) for each in fields(hint)})
@@ -87,7 +87,6 @@ def test_document_with_an_unknown_or_missing_field_is_refused(
 def test_changed_field_of_a_document_is_refused_or_a_valid_value(
     document: Document[Any], made: type, data: st.DataObject
 ) -> None:
-    """Either it is refused, or it is a value that this program would have written in just that way."""
     stored = json.loads(document.encode(data.draw(values_of(made))))
     name = data.draw(st.sampled_from(sorted(stored)))
     changed = stored | {name: data.draw(anything_json)}
@@ -178,7 +177,7 @@ def test_decoding_error_names_the_field() -> None:
 
 
 def test_field_names_that_are_no_valid_utf_8_survive_encoding() -> None:
-    """A process may be called anything; the kernel does not ask for UTF-8."""
+    """A process may have any name; the kernel does not require UTF-8."""
     odd = b"\xff\x00\xfe".decode("utf-8", "surrogateescape")
     assert decode_fields(encode_fields({odd: odd})) == {odd: odd}
 

@@ -1,6 +1,6 @@
-"""A share of the matrix of pod shapes: those that once did not start, and others of every kind by seed.
+"""A sample of the matrix of pod shapes: those that once failed to start, and others of every kind by seed.
 
-All of it: ``make pod-matrix`` (:mod:`tests.world.shapes`).
+The whole matrix: ``make pod-matrix`` (:mod:`tests.world.shapes`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is written in a policy file is a policy that the schema accepts, or is refused with a line for each fault."""
+"""A policy file is either a policy that the schema accepts, or is refused with a line for each fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = policy_schema()
 
 
 def faults(value: Any, schema: dict[str, Any], where: Location = ()) -> Iterator[str]:
-    """What JSON Schema has against ``value``, as far as the schema of a policy uses it."""
+    """Return the violations of JSON Schema in ``value``, as far as the schema of a policy uses it."""
     if "$ref" in schema:
         yield from faults(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], where)
     types = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": int | float}
@@ -69,12 +69,12 @@ def read(file: dict[str, Any]) -> Policy | list[str]:
         return str(error).splitlines()
 
 
-# --- files that are no policies ---------------------------------------------------------------------------------------
+# --- invalid files ----------------------------------------------------------------------------------------------------
 
 JUNK: list[Any] = [
     *(None, True, False, 0, 1, -1, 7, 41, 10**6, 10**20, 10**40, 0.0, -0.0, 0.5, 2.5, -3.25, 1e300),
     *(float("inf"), float("-inf"), float("nan")),
-    *("", " ", "x", "X y", "none", "never", "always", "true", "quick", "checks", "required", "observe", "at-release"),
+    *("", " ", "x", "X y", "none", "never", "always", "true", "quick", "checks", "required", "observe", "release"),
     *("5 seconds", "-1s", "0s", "9ms", "49ms", "50ms", "29.9s", "30s", "1h", "25h", "2m", "1e5", "٣s"),
     *("0", "1", "64MiB", "1GiB/s", "20 Gbit/s", "0B", "79", "69-72", "72-69", "0-3", "9999", "10000", "1-10000"),
     *("02:00-05:00", "22:00-04:00", "24:00-24:00", "23:00-24:30", "5:00 - 6:00", "00:00-24:00"),
@@ -101,14 +101,14 @@ JUNK: list[Any] = [
 
 
 def places(value: Any, where: Location = ()) -> Iterator[Location]:
-    """All places of a value, its own last."""
+    """Return all locations in a value, the value's own location last."""
     for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places(each, (*where, key))
     yield where
 
 
 def known(part: dict[str, Any], where: Location = ()) -> Iterator[Location]:
-    """The places of a file that its schema knows."""
+    """Return the locations of a file that its schema defines."""
     part = SCHEMA["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
     for key, each in part.get("properties", {}).items():
         yield (*where, key)
@@ -119,7 +119,7 @@ def known(part: dict[str, Any], where: Location = ()) -> Iterator[Location]:
 
 
 def put(value: Any, where: Location, junk: Any) -> Any:
-    """``value`` with ``junk`` at ``where``; what is missing on the way there is made."""
+    """Return ``value`` with ``junk`` at ``where``; missing parents are created."""
     key, *rest = where
     if isinstance(key, int):
         entry = value[0] if isinstance(value, list) and value else {"name": "a", "models": ["x"]}

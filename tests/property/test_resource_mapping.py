@@ -1,6 +1,4 @@
-"""Whatever announcements are lost, come late or contradict each other: a start is let through for the devices that the
-container has, or not at all.
-"""
+"""Announcements that are lost, late or contradictory never cause a start on devices other than the container's."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ act = st.one_of(
 
 
 class Service:
-    """A service as far as ids go; ``lossy``: whatever it is told is lost on the way."""
+    """The id mappings of a service; ``lossy``: every announcement is lost on the way."""
 
     def __init__(self) -> None:
         self.announced = ResourceMappings()
@@ -62,7 +60,7 @@ class Service:
 
 
 class Plugin:
-    """One of two that serve the same resource."""
+    """One of two plugins that serve the same resource."""
 
     def __init__(self, service: Service) -> None:
         self.means: dict[str, str] = {}
@@ -78,7 +76,7 @@ class Plugin:
         )
 
     def has(self, id_: str) -> str:
-        """The device that a container with ``id_`` is given."""
+        """Return the device that a container with ``id_`` is given."""
         return self.means.get(id_) or id_.partition("::")[0]
 
 

@@ -1,8 +1,8 @@
-"""Restarts in every order, with pods that run, start, end and wait: nobody loses bytes or life by them, and all goes on.
+"""Restarts in every order, with pods that run, start, end and wait: no data or process is lost, and work continues.
 
-The service (killed, or stopped in good order), the plugin, the kubelet and the node are restarted alone, in every order of
-two and of three, at once or with time between. Pods that were there before are adopted without a finding; their devices
-are scrubbed when they go.
+The service (killed, or stopped gracefully), the plugin, the kubelet and the node are restarted alone, and in every
+order of two and of three, at once or with time between. Existing pods are adopted without a finding; their devices are
+scrubbed when they end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Order = tuple[str, ...]
 
 
 class Restarts:
-    """What restarts, each by its name; ``backing_off``: a pod that the kubelet does not try to start meanwhile."""
+    """The components that restart, by name; ``backing_off``: a pod that the kubelet does not try to start meanwhile."""
 
     def __init__(self, world: World, backing_off: Tenant) -> None:
         self._world = world
@@ -46,11 +46,11 @@ class Restarts:
         await self._world.start_service()
 
     async def plugin(self) -> None:
-        """Its calls to the service end with it, and the kubelet asks the next one."""
+        """The plugin's calls to the service end with it, and the kubelet calls the next one."""
         self._ask_again()
 
     async def kubelet(self) -> None:
-        """It lists nothing at first, and its calls are made anew."""
+        """The kubelet lists nothing at first, and its calls are repeated."""
         kubelet = self._world.kubelet
         kubelet.trust, kubelet.starts = Trust.EMPTY_AFTER_RESTART, kubelet.starts + 1
         self._ask_again()
@@ -69,7 +69,7 @@ NAMES = ("service_killed", "service_stopped", "plugin", "kubelet", "node")
 
 
 def orders(first: str, longest: int) -> Iterator[Order]:
-    """Every order of up to ``longest`` that begins with ``first``; of all there are, when there is time."""
+    """Return every order of up to ``longest`` that begins with ``first``; the thorough profile uses all lengths."""
     longest = len(NAMES) if settings().max_examples > 1_000 else longest
     for length in range(1, longest + 1):
         yield from (order for order in itertools.permutations(NAMES, length) if order[0] == first)
@@ -117,7 +117,11 @@ async def restart(order: Order, between: float) -> None:
 
         everybody = (runs, starts, follows, crashes)
         await world.until(lambda: all(tenant.running for tenant in everybody), within=200.0)
-        found = [str(event.fields.get("sentence")) for event in world.vault.events if event.name == "use.ungranted"]
+        found = [
+            str(event.fields.get("message"))
+            for event in world.vault.events
+            if event.name == "unauthorized.use.detected"
+        ]
         assert found == []
 
         for tenant in everybody:
@@ -127,7 +131,7 @@ async def restart(order: Order, between: float) -> None:
         assert all(not any(world.gpu(each).cells) for each in range(4))
 
 
-@pytest.mark.parametrize(("between", "longest"), [(AT_ONCE, 3), (APART, 2)], ids=["at-once", "apart"])
+@pytest.mark.parametrize(("between", "longest"), [(AT_ONCE, 3), (APART, 2)], ids=["detection", "apart"])
 @pytest.mark.parametrize("first", NAMES)
 def test_restarts_in_any_order_cost_no_pod_its_data_and_leave_no_pod_waiting(
     first: str, between: float, longest: int

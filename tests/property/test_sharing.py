@@ -1,8 +1,8 @@
-"""Any life of a shared device: in no order of joins, ends, restarts and refusals do two tenants meet on it, does anybody
-find another tenant's bytes, or is memory cleared while somebody lives.
+"""Any history of a shared device, in any order of joins, ends, restarts and refusals.
 
-The life is told with the domain's own functions only; what the engine would do (ask, grant, scrub when nobody is left) is
-acted out here in as few lines as there can be.
+No two tenants ever meet on it, no pod finds another tenant's bytes, and no memory is cleared while a pod lives. The
+history uses only the domain's functions; the engine's part (request, grant, scrub when no pod is left) is implemented
+here in as few lines as possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.world.samples import DEVICE, NODE, NOW, certificate, record
 
 TENANTS = ("acme", "acme", "umbrella")
 KNOWN = st.sampled_from((True, True, True, False))
-"""Whether the kubelet's list says for certain who asks."""
+"""Whether the kubelet's list identifies the requesting pod with certainty."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Guest:
 
 
 class SharedDevice(RuleBasedStateMachine):
-    """One device, and whoever comes to it."""
+    """One device, and the pods on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class SharedDevice(RuleBasedStateMachine):
 
     @initialize(sharing=st.sampled_from((SharingMode.SAME_TENANT, SharingMode.SAME_TENANT, SharingMode.NEVER)))
     def begin(self, sharing: SharingMode) -> None:
-        """Nobody knows what is on it."""
+        """The initial content of the device is unknown."""
         self.sharing = sharing
         self.bytes_of = {"whoever was there before"}
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     @rule(tenant=st.sampled_from(TENANTS), share=st.sampled_from((True, True, True, False)), known=KNOWN)
     def a_pod_comes(self, tenant: str, share: bool, known: bool) -> None:
@@ -99,7 +99,7 @@ class SharedDevice(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(TENANTS))
     def a_device_that_is_free_is_found_with_a_pod_that_nobody_announced(self, tenant: str) -> None:
-        """Its predecessor's bytes are cleared by nobody, so what it may find is not ours to answer for."""
+        """No scrub removes its predecessor's bytes, so what it may find is not the service's responsibility."""
         if self._living() or self.record.hygiene is not Hygiene.DIRTY:
             return
         self.born += 1
@@ -108,7 +108,7 @@ class SharedDevice(RuleBasedStateMachine):
         self.record = self.record.after_adoption(self._grant(pod, Basis.ADOPTED))
         self.bytes_of |= {tenant, "whoever was there before"}
 
-    # -- as the engine acts ----------------------------------------------------------------------------------------
+    # -- the engine's part -----------------------------------------------------------------------------------------
 
     def _asks(self, guest: Guest, *, known: bool) -> None:
         standings = {grant.sequence: self.guests[grant.pod].state for grant in self.record.open_grants if grant.pod}
@@ -154,7 +154,7 @@ class SharedDevice(RuleBasedStateMachine):
         return Grant(self.record.grant_sequence + 1, assignment, HandOverKind.UNKNOWN, NOW, NODE.boot, basis=basis)
 
     def _scrub(self) -> None:
-        """Leftovers are ended and the memory is cleared: every open grant's pod has to be over."""
+        """Kill leftovers and clear the memory: the pod of every open grant has to be over."""
         self.cleared_beside += [guest.pod for guest in self._living()]
         for guest in self.guests.values():
             guest.state = PodState.OVER
@@ -166,7 +166,7 @@ class SharedDevice(RuleBasedStateMachine):
     def _living(self) -> list[Guest]:
         return [guest for guest in self.guests.values() if guest.state is PodState.ALIVE]
 
-    # -- what holds ------------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------------
 
     @invariant()
     def one_tenant_is_on_it(self) -> None:

@@ -1,7 +1,7 @@
-"""Every signal, what it means and how a device returns from it: the specification as a table, played against the engine.
+"""Every signal, its meaning and how a device recovers from it: the specification as a table, run against the engine.
 
-Each row of the table (``tests/world/ways_back.py``) is played twice in virtual time: once with its way back shut, for long
-enough, and once with it open. A code that has no row, and a row that is no code, are failures.
+Each row of the table (``tests/world/ways_back.py``) is run twice in virtual time: once with its recovery blocked, for
+long enough, and once with it possible. A code without a row, and a row without a code, are failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.world.world import DEFAULT, World, a_world
 PACE = Pace(watch=4.0, health=10.0)
 SUSTAINED = 300.0
 LONG = 3_600.0
-"""Seconds for which a device is watched that is not to return."""
+"""Seconds for which a device that must not return is watched."""
 POLICY = replace(
     DEFAULT,
     error_classes={code: kind for kind, code in XID.items() if kind is not ErrorClass.UNKNOWN},
@@ -41,7 +41,7 @@ every_row = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.code)
 every_row_that_takes_out = pytest.mark.parametrize("row", AWAY, ids=lambda row: row.code)
 
 
-# -- playing a row -----------------------------------------------------------------------------------------------------
+# -- running a row -----------------------------------------------------------------------------------------------------
 
 
 def past(world: World, number: int = 0) -> list[tuple[float, DeviceRecord]]:
@@ -54,7 +54,7 @@ def named(world: World, row: Row, *healths: Health) -> bool:
 
 
 async def brought_about(world: World, row: Row) -> None:
-    """``row`` is in the world and was seen: suspect at once or out at once, and out once it has lasted."""
+    """Put the fault of ``row`` into the world and wait for its effect, at once or once it has lasted."""
     begun = world.clock.wall()
     await do(row.put, world)
     world.signal(0)
@@ -76,7 +76,7 @@ async def the_service_starts_again(world: World) -> None:
 
 
 async def mended(world: World) -> None:
-    """What was put into the world is out of it."""
+    """Remove every fault from the world."""
     for each in world.matter.gpus.values():
         each.mend()
     world.erasers.unkillable = False
@@ -94,13 +94,13 @@ async def opened(world: World, row: Row) -> None:
         case "reboot":
             world.reboot()
             await world.start_service()
-        case "person":
+        case "operator":
             await mended(world)
             await world.node.actions.unquarantine("0", "looked at", "uid:0")
 
 
 async def returns(world: World) -> None:
-    """Over probation; how many clean scrubs that takes is a law of the world."""
+    """Wait for the return over probation; a law of the world checks how many clean scrubs that takes."""
     await world.until(lambda: world.record().health is HEALTHY, within=2 * LONG)
     await world.until(world.settled)
     ways = [each.health for _, each in past(world)]
@@ -141,7 +141,7 @@ def test_device_never_returns_without_its_recovery_method_despite_restarts(row: 
             out = len(past(world))
             await world.run(LONG / 2)
             await the_service_starts_again(world)
-            if row.opens == "person":
+            if row.opens == "operator":
                 world.reboot()
                 await world.start_service()
             await world.run(LONG / 2)
@@ -192,7 +192,7 @@ def test_condemned_device_returns_through_probation_after_its_release_by_an_oper
     play()
 
 
-# -- what takes nobody out ---------------------------------------------------------------------------------------------
+# -- signals without effect on service ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.at_once is HEALTHY], ids=lambda row: row.code)
@@ -223,7 +223,7 @@ async def test_event_signal_makes_a_device_suspect_for_the_quiet_period_although
         assert QUARANTINED not in {each.health for _, each in past(world)}
 
 
-# -- what may pass by itself -------------------------------------------------------------------------------------------
+# -- transient conditions ----------------------------------------------------------------------------------------------
 
 soft_ones = pytest.mark.parametrize(
     "row", [row for row in TABLE if row.code in NVIDIA_SIGNALS.soft], ids=lambda row: row.code
@@ -285,17 +285,17 @@ async def test_duration_of_a_soft_signal_survives_service_restarts(row: Row) -> 
         assert world.clock.monotonic() - begun <= SUSTAINED + 3 * PACE.health
 
 
-# -- the driver's own word, and the table of XIDs where it is silent ---------------------------------------------------
+# -- the driver's recommendation, and the table of XIDs where there is none --------------------------------------------
 
 WORD: Mapping[str | None, Mapping[str, str]] = {
-    # What the driver asks for → for each class of an XID that stands: the cause of a quarantine, "suspect", or "".
-    None: {"reset": "xid", "reboot": "xid", "service": "xid", "context": "suspect", "unknown": "suspect"},
-    "none": {"reset": "xid", "reboot": "xid", "service": "xid", "context": "", "unknown": "suspect"},
-    "reset": dict.fromkeys(ErrorClass, "recovery-reset"),
-    "drain-and-reset": dict.fromkeys(ErrorClass, "recovery-reset"),
-    "reboot": dict.fromkeys(ErrorClass, "recovery-reboot"),
-    "imex": dict.fromkeys(ErrorClass, "recovery-service"),
-    "drain-p2p": dict.fromkeys(ErrorClass, "recovery-service"),
+    # Recommendation of the driver → for each class of a listed XID: the cause of a quarantine, "suspect", or "".
+    None: {"reset": "xid", "reboot": "xid", "repair": "xid", "context": "suspect", "unknown": "suspect"},
+    "none": {"reset": "xid", "reboot": "xid", "repair": "xid", "context": "", "unknown": "suspect"},
+    "reset": dict.fromkeys(ErrorClass, "driver-requests-reset"),
+    "drain-and-reset": dict.fromkeys(ErrorClass, "driver-requests-reset"),
+    "reboot": dict.fromkeys(ErrorClass, "driver-requests-reboot"),
+    "imex": dict.fromkeys(ErrorClass, "driver-requests-operator"),
+    "drain-p2p": dict.fromkeys(ErrorClass, "driver-requests-operator"),
 }
 
 
@@ -321,12 +321,12 @@ async def test_recovery_action_requested_by_the_driver_overrides_the_error_class
             assert record.cause.code == (f"xid-{XID[kind]}" if expected == "xid" else expected)
 
 
-# -- who else is concerned ---------------------------------------------------------------------------------------------
+# -- effects on related devices ----------------------------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_fault_of_a_mig_instance_affects_its_siblings_and_no_other_gpu() -> None:
-    """Nobody resets an instance: the siblings are out until a person has reset their GPU, and said so."""
+    """Instances are not reset automatically: siblings are out until an operator resets their GPU and releases them."""
     parts = [instance(0, "GPU-A"), instance(1, "GPU-A"), instance(2, "GPU-B"), gpu(3)]
     async with a_world(policy=POLICY, pace=PACE, gpus=parts) as world:
         world.gpu().came(XID[ErrorClass.RESET])

@@ -1,8 +1,8 @@
-"""The truth table of a hand-over: from who had a device, who gets it and what is found, to the path of the start.
+"""The truth table of a hand-over: from previous user, next user and findings to the path of the start.
 
-Three tables, each read from above: the first row that fits a case decides. A column that a row does not name may be
-anything. Together they are the specification; the tests below hold the code to every case of them, first the pure
-functions, and then the engine, in a world in which each case is brought about for real and a pod is let start.
+Three tables, each read from the top: the first row that matches a case decides. A column that a row does not name may
+have any value. Together they are the specification. The tests below check the code against every case: first the pure
+functions, then the engine, in a simulated cluster in which each case is set up and a pod is started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.world.story import POLICIES
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World
 
-# -- how a table is read -----------------------------------------------------------------------------------------------
+# -- evaluation of a table ---------------------------------------------------------------------------------------------
 
 Case = Mapping[str, str]
 """A value for every column."""
@@ -38,7 +38,7 @@ Case = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """``when`` names the columns that matter, each with the values that fit; ``then`` is what follows, mostly one thing."""
+    """One row: ``when`` maps relevant columns to matching values; ``then`` is the outcome, mostly one value."""
 
     rule: str
     then: frozenset[str]
@@ -58,7 +58,7 @@ def _values(these: str | tuple[str, ...]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with all their values, the rows in order, and which cases there cannot be."""
+    """Columns with all their values, the rows in order, and which cases are impossible."""
 
     columns: Mapping[str, tuple[str, ...]]
     rows: tuple[Row, ...]
@@ -66,7 +66,7 @@ class Table:
 
     @cached_property
     def by_row(self) -> Mapping[str, tuple[Case, ...]]:
-        """The cases that each row decides, by its rule."""
+        """Return the cases that each row decides, by its rule."""
         found: dict[str, list[Case]] = {each.rule: [] for each in self.rows}
         for case in self.cases():
             found[self.deciding(case).rule].append(case)
@@ -144,7 +144,7 @@ def test_hand_over_kind_matches_the_truth_table(rule: Row) -> None:
         assert {kind.value} == rule.then, case
 
 
-# -- what a record allows ----------------------------------------------------------------------------------------------
+# -- what a record permits ---------------------------------------------------------------------------------------------
 
 CERTIFICATE, EXCEPTION, OBSERVED = "by-certificate", "by-exception", "only-observed"
 SLOW, WAITS, REFUSED = "slow-path-first", "waits", "refused"
@@ -158,10 +158,10 @@ FLAWS: Mapping[str, Mapping[str, object]] = {
     "of-another-driver": {"driver": "driver-0"},
     "of-another-policy": {"policy_digest": "sha256:older"},
 }
-"""Everything that :func:`scrubber.domain.handover.certificate_flaw` knows, by what makes it so."""
+"""Everything that :func:`scrubber.domain.handover.certificate_flaw` detects, with the change that causes it."""
 
 LAX = replace(POLICY, required_proofs=dict.fromkeys(HandOverKind, RequiredProof.CHECKS))
-"""A policy that would let anybody start on checks, if it were asked."""
+"""A policy that would permit every start on checks."""
 PROOFS = {name: replace(POLICY, required_proofs=policy.required_proofs) for name, policy in POLICIES.items()} | {
     "lax": LAX
 }
@@ -400,22 +400,22 @@ PATHS = Table(
     ),
     lambda case: (
         (case["named"] == "yes") != (case["kind"] in NAMED[case["policy"]])
-        # A scrub closes every grant, so whoever comes after a certificate finds all earlier pods over.
+        # A scrub closes every grant, so that after a certificate all earlier pods are over.
         or (case["certificate"] != "used-up" and case["earlier"] != "over")
-        # One thing off at a time where the certificate is what is off.
+        # One flaw at a time where the certificate has the flaw.
         or (case["certificate"] not in ("valid", "used-up") and case["finding"] != "nothing")
-        # What a pod left while the kubelet still has it is its own.
+        # Processes that a pod left while the kubelet still lists it are its own.
         or (case["kind"] in ("same-container", "same-pod") and case["earlier"] == "leftover")
     ),
 )
-"""Finding: what is off at the moment of the start. Earlier: what lives of the pod before, or of an earlier start."""
+"""Finding: the problem at the moment of the start. Earlier: what lives of the earlier pod, or of an earlier start."""
 
 IN_TIME = 4.2
-"""Seconds in which a scrub with a reset is done, and within which the watch does not look at the health by itself."""
+"""Seconds in which a scrub with a reset completes, and during which no periodic health check runs."""
 
 
 def _sound(case: Case, path: str) -> None:
-    """What holds of every start, whatever the rows say."""
+    """Check invariants of every start, independent of the rows."""
     off = case["finding"] not in ("nothing", WARNING) or case["earlier"] == "leftover"
     if off and case["mode"] == "enforce":
         assert path not in (CERTIFICATE, EXCEPTION), f"the fast path although something is off: {case}"
@@ -436,7 +436,7 @@ def test_no_row_of_the_truth_table_allows_an_unsafe_path() -> None:
 
 
 class Stage:
-    """One case, brought about in a world of one device: a pod starts at the moment at which everything is as it says."""
+    """One case, set up in a simulated cluster with one device: a pod starts when every condition is met."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -445,7 +445,7 @@ class Stage:
         self._in_the_way: list[Proc] = []
 
     async def play(self) -> str:
-        """The path that the start took; whoever had to wait has started in the end."""
+        """Return the path that the start took; a pod that had to wait has started in the end."""
         world, case = self.world, self._case
         await world.start_service()
         await world.until(world.settled)
@@ -465,7 +465,7 @@ class Stage:
         last = self.world.record().last_grant
         if last is None or last.sequence == grants:
             return WAITS if self.world.record().advertised else REFUSED
-        if self._case["finding"] not in (HELD, GHOST):  # a device that was touched is not known to be anybody's
+        if self._case["finding"] not in (HELD, GHOST):  # after other use, the last user is unknown
             assert last.kind.value == self._case["kind"], "the case was not brought about"
         if last.basis is not Basis.CERTIFICATE:
             return OBSERVED if last.basis is Basis.OBSERVE_MODE else EXCEPTION
@@ -475,12 +475,12 @@ class Stage:
         return SLOW if self.world.vault.certificates[fast.rests_on].issued_at > began else CERTIFICATE
 
     async def _until_the_start(self) -> Tenant:
-        """Everything but the asking itself."""
+        """Set up everything except the start request."""
         world, case = self.world, self._case
         first = await world.admit("acme-space", "train-0", init=case["kind"] == "same-pod")
         assert first is not None
         await world.until(lambda: first.running)
-        await world.run(6.0)  # its first process was seen twice, and the grant is older than the settle time
+        await world.run(6.0)  # its first process was sampled twice, and the grant is older than the settle time
         world.write_all(first)
         same = case["kind"] in ("same-container", "same-pod")
         if case["certificate"] == "used-up":
@@ -496,7 +496,7 @@ class Stage:
         return starting
 
     async def _flaw(self) -> None:
-        """The certificate is what the case says: nobody but the record itself vouches for it."""
+        """Modify the certificate as the case requires, directly in the record."""
         controller, flaw = self.world.controller(), self._case["certificate"]
         issued = controller.state.record.certificate
         if flaw == "of-another-policy":
@@ -508,11 +508,11 @@ class Stage:
                 controller.state.apply(replace(controller.state.record, certificate=flawed))
 
     async def _just_after_a_look(self) -> None:
-        """The watch has looked at the devices' health a moment ago."""
+        """Advance to a moment just after a health check."""
         await self.world.run(5.0 - (self.world.clock.monotonic() - 0.4) % 5.0)
 
     def _ends(self, first: Tenant) -> Tenant:
-        """Its container ends and is about to start again, or the one after it is."""
+        """End the container of the first pod, so that it or the next container is about to start."""
         assert first.first is not None
         assert first.worker is not None
         if self._case["earlier"] == "living":
@@ -524,7 +524,7 @@ class Stage:
         return first
 
     async def _after_a_scrub(self, first: Tenant) -> Tenant:
-        """The call before this one had the device scrubbed, and was given up before it was."""
+        """Make an earlier call start a scrub of the device, and cancel that call before the scrub ends."""
         world = self.world
         self._ends(first)
         await world.run(0.0)
@@ -539,7 +539,7 @@ class Stage:
         return first
 
     async def _follower(self, first: Tenant) -> Tenant:
-        """Another pod is given the device in the very moment in which the kubelet gives up the first."""
+        """Give the device to another pod at the moment the kubelet removes the first."""
         world, case = self.world, self._case
         assert first.first is not None
         if case["earlier"] == "leftover":
@@ -568,7 +568,7 @@ class Stage:
         return tenant
 
     def _find(self) -> None:
-        """What is off from here on."""
+        """Introduce the finding of the case."""
         world, gpu = self.world, self.world.gpu()
         match self._case["finding"]:
             case "held":
@@ -590,7 +590,7 @@ class Stage:
                 world.unreadable.add(gpu.id)
 
     def _lift(self) -> None:
-        """Whatever was in the way is over, except what the service has to cure itself: a ghost and a fault."""
+        """Remove every obstacle, except those that the service has to repair itself: a ghost holder and a fault."""
         world = self.world
         world.unreadable.clear()
         world.gpu().celsius = 40

@@ -1,9 +1,9 @@
-"""A week of a node with four devices: pods in bursts, faults at any hour, services that are killed, reboots, and people.
+"""A week of a node with four devices: bursts of pods, faults at any hour, killed services, reboots, and operators.
 
-Seven days of virtual time pass in seconds, because nobody looks often while nothing happens: a service that is started for
-the quiet hours looks every quarter of an hour. Whatever it finds then is void and proved again, which is a week's test of its own.
-The laws of ``tests/world`` watch every step. At the end the faults are gone and a day passes: every device is well and
-clean by itself, or says in a sentence why it waits for a person.
+Seven days of virtual time pass in seconds, because few checks run while nothing happens: a service started for the
+quiet hours checks only every quarter of an hour. After such a watch gap every proof is void and is made again, which a
+week tests as well. The laws of ``tests/world`` check every step. At the end the faults are removed and a day passes:
+every device is healthy and clean automatically, or states in a message why it needs an operator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAULTS = (
     *("wont_clear", "slow", "ghost", "reset_fails", "settings", "hot", "hot", "holders", "ecc", "ecc"),
     *("says:row-remap-pending", "says:row-remap-failure", "says:pcie-width", "says:nvlink-down", "says:hw-slowdown"),
     *("asks:reset", "asks:reboot", "counts:ecc_uncorrected_aggregate", "counts:retired_pages"),
-    *("flaw:memory-short", "flaw:memory-kept", "flaw:on-chip", "flaw:settings-stay", "flaw:eraser-dies"),
+    *("flaw:memory-short", "flaw:memory-kept", "flaw:on-chip", "flaw:settings-not-restored", "flaw:eraser-dies"),
 )
 MOMENTS = (0.0, 0.06, 1.1, 9.0, 35.0, 90.0, 240.0)
 NAMESPACES = ("acme-space", "acme-space", "umbrella-space")
@@ -69,7 +69,7 @@ TROUBLE: tuple[tuple[str, Draw], ...] = (
 
 
 def draw(seed: int) -> Plot:
-    """A week: some bursts a day, and quiet hours between them in which devices fail as well."""
+    """Draw a week: some bursts a day, and quiet hours between them in which devices fail as well."""
     random, steps = Random(seed), list[Step]()
     for _ in range(DAYS * BURSTS_A_DAY):
         steps.append(Step("work_begins", {"how": random.choice(("kill", "stop"))}, 30.0))
@@ -84,14 +84,14 @@ def draw(seed: int) -> Plot:
 
 
 class Week(Story):
-    """A story with quiet hours."""
+    """A scenario with quiet hours."""
 
     async def work_begins(self, how: str) -> None:
         self.world.pace = BUSY
         await self.the_service_ends(0.1, how)
 
     async def the_node_is_left_alone(self, how: str) -> None:
-        """Who runs goes on; who waits gives up."""
+        """Running pods continue; waiting pods are deleted."""
         for tenant in self.world.kubelet.tenants:
             if tenant.waiting:
                 self.world.kubelet.delete(tenant)
@@ -99,7 +99,7 @@ class Week(Story):
         await self.the_service_ends(0.1, how)
 
     async def ends(self) -> None:
-        """A day after the last fault is gone, nobody is out who does not say what he waits for."""
+        """A day after the last fault is removed, every device is healthy or states what it waits for."""
         world = self.world
         self.mend()
         for tenant in world.kubelet.tenants:
@@ -122,7 +122,7 @@ class Week(Story):
 def _waits_for_a_person(record: DeviceRecord) -> bool:
     cause = record.cause
     out = record.health in (Health.QUARANTINED, Health.CONDEMNED)
-    return out and cause is not None and "person" in cause.recovery_message and bool(cause.message)
+    return out and cause is not None and "operator" in cause.recovery_message and bool(cause.message)
 
 
 def _is_well(record: DeviceRecord) -> bool:
@@ -154,7 +154,7 @@ def _has_begun(recoveries: list[tuple[float, str]], number: int) -> bool:
 
 @in_virtual_time
 async def test_service_that_dies_in_every_recovery_makes_no_more_recoveries_than_the_daily_limit() -> None:
-    """Who keeps killing it, or whatever makes it die there, wears no device out: what was begun is on record."""
+    """Killing the service repeatedly, or a crash loop, wears no device out: started recoveries are recorded."""
     generous = replace(POLICIES["default"], breaker=BreakerRule(max_resets=1_000))
     async with a_world(1, generous, pace=BUSY) as world:
         world.gpu().came(95)

@@ -1,5 +1,5 @@
-"""A simulated world for tests of the engine: bytes with labels, pods with processes, a kubelet, and time that is owned.
+"""A simulated cluster for tests of the engine: labelled bytes, pods with processes, a kubelet, and virtual time.
 
-Every port of :mod:`scrubber.ports` has its counterpart in here. What happens follows from the test's calls alone: there
-is no real time and no randomness, so a failure can be played again.
+Every port of :mod:`scrubber.ports` has a counterpart here. All events follow from the test's calls alone: there is no
+real time and no randomness, so that a failure can be reproduced.
 """

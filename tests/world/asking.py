@@ -1,4 +1,4 @@
-"""Short ways for tests to have a pod run, to have one wait, and to ask in its place."""
+"""Shortcuts for tests: run a pod, let one wait, and send its start request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRUSTED = replace(
 
 
 async def started(world: World, namespace: str = "acme", name: str = "train-0", *devices: int) -> Tenant:
-    """A pod that runs on ``devices`` and has written all over them."""
+    """Return a pod that runs on ``devices`` and has filled them."""
     tenant = await world.admit(namespace, name, devices or (0,))
     assert tenant is not None
     await world.until(lambda: tenant.running and bool(world.matter.holders(tenant.devices[0])))
@@ -40,7 +40,7 @@ async def started(world: World, namespace: str = "acme", name: str = "train-0", 
 
 
 async def admitted(world: World, namespace: str = "umbrella", name: str = "serve-0", *devices: int) -> Tenant:
-    """A pod that waits for its start; the test asks in the place of its worker."""
+    """Return a pod that waits for its start; the test sends the requests instead of its worker."""
     tenant = await world.admit(namespace, name, devices or (0,), starts=False)
     assert tenant is not None
     return tenant

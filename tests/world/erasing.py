@@ -1,4 +1,4 @@
-"""Erasers: processes of their own, that go on when the service that started them is gone."""
+"""Erasers: separate processes that continue when the service that started them is gone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.world.matter import CELLS, Gpu, Matter
 __all__ = ["EraserOfLife", "Erasers", "Erasing"]
 
 CELL_SECONDS = 0.1
-"""How long one cell takes to be written, and as long to be read back."""
+"""The time to write one cell, and the same again to read it back."""
 
 
 @dataclass(slots=True, eq=False)
 class Erasing:
-    """One eraser at work: it has the device's lock until ``task`` is done.
+    """One running eraser: it has the device's lock until ``task`` is done.
 
     Attributes:
         killable: whether a kill ends it.
-        fence_broken: somebody opened the device meanwhile, so it stops at the next cell.
+        fence_broken: a process opened the device meanwhile, so it stops at the next cell.
     """
 
     pid: int
@@ -72,8 +72,8 @@ class Erasers:
     """All erasers of the node.
 
     Args:
-        starts: told before one starts.
-        at_work: told before each cell that one touches.
+        starts: called before one starts.
+        at_work: called before each cell that one touches.
 
     Attributes:
         unkillable: whether those that start from now on survive a kill.
@@ -103,7 +103,7 @@ class Erasers:
         return erasing
 
     async def kill(self, erasing: Erasing) -> bool:
-        """Whether it is gone."""
+        """Kill it; return whether it is gone."""
         if not erasing.killable:
             return False
         erasing.task.cancel()

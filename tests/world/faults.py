@@ -1,4 +1,4 @@
-"""What can befall a device, by name, so that a plot can be drawn from a seed and told again."""
+"""Faults of a device by name, so that a plot can be drawn from a seed and reproduced."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["befall"]
 def befall(world: World, number: int, fault: str) -> None:
     """Let ``fault`` happen to device ``number``.
 
-    ``xid-95`` is an XID; ``says:nvlink-down`` a condition that lasts; ``asks:reboot`` what the driver asks for;
-    ``counts:retired_pages`` one more on a counter of the device's own; ``flaw:on-chip`` a way in which its scrubs go wrong;
+    ``xid-95`` is an XID; ``says:nvlink-down`` a lasting condition; ``asks:reboot`` a recommendation of the driver;
+    ``counts:retired_pages`` an increment of a counter of the device; ``flaw:on-chip`` a way in which its scrubs fail;
     anything else an attribute of the device.
     """
     gpu = world.gpu(number)

@@ -1,9 +1,9 @@
-"""All that can happen to the health of one device, as a graph: places, the events between them, and how it is explored.
+"""The health of one device as a graph: states (places), the events between them, and their exploration.
 
-A place is a real record, made by the domain's own functions, and what was counted beside it, so that nothing which a record
-says of itself is taken for granted. Places are folded: what decides about nothing (versions, ids, the minute of an attempt)
-is the same in all of them. The clock stands still, and time is an event: a pause is over, a condition has lasted, a day has
-passed.
+A place is a real record, made by the domain's own functions, plus independent counts, so that no statement of the
+record about itself is taken for granted. Places are merged: details that affect no decision (versions, ids, the minute
+of an attempt) are equal in all of them. The clock is fixed, and the passage of time is an event: a pause is over, a
+condition has lasted, a day has passed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SOFT, ONCE = "too-hot", "xid-154"
 TENANT = "acme"
 FAULT_OF = {
     RecoveryMethod.SCRUB: "erase-timeout",
-    RecoveryMethod.WAIT: "driver-stuck",
+    RecoveryMethod.WAIT: "driver-timeout",
     RecoveryMethod.RESET: "xid-95",
     RecoveryMethod.REBOOT: "xid-79",
     RecoveryMethod.OPERATOR: "xid-122",
 }
-"""A code for each way back."""
+"""A code for each recovery method."""
 BY_A_PERSON = Cause("operator", "because", RecoveryMethod.OPERATOR, NOW, "uid:1000")
 BROKEN = BreakGlass(NOW + 1e9, "there is no other", "uid:1000")
 CERTIFICATE = certificate()
@@ -41,12 +41,12 @@ GRANT = grant(1, assignment(pod(TENANT)))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What has happened, by the test's own count.
+    """Independent counts of what has happened.
 
     Attributes:
-        proofs: clean slow paths since the last fault; ``owed``: how many it takes until the device is back.
+        proofs: clean slow paths since the last fault; ``owed``: how many the device's return requires.
         attempts, resets: of today, by recoveries.
-        own: failures on the way back for which no tenant can be blamed.
+        own: failures during recovery for which no tenant can be blamed.
     """
 
     proofs: int = 0
@@ -58,7 +58,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``planned``: the scrub under way is a recovery that is to reset the device."""
+    """A state. ``planned``: the current scrub is a recovery that includes a reset."""
 
     record: DeviceRecord
     counted: Counted = Counted()
@@ -72,22 +72,22 @@ class Place:
 
 
 Event = Callable[[Place], Place | None]
-"""None where it cannot happen."""
+"""Returns None where the event cannot happen."""
 
 
 Promise = Callable[[Place, str, Place], bool]
-"""Whether a step from one place to the next, by the event of that name, keeps it."""
+"""Returns whether a step from one place to the next, by the event of that name, keeps the invariant."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Everything that some events lead to.
+    """All places that can be reached by some events.
 
     Attributes:
         policy: the one in force.
-        found: each place with the one before it, and the event between them.
+        found: each place with its predecessor, and the event between them.
         happened: the events that could happen somewhere.
-        broken: for each promise that is not kept, the first step that breaks it.
+        broken: for each violated invariant, the first step that violates it.
     """
 
     policy: Policy
@@ -121,7 +121,7 @@ class Graph:
         return cls(policy, found, frozenset(happened), broken)
 
     def way_to(self, place: Place) -> str:
-        """How one gets there, for whoever has to read why a test failed."""
+        """Return the steps to a place, as the explanation of a failed test."""
         lines, here = [place.story], place
         while True:
             before, event = self.found[here]
@@ -132,7 +132,7 @@ class Graph:
 
 
 def _folded(place: Place, policy: Policy) -> Place:
-    """The same for everything that is decided, with the least of details."""
+    """Return a place that leads to the same decisions, with the fewest details."""
     record, rule = place.record, policy.recovery
     cause, health = record.cause, record.health
     if cause is not None:
@@ -151,7 +151,7 @@ def _folded(place: Place, policy: Policy) -> Place:
         retry_at = NOW if retry_at <= NOW else NOW + (DAY if retry_at > NOW + DAY / 2 else 1.0)
     hygiene = record.hygiene
     if hygiene is Hygiene.CLEAN and health not in ADVERTISED:
-        hygiene = Hygiene.DIRTY  # nothing is decided by what a certificate of it would say
+        hygiene = Hygiene.DIRTY  # no decision depends on its certificate
     lasting = tuple(replace(each, since=NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.warnings)
     folded = DeviceRecord(
         DEVICE,
@@ -185,11 +185,11 @@ def _folded(place: Place, policy: Policy) -> Place:
     return Place(folded, counted, place.planned and hygiene is Hygiene.SCRUBBING)
 
 
-# -- what happens ------------------------------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------------------------
 
 
 def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[str, Event]:
-    """All of them, by name; the last three stand for time, where the clock stands still."""
+    """Return all events by name; the last three represent the passage of time, because the clock is fixed."""
     hot, once = finding(SOFT, Severity.WARNING), finding(ONCE, Severity.WARNING)
     faults = {way: finding(code) for way, code in FAULT_OF.items()}
     return {
@@ -230,7 +230,7 @@ def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[st
 
 
 def _after(before: Place, record: DeviceRecord, counted: Counted, policy: Policy) -> Place:
-    """With the count of proofs begun anew where a fault took the device out, or on from a person's word."""
+    """Return the next place; proofs count from zero after a quarantine, or continue after an operator's action."""
     out = (Health.QUARANTINED, Health.CONDEMNED)
     news = (record.health, record.cause) != (before.record.health, before.record.cause)
     if record.health in out and news:
@@ -276,7 +276,7 @@ def _recovery_starts(policy: Policy, now: Callable[[], float]) -> Event:
 
 
 def _ends(policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Finding, reset: bool = False) -> Event:
-    """The scrub under way is over; ``reset``: the device was reset on the way, as some recoveries do."""
+    """The current scrub ends; ``reset``: the device was reset in it, as in some recoveries."""
     waits = any(each.code == FAULT_OF[RecoveryMethod.WAIT] for each in found)
 
     def event(at: Place) -> Place | None:
@@ -310,7 +310,7 @@ def _ends(policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Fi
 
 
 def _broken_off(at: Place) -> Counted:
-    """A recovery that nobody saw the end of may have been all that it was planned to be."""
+    """Count a recovery with an unknown end as complete: it may have done everything that was planned."""
     if at.record.health is not Health.RECOVERING:
         return at.counted
     return replace(at.counted, attempts=at.counted.attempts + 1, resets=at.counted.resets + at.planned)

@@ -1,7 +1,7 @@
-"""The laws of health: what takes a device out and back, seen in the rows that become durable and in the resets that happen.
+"""The laws of health: when a device leaves and returns, observed in durable rows and in actual resets.
 
-None of them asks the engine what it believes. A way back is counted in scrubs that the ledger has, the breaker in resets
-that the world saw.
+No law relies on the engine's state. Recovery is counted in scrubs in the ledger, the breaker in resets that the world
+observed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class HealthLaws:
     """Watches one world.
 
     Args:
-        wall: wall-clock seconds, the ledger's.
-        late: seconds after which it may be noticed at the latest that the time of a broken glass is over.
-        breach: told the law that is broken, and how.
+        wall: wall-clock seconds, as in the ledger.
+        late: maximum seconds until the end of a break-glass override is noticed.
+        breach: called with the violated law, and how it was violated.
 
     Attributes:
         past: every record that became durable, in order, with the time.
-        recoveries: resets that recoveries made, each with its device and the beginning of the recovery.
+        recoveries: resets by recoveries, each with its device and the start of the recovery.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HealthLaws:
             self._breach("7", f"{device} is back after {self._passes[device]} of {self._owed[device]} clean scrubs")
 
     def _a_persons(self, before: DeviceRecord, after: DeviceRecord, *, by_person: bool) -> None:
-        """What a person took out, and what is condemned, only a person brings back."""
+        """Only an operator returns a device that an operator quarantined, or a condemned one."""
         cause, device = before.cause, before.device
         persons = before.health is Health.QUARANTINED and cause is not None and cause.by_operator
         if persons and (after.health, after.cause) != (before.health, before.cause) and not by_person:
@@ -113,13 +113,13 @@ class HealthLaws:
         ):
             self._breach("7", f"{record.device} is condemned and waits for {cause.recovery_method.value}")
 
-    # -- acts ------------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
     def resets(self, gpu: Gpu) -> None:
-        """A reset begins. Those of recoveries stay within the breaker's rule, and within the day's limit of the device.
+        """A reset begins. Those of recoveries stay within the breaker's rule, and within the device's daily limit.
 
-        They count from the beginning of their recovery, as on record. A person who released a device has forgiven it what
-        was before; the breaker forgives nothing.
+        They count from the start of their recovery, as recorded. An operator's release of a device resets its daily
+        limit, but not the breaker's count.
         """
         record = self._last.get(gpu.id)
         if record is None or record.health is not Health.RECOVERING or self._ordered.get(gpu.id, False):
@@ -137,7 +137,7 @@ class HealthLaws:
     # -- between any two steps -------------------------------------------------------------------------------------
 
     def offered(self, views: Iterable[DeviceView]) -> None:
-        """What the kubelet is told is healthy is so, or is said to be by somebody's word."""
+        """A device advertised to the kubelet is healthy, or an operator or policy permits it."""
         for view in views:
             record, why = view.record, self._why_offered(view)
             if view.advertised and not why:

@@ -1,4 +1,4 @@
-"""A kubelet and its pods: allocation, PreStart before every start, retries, forced deletes, readings that cannot be trusted."""
+"""A kubelet and its pods: allocation, PreStart before every start, retries, forced deletions, untrusted readings."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ COMPLETED_STAYS_LISTED = 1.5
 
 
 class Gone(Exception):
-    """The service is not there, or went away before it answered."""
+    """The service is not running, or ended before it answered."""
 
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A pod, as the kubelet and the machine know it.
+    """A pod, with the state of the kubelet and of the machine.
 
     Attributes:
         devices: of its GPU containers; an init container passes them on to the main one.
         stages: names of the containers, in the order in which they run.
         starts_after: seconds from the answer of PreStart to the container's first process.
-        opens_after: seconds from the start of a container to its opening of the devices.
-        starting: PreStart was answered, and the container is about to be there.
+        opens_after: seconds from the start of a container until it opens the devices.
+        starting: PreStart was answered, and the container is about to start.
         stage: index of the container that runs or waits for its start.
-        starts: how many containers of it were started.
+        starts: how many of its containers were started.
         running: whether its current container has been started and its first process has not ended.
-        complete: its last container ended and is not started again.
-        gone_since: when the kubelet gave it up; None while it is the kubelet's.
-        unnamed: it was granted devices while no witness could name it, so what it left then can be known by nothing but
-            its holding a device.
-        unjudged: it was granted a device whatever was known of it.
-        refusals: what PreStart said since the last start.
+        complete: its last container ended and is not restarted.
+        gone_since: when the kubelet removed it; None while the kubelet has it.
+        unnamed: it was granted devices while no source could identify it, so that its leftovers can be identified only
+            by holding a device.
+        unjudged: it was granted a device regardless of its state.
+        refusals: errors of PreStart since the last start.
     """
 
     pod: Pod
@@ -79,23 +79,23 @@ class Tenant:
 
     @property
     def waiting(self) -> bool:
-        """Whether a container of it is to be started and has not been."""
+        """Return whether a container of it should be started and has not been."""
         return self.listed and not self.running and not self.complete
 
 
 class Kubelet:
-    """One node's.
+    """The kubelet of one node.
 
     Args:
-        pre_start: asks for the devices of a container; returns when they are granted.
-        starting: told when the first process of a container is there, before it does anything.
-        opened: told when a first process has opened all its devices.
+        pre_start: requests the devices of a container; returns when they are granted.
+        starting: called when the first process of a container exists, before it does anything.
+        opened: called when a first process has opened all its devices.
 
     Attributes:
-        trust: what a reading is worth now.
+        trust: the trust of a reading now.
         starts: how often the kubelet was started, as its socket shows.
-        delay: seconds that every question takes longer.
-        longest_pause: seconds between two tries to start a container, which double up to this.
+        delay: additional seconds for every query.
+        longest_pause: maximum seconds between two attempts to start a container; pauses double up to this.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Kubelet:
         opens_after: float = 0.0,
         starts: bool = True,
     ) -> Tenant:
-        """A pod that was allocated ``devices``; its worker starts at once, unless the test asks in its place."""
+        """Admit a pod that was allocated ``devices``; its worker starts at once, unless the test sends its requests."""
         self._uids += 1
         tenant = Tenant(
             Pod(namespace, name, f"uid-{self._uids:04d}"),
@@ -148,7 +148,7 @@ class Kubelet:
         return tenant
 
     def free(self) -> list[str]:
-        """Devices that are nobody's."""
+        """Return the unallocated devices."""
         taken = {device for tenant in self.tenants if tenant.listed for device in tenant.devices}
         return sorted(self._matter.gpus.keys() - taken)
 
@@ -156,7 +156,7 @@ class Kubelet:
         return next((tenant for tenant in self.tenants if tenant.uid == uid), None)
 
     async def _work(self, tenant: Tenant) -> None:
-        """Start, wait for the end, start again: until the pod is given up."""
+        """Start, wait for the end, restart: until the pod is removed."""
         pause = RETRY_AFTER
         while True:
             try:
@@ -194,13 +194,13 @@ class Kubelet:
         self._starting(tenant, tenant.first)
 
     def ask_again(self, tenant: Tenant) -> None:
-        """The call under way is given up (its deadline, or a kubelet that restarts), and the next one follows."""
+        """Give up the current call (its deadline, or a kubelet restart), and make the next one."""
         assert tenant.waiting
         self._cancel(tenant)
         tenant.worker = in_the_world(self._work(tenant), f"pod {tenant.uid}")
 
     def exit(self, tenant: Tenant, *, again: bool) -> None:
-        """The first process ends; the next stage or (``again``) the same container follows, or the pod is complete."""
+        """End the first process; the next stage or (``again``) the same container follows, or the pod is complete."""
         assert tenant.running
         assert tenant.first is not None
         self._matter.end(tenant.first)
@@ -219,13 +219,13 @@ class Kubelet:
         self._give_up(tenant)
 
     def delete(self, tenant: Tenant) -> None:
-        """With grace: the processes end before the kubelet gives the pod up; escaped children live on."""
+        """Delete with grace: the processes end before the kubelet removes the pod; escaped children live on."""
         self._cancel(tenant)
         self._tear_down(tenant)
         self._give_up(tenant)
 
     def force_delete(self, tenant: Tenant, lives_on: float) -> None:
-        """The kubelet gives the pod up at once; its processes live on for a while, and a start under way may still happen."""
+        """Remove the pod from the kubelet at once; its processes live on, and a pending start may still happen."""
         if not tenant.starting:
             self._cancel(tenant)
         self._give_up(tenant)
@@ -251,13 +251,13 @@ class Kubelet:
                 self._matter.end(proc)
 
     def remake_sandbox(self, tenant: Tenant) -> None:
-        """The runtime makes the pod's sandbox anew under the same UID; its containers end with the old one."""
+        """Recreate the pod's sandbox under the same UID; its containers end with the old one."""
         assert tenant.sandbox is not None
         self._matter.end(tenant.sandbox)
         tenant.sandbox = self._matter.start(tenant.uid, f"{tenant.uid}/sandbox-2", "", sandbox=True)
 
     def reboot(self) -> None:
-        """Every process is gone; the pods that are left start from the beginning."""
+        """End every process; the remaining pods start from the beginning."""
         for tenant in self.tenants:
             self._cancel(tenant)
         for proc in self._matter.living():
@@ -274,14 +274,14 @@ class Kubelet:
             tenant.worker = in_the_world(self._work(tenant), f"pod {tenant.uid}")
 
     def starts_of(self, pod: Pod) -> Mapping[str, int]:
-        """How often each container of ``pod`` was started, as its logs tell."""
+        """Return how often each container of ``pod`` was started, according to its logs."""
         mine = (proc for proc in self._matter.procs.values() if proc.pod == pod.uid and proc.first)
         return Counter(proc.container.rpartition("/")[2].partition("#")[0] for proc in mine)
 
-    # -- witnesses -------------------------------------------------------------------------------------------------
+    # -- data sources ----------------------------------------------------------------------------------------------
 
     def reading(self) -> KubeletReading:
-        """What PodResources and the checkpoint say now."""
+        """Return the current contents of PodResources and the checkpoint."""
         now = self._now()
         if self.trust is Trust.UNREADABLE:
             return KubeletReading(self.trust, started_at=now, untrusted_reason="the kubelet does not answer")

@@ -1,8 +1,8 @@
-"""The invariants of the design, in terms of what happens in the world: bytes, processes, signals, durable rows.
+"""The invariants of the design, in terms of events in the world: bytes, processes, signals, durable rows.
 
-A law is looked at where the thing happens (a process opens a device, an eraser touches a cell, a signal goes out, a row
-becomes durable), so that nothing which the engine believes can hide a breach. Breaches are collected; the test asserts
-that there are none.
+A law is checked where the event happens (a process opens a device, an eraser touches a cell, a signal is sent, a row
+becomes durable), so that no state of the engine can hide a breach. Breaches are collected; the test asserts that there
+are none.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tests.world.vault import Vault
 __all__ = ["Laws"]
 
 
+# See docs/decisions/0015-generated-pod-matrix.md.
 class Laws:
-    """Watches one world. ``breaches`` is what a test asserts to be empty."""
+    """Watches one world. A test asserts that ``breaches`` is empty."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Laws:
     # -- bytes and processes ---------------------------------------------------------------------------------------
 
     def opened(self, proc: Proc, gpu: Gpu) -> None:
-        """A process opens a device: an eraser's fence breaks, and none may have been at work on a tenant's device."""
+        """A process opens a device: an eraser's fence breaks, and no eraser may be running on a tenant's device."""
         erasing = self._erasers.running.get(gpu.id)
         if erasing is not None:
             erasing.fence_broken = True
@@ -69,7 +70,7 @@ class Laws:
                 self.breach("5", f"{proc.label} opens {gpu.id} while eraser {erasing.pid} works on it")
 
     def started(self, tenant: Tenant, proc: Proc) -> None:
-        """A container starts: it is alone on its devices, and no eraser is at work on them."""
+        """A container starts: it is alone on its devices, and no eraser is running on them."""
         if tenant.unjudged:
             return
         for device in tenant.devices:
@@ -79,7 +80,7 @@ class Laws:
                 self.breach("4", f"{proc.label} starts on {device} while {other.label} (PID {other.pid}) lives")
 
     def read(self, proc: Proc, device: str) -> None:
-        """A tenant reads a device: zeros, its own bytes, or what the policy lets it see."""
+        """A tenant reads a device: zeros, its own bytes, or what the policy permits."""
         if self._unjudged(proc.pod):
             return
         for label in set(self._matter.read(proc, device)) - {""}:
@@ -87,7 +88,7 @@ class Laws:
                 self.breach("1", f"{proc.label} reads on {device} what {label} wrote")
 
     def _unjudged(self, uid: str | None) -> bool:
-        """Whether its pod was given a device whatever was known of it: nothing is promised to it, nor for it."""
+        """Return whether its pod was given a device regardless of its state: no law applies to it."""
         tenant = self._kubelet.of(uid)
         return tenant is not None and tenant.unjudged
 
@@ -102,9 +103,9 @@ class Laws:
         return reader_space == writer_space and proofs["same-tenant"] is RequiredProof.CHECKS
 
     def _strangers(self, device: str, uid: str | None) -> list[Proc]:
-        """Living processes of other pods that may use the device.
+        """Return living processes of other pods that may use the device.
 
-        A pod that no witness could name when it was granted is known by its holding alone.
+        A pod that no source could identify when it was granted is recognized only by holding the device.
         """
         found = []
         for proc in self._matter.living():
@@ -114,7 +115,7 @@ class Laws:
                     found.append(proc)
         return found
 
-    # -- acts of the service ---------------------------------------------------------------------------------------
+    # -- actions of the service ------------------------------------------------------------------------------------
 
     def eraser_starts(self, gpu: Gpu) -> None:
         other = self._erasers.running.get(gpu.id)
@@ -131,8 +132,9 @@ class Laws:
             self.breach("5", f"{erasing.gpu.id} is cleared while {proc.label} (PID {proc.pid}) lives")
 
     def _starts_on_what_is_not_known(self, proc: Proc, device: str) -> bool:
-        """Whether the device is cleared for the pod of ``proc`` itself, and which container of it had the device nobody saw:
-        the service was killed between the grant and the start. Then holders alone decide.
+        """Return whether the device is cleared for the pod of ``proc`` itself, with an unknown last container.
+
+        The service was killed between the grant and the start. Then holders alone decide.
         """
         tenant, last = self._kubelet.of(proc.pod), self._vault.records[device].last_grant
         unseen = last is not None and last.pod is not None and last.pod.uid == proc.pod and not last.cgroups
@@ -144,14 +146,14 @@ class Laws:
             self.breach("5", f"{gpu.id} is reset while {proc.label} (PID {proc.pid}) holds it")
 
     def signalled(self, pod: Pod, proc: Proc) -> None:
-        """A leftover is proved: its pod is gone, and its container's first process dead or the grace over."""
+        """A leftover is proved: its pod is gone, and its container's first process dead or the grace period over."""
         tenant = self._kubelet.of(proc.pod)
         if (
             tenant is not None
             and proc.holds - set(tenant.devices)
             and self._policy().unauthorized_use is UnauthorizedUseAction.KILL
         ):
-            return  # it has a device that is not its pod's, and the policy says what follows
+            return  # it has a device that is not its pod's, and the policy decides what follows
         if tenant is None or tenant.pod != pod:
             self.breach("5", f"PID {proc.pid} is signalled as {pod}'s and is not")
             return
@@ -164,7 +166,7 @@ class Laws:
             self.breach("5", f"PID {proc.pid} of {proc.label} is signalled within its grace")
 
     def service_starts(self) -> None:
-        """What the service before it called clean, nobody has watched since."""
+        """What the previous service recorded as clean has not been watched since."""
         self._called_clean.clear()
 
     # -- durable rows ----------------------------------------------------------------------------------------------
@@ -184,30 +186,30 @@ class Laws:
             if record.device in new and record.hygiene is not Hygiene.IN_USE:
                 self.breach("2", f"{record.device} was granted and the ledger says {record.hygiene.value}")
             gpu = self._matter.gpus[record.device]
-            # Of one that fell off the bus nobody can say who wrote on it; it is proved anew before it is offered.
+            # Users of a device that fell off the bus cannot be identified; it is certified again before it is
+            # advertised.
             if record.hygiene is Hygiene.CLEAN and not gpu.lost and not self._may_be_called_clean(gpu, record):
                 self.breach("6", f"{record.device} is called clean and holds {gpu.cells}")
             if record.hygiene is Hygiene.CLEAN and record.certificate is not None:
                 self._called_clean[record.device] = record.certificate.id
             else:
-                self._called_clean.pop(record.device, None)  # what it had proves nothing any more
+                self._called_clean.pop(record.device, None)  # its earlier proof is void
         for certificate in change.certificates:
             if not certificate.not_covered:
                 self.breach("6", f"{certificate.id} does not say what it left out")
 
     def asked_sets(self) -> list[set[str]]:
-        """The sets of devices that the kubelet asks for together."""
+        """Return the sets of devices that the kubelet requests together."""
         return [set(tenant.devices) for tenant in self._kubelet.tenants]
 
     def _may_be_called_clean(self, gpu: Gpu, record: DeviceRecord) -> bool:
-        """It holds zeros; or it has the certificate that this life of the service gave it before a process of the host
-        wrote on it, which no look has seen so far."""
+        """Return whether it contains zeros, or was certified by this service before an unnoticed write by the host."""
         written = set(gpu.cells) - {""}
         known = record.certificate is not None and self._called_clean.get(gpu.id) == record.certificate.id
         return not written or (known and all(each.startswith("host/") for each in written))
 
     def _may_be_unjudged(self, record: DeviceRecord) -> None:
-        """Somebody said so: a policy that observes, or a person who broke its glass, for a time that is not over."""
+        """Unconditional grants require an observing policy, or an active break-glass override by an operator."""
         policy, glass = self._policy(), record.break_glass
         observed = Enforcement.OBSERVE in {each.enforcement for each in (policy, *_overrides(policy))}
         if not observed and (glass is None or self._wall() >= glass.until):
@@ -216,7 +218,7 @@ class Laws:
             self.breach("1", f"{record.device} is granted although a person took it out")
 
     def granted(self, tenant: Tenant, answer: tuple[GrantedDevice, ...]) -> None:
-        """PreStart is answered: the ledger says so already, and what each grant rests on is there to be read."""
+        """PreStart is answered: the grant is in the ledger already, and so is everything on which it is based."""
         if tuple(each.device for each in answer) != tenant.devices:
             self.breach("4", f"{tenant.devices} were asked for and {answer} granted")
         for each in answer:
@@ -265,11 +267,11 @@ class Laws:
     # -- between any two steps -------------------------------------------------------------------------------------
 
     def at_rest(self, believed: dict[str, int], stored: dict[str, int], views: Iterable[DeviceView]) -> None:
-        """The engine never believes more than is stored, and offers nothing that is out of service.
+        """The engine's state is never newer than the ledger, and nothing out of service is advertised.
 
         Args:
             believed, stored: version of each device's record.
-            views: what the node shows.
+            views: the node's views of its devices.
         """
         self.health.offered(views)
         for device, version in believed.items():
@@ -282,6 +284,6 @@ def _overrides(policy: Policy) -> Iterable[Policy]:
 
 
 def _digests(policy: Policy) -> set[str]:
-    """Of the node's policy, and of its overrides'; one that only observes accepts both of its own."""
+    """Return the digests of the node's policy and its overrides; an observing one accepts both of its own."""
     everyone = (policy, *_overrides(policy))
     return {digest for each in everyone for digest in (each.digest, each.proof_digest)}

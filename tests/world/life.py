@@ -1,7 +1,7 @@
 """The life of one service process: what kill -9 ends, and what it does not.
 
-Everything that the service does goes through ports that belong to a life. Once the life is over they do nothing any
-more, so whatever its tasks still attempt while they unwind has no effect, as in a process that is gone.
+Everything that the service does goes through ports that belong to a life. After its end they do nothing, so that the
+actions of its tasks during their cancellation have no effect, as in a process that is gone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it runs any more. Like ``SystemExit``, no ``except Exception`` sees it."""
+    """The process is gone: none of its code runs. Like ``SystemExit``, no ``except Exception`` catches it."""
 
 
 class Life:
-    """From a start of the service to its end."""
+    """The time from a start of the service to its end."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -32,18 +32,18 @@ class Life:
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def check(self) -> None:
-        """What every port does first."""
+        """Raise Killed after the end of this life; every port calls it first."""
         if not self.alive:
             raise Killed(f"life {self.number} is over")
 
     def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task of this life; the tasks that it starts are of this life too."""
+        """Start a task of this life; the tasks that it starts belong to this life, too."""
         context = Context()
         context.run(_LIFE.set, self)
         return asyncio.get_running_loop().create_task(work, name=name, context=context)
 
     def end(self) -> None:
-        """kill -9: at this very instant, between any two lines."""
+        """Simulate kill -9: at this instant, between any two lines."""
         self.alive = False
         for task in list(self.tasks):
             task.add_done_callback(listen)
@@ -51,18 +51,18 @@ class Life:
 
 
 def listen(task: asyncio.Task[Any]) -> None:
-    """Take note of how a task ended that nobody awaits any more."""
+    """Retrieve the result of a task that is no longer awaited."""
     if not task.cancelled():
         task.exception()
 
 
 def in_the_world(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task that no service's end ends: a pod's, the kubelet's, an eraser's."""
+    """Start a task that no service's end affects: of a pod, the kubelet, an eraser."""
     return asyncio.get_running_loop().create_task(work, name=name, context=Context())
 
 
 def follow_lives(loop: asyncio.AbstractEventLoop) -> None:
-    """Make every task of ``loop`` known to the life that started it."""
+    """Register every task of ``loop`` with the life that started it."""
 
     def factory(
         loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None, **more: Any

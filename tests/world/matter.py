@@ -1,7 +1,7 @@
-"""Devices and processes: memory whose bytes say who wrote them, and processes that open it.
+"""Devices and processes: memory whose bytes identify their writer, and processes that open it.
 
-A device's memory is a row of cells. A cell is empty (zeros) or carries the label of the container that wrote it, so
-"somebody reads what another left" is something that can be seen.
+A device's memory is a row of cells. A cell is empty (zeros) or contains the label of the container that wrote it, so
+that a read of another tenant's data is visible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIFTED_BY_A_RESET = frozenset(
         "mig-mode-pending",
     }
 )
-"""Conditions that a reset ends on a real device; a narrow link or a broken row it does not."""
+"""Conditions that a reset ends on a real device; it does not end a narrow link or a failed row remapping."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,27 +36,27 @@ class Gpu:
     """One device, its bytes, its settings and its faults.
 
     Attributes:
-        cells: who wrote each part of the memory; empty for zeros.
-        xids: those that the driver lists, each with how often it came since the last reset.
-        conditions: what else the driver says while it lasts, by code, each with what was read.
-        recovery: what the driver itself asks for; None where it says nothing of the kind.
-        ecc: uncorrected errors since the driver was loaded; None where nobody counts them.
+        cells: the writer of each part of the memory; empty for zeros.
+        xids: those that the driver lists, each with its count since the last reset.
+        conditions: other lasting reports of the driver, by code, each with the value read.
+        recovery: the driver's own recommendation; None where it reports none.
+        ecc: uncorrected errors since the driver was loaded; None where they are not counted.
         counters: the device's own, which survive everything.
-        stuck: questions to the driver are not answered.
-        silent: nobody can be asked about it.
-        nonsense: the driver's answer makes no sense.
+        stuck: driver calls do not return.
+        silent: queries about it are impossible.
+        nonsense: the driver's answer is invalid.
         odd: the driver reports a fault that is in no table.
         lost: off the bus.
-        listed: whether the inventory knows it.
-        wont_clear: one cell keeps what is in it, whoever writes.
+        listed: whether the inventory contains it.
+        wont_clear: one cell keeps its content, whatever is written.
         slow: factor on the time that clearing takes.
-        ghost: held by something that has no process.
-        reset_fails: a sentence, or None when resets work.
+        ghost: held without a process.
+        reset_fails: an error message, or None when resets work.
         reset_missing: why the device cannot be reset at all, or None.
         together: ids of the devices that are reset with it.
-        firmware: what its VBIOS says it is.
-        flaws: in which ways a scrub of it goes wrong: ``settings-stay``, ``settings-hang``, ``memory-short``, ``memory-kept``,
-            ``on-chip``, ``eraser-dies``, ``diagnosis-wrong``, ``diagnosis-slow``.
+        firmware: the VBIOS version that it reports.
+        flaws: ways in which a scrub of it fails: ``settings-not-restored``, ``settings-hang``, ``memory-short``,
+            ``memory-kept``, ``on-chip``, ``eraser-dies``, ``diagnosis-wrong``, ``diagnosis-slow``.
     """
 
     device: Device
@@ -90,15 +90,15 @@ class Gpu:
 
     @property
     def described(self) -> Device:
-        """As the driver describes it."""
+        """The device as the driver describes it."""
         return replace(self.device, traits=(*self.device.traits, ("vbios", self.firmware)))
 
     def came(self, xid: int, times: int = 1) -> None:
-        """The driver reports an XID."""
+        """Let the driver report an XID."""
         self.xids[xid] = self.xids.get(xid, 0) + times
 
     def was_reset(self) -> None:
-        """What a reset lifts on a real device, and nothing else."""
+        """Remove exactly what a reset removes on a real device."""
         self.resets += 1
         self._forget()
         self.lost = self.ghost = False
@@ -106,7 +106,7 @@ class Gpu:
             self.recovery = "none"
 
     def was_rebooted(self) -> None:
-        """What a reboot of the node lifts: all that a reset does, and what the driver's own state was the cause of."""
+        """Remove what a reboot of the node removes: all that a reset does, and faults of the driver's own state."""
         self._forget()
         self.lost = self.ghost = self.stuck = self.silent = self.nonsense = self.odd = False
         if self.recovery is not None and ("reset" in self.recovery or "reboot" in self.recovery):
@@ -119,7 +119,7 @@ class Gpu:
             del self.conditions[code]
 
     def mend(self) -> None:
-        """Take every fault away; what the device has counted stays counted."""
+        """Remove every fault; the device's counters keep their values."""
         self.xids.clear()
         self.conditions.clear()
         self.flaws.clear()
@@ -133,12 +133,12 @@ class Gpu:
 
 
 def gpu(number: int, memory_bytes: int = MIB) -> Gpu:
-    """Device number ``number`` of the node; ids are in the order of the numbers."""
+    """Return device number ``number`` of the node; ids are in the order of the numbers."""
     return Gpu(Device(f"GPU-{number:04d}", str(number), "Labelled One", memory_bytes))
 
 
 def instance(number: int, of: str, memory_bytes: int = MIB) -> Gpu:
-    """Device number ``number``, an instance of the GPU ``of``: what befalls one befalls its siblings, and nobody resets it."""
+    """Return device ``number``, an instance of GPU ``of``: siblings share its faults, and it cannot be reset."""
     device = Device(f"MIG-{number:04d}", f"{of}:{number}", "Labelled One", memory_bytes, parent=of, profile="1g")
     return Gpu(device, reset_missing="it is an instance, and only its whole GPU can be reset")
 
@@ -154,9 +154,9 @@ class Proc:
         mounted: ids of the devices that it could open.
         holds: ids of the devices that it has open.
         first: whether it is the first process of its container.
-        sandbox: whether it is the pod's sandbox, which was there before any container.
+        sandbox: whether it is the pod's sandbox, which existed before any container.
         killable: whether a kill ends it (it does not in an uninterruptible sleep).
-        command: what it calls itself.
+        command: its command line.
     """
 
     pid: int
@@ -204,20 +204,20 @@ class Matter:
         return proc
 
     def first_container(self, pod: str) -> asyncio.Future[str]:
-        """The name of the first container that appears in ``pod`` from now on."""
+        """Return a future with the name of the first container that appears in ``pod`` from now on."""
         known = {proc.container for proc in self.procs.values() if proc.pod == pod}
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._created.setdefault(pod, []).append((future, known))
         return future
 
     def fork(self, parent: Proc) -> Proc:
-        """A child of ``parent``: same container, same open devices."""
+        """Fork a child of ``parent``: same container, same open devices."""
         child = self.start(parent.pod, parent.container, parent.label, mounted=parent.mounted)
         child.holds = set(parent.holds)
         return child
 
     def end(self, proc: Proc) -> bool:
-        """Kill ``proc``; False when it cannot be ended."""
+        """Kill ``proc``; return False when it cannot be killed."""
         if not proc.killable:
             return False
         proc.alive = False
@@ -225,11 +225,11 @@ class Matter:
         return True
 
     def living(self, pod: str | None = None) -> Iterator[Proc]:
-        """Every living process, or those of one pod."""
+        """Yield every living process, or those of one pod."""
         return (proc for proc in list(self.procs.values()) if proc.alive and pod in (None, proc.pod))
 
     def kin(self, device: str) -> list[Gpu]:
-        """The device, and the other instances of its GPU: they share its faults."""
+        """Return the device, and the other instances of its GPU: they share its faults."""
         mine = self.gpus[device]
         parent = mine.device.parent
         return [
@@ -254,7 +254,7 @@ class Matter:
         memory.cells = [proc.label] * CELLS
 
     def read(self, proc: Proc, device: str) -> list[str]:
-        """What ``proc`` finds in the memory."""
+        """Return the memory's content as ``proc`` reads it."""
         assert proc.alive
         assert device in proc.holds
         return list(self.gpus[device].cells)

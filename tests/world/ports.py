@@ -1,4 +1,4 @@
-"""The ports of one service into the world, except its ledger and its eraser. Each does nothing once its life is over."""
+"""The ports of one service into the world, except ledger and eraser. They do nothing after the end of its life."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class InventoryOfLife:
 
 
 class HoldersOfLife:
-    """:class:`scrubber.ports.Holders`. ``unreadable`` names devices whose holders cannot be told."""
+    """:class:`scrubber.ports.Holders`. ``unreadable`` names devices whose holders cannot be determined."""
 
     def __init__(self, life: Life, matter: Matter, erasers: Erasers, unreadable: set[str]) -> None:
         self._life = life
@@ -102,7 +102,7 @@ class HoldersOfLife:
         if gpu.lost:
             raise DeviceLost("the device fell off the bus")
         if erasing is not None:
-            erasing.fence_broken = True  # to ask is to open the device, and an eraser cannot tell who does
+            erasing.fence_broken = True  # a query opens the device, and an eraser cannot tell by which process
         return bool(gpu.ghost or self._matter.holders(device.id) or erasing is not None)
 
     async def list_holders(
@@ -139,7 +139,7 @@ class TelemetryOfLife:
         self.happened: asyncio.Queue[Signal] = asyncio.Queue()
 
     async def snapshot(self, device: Device) -> Snapshot:
-        """Of an instance: what it says itself, with what its siblings have."""
+        """Return the snapshot; for an instance its own conditions, with those of its siblings."""
         self._life.check()
         await asyncio.sleep(0)
         gpu, kin = self._matter.gpus[device.id], self._matter.kin(device.id)
@@ -188,7 +188,7 @@ class SettingsOfLife:
         if "settings-hang" in gpu.flaws:
             await asyncio.sleep(HANG_SECONDS)
             self._life.check()
-        if "settings-stay" in gpu.flaws:
+        if "settings-not-restored" in gpu.flaws:
             return dict(gpu.settings)
         gpu.settings.update({name: value for name, value in expected.items() if name in gpu.settings})
         return dict(gpu.settings)
@@ -198,7 +198,7 @@ class ResetterOfLife:
     """:class:`scrubber.ports.Resetter`.
 
     Args:
-        resets: told before a reset.
+        resets: called before a reset.
     """
 
     def __init__(self, life: Life, matter: Matter, resets: Callable[[Gpu], None]) -> None:
@@ -228,7 +228,7 @@ class ResetterOfLife:
 
 
 class DiagnosticsOfLife:
-    """:class:`scrubber.ports.Diagnostics`; it leaves the memory as it was."""
+    """:class:`scrubber.ports.Diagnostics`; it does not change the memory."""
 
     def __init__(self, life: Life, matter: Matter) -> None:
         self._life = life
@@ -273,8 +273,8 @@ class ContainersOfLife:
     """:class:`scrubber.ports.Containers`.
 
     Args:
-        signalled: told of each process before it is signalled, with what it is.
-        unreadable: UIDs of pods whose processes cannot be told.
+        signalled: called for each process before it is signalled, with the process.
+        unreadable: UIDs of pods whose processes cannot be listed.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class ContainersOfLife:
 
 
 class JournalOfLife:
-    """:class:`scrubber.ports.Journal`; ``events`` keeps what was told, ``scrubs`` the records of scrubs."""
+    """:class:`scrubber.ports.Journal`; ``events`` contains the recorded events, ``scrubs`` the records of scrubs."""
 
     def __init__(self, life: Life) -> None:
         self._life = life

@@ -1,4 +1,4 @@
-"""Values of the domain for tests that look at one decision: each with a sensible default for what the test leaves out."""
+"""Domain values for tests of one decision: each with a sensible default for what the test does not specify."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def process(pid: int, container: str = "main#1", started: int | None = None) -> 
 
 
 def grant(sequence: int = 1, to: Assignment | None = None, **more: object) -> Grant:
-    """A grant to the default pod, unless told otherwise; ``to=None`` with ``unknown=True`` is one to nobody known."""
+    """Return a grant, by default to the default pod; ``to=None`` with ``unknown=True`` is one to an unknown pod."""
     unknown = more.pop("unknown", False)
     given = Grant(sequence, None if unknown else to or assignment(), HandOverKind.UNKNOWN, NOW, NODE.boot)
     return replace(given, **more)  # type: ignore[arg-type]
 
 
 def by_record(device: DeviceRecord, kind: HandOverKind, policy: Policy, *, ran: bool = True) -> HandoverDecision:
-    """The answer for a whole device of which everything but its record is well."""
+    """Return the decision for a whole device without problems other than those in its record."""
     facts = HandoverFacts(record=device, kind=kind, policy=policy, identity=NODE, last_pod_ran=ran)
     return decide(replace(facts, earlier_pods=frozenset(), checks=FastPathChecks(passed=True)))
 
 
 def certificate(**more: object) -> Certificate:
-    """Unused, of this device, node, boot, driver and policy, issued before any grant."""
+    """Return a certificate: unused, of this device, node, boot, driver and policy, issued before any grant."""
     issued = Certificate(
         id="cert-1",
         node=NODE.node,
@@ -109,8 +109,8 @@ def certificate(**more: object) -> Certificate:
     return replace(issued, **more)  # type: ignore[arg-type]
 
 
-def cause(code: str = "xid-95", way_back: RecoveryMethod = RecoveryMethod.RESET, **more: object) -> Cause:
-    return replace(Cause(code, f"{code} was seen.", way_back, NOW), **more)  # type: ignore[arg-type]
+def cause(code: str = "xid-95", recovery_method: RecoveryMethod = RecoveryMethod.RESET, **more: object) -> Cause:
+    return replace(Cause(code, f"{code} was seen.", recovery_method, NOW), **more)  # type: ignore[arg-type]
 
 
 def record(hygiene: Hygiene = Hygiene.DIRTY, health: Health = Health.HEALTHY, **more: object) -> DeviceRecord:
@@ -149,7 +149,7 @@ certificates: st.SearchStrategy[Certificate] = st.builds(
     st.integers(0, 2),
     st.sampled_from((None, None, None, 1)),
 )
-"""Certificates with at most a few things wrong; most have none."""
+"""Certificates with at most a few flaws; most have none."""
 
 _pods = st.builds(
     pod, st.sampled_from(("acme", "umbrella")), st.just("train-0"), st.sampled_from((None, "uid-1", "uid-2"))
@@ -170,7 +170,7 @@ records: st.SearchStrategy[DeviceRecord] = st.builds(
     _grants,
     st.booleans(),
 )
-"""Any record at all, also such as no history leads to: the answer must be safe whatever is in the ledger."""
+"""Any record at all, including those that no history leads to: the answer must be safe whatever is in the ledger."""
 
 policies: st.SearchStrategy[Policy] = st.builds(
     lambda proofs: replace(POLICY, required_proofs=proofs),

@@ -1,4 +1,4 @@
-"""One service over the world, from its start to its end, composed as the daemon composes it."""
+"""One service over the world, from its start to its end, composed like the daemon composes it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HEALTH_EVERY = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a service looks, in seconds. Beyond ten, what was proved is void at each look.
+    """The intervals of a service's checks, in seconds. Above ten, every check voids earlier proofs.
 
     Attributes:
-        watch: at pods and at use.
-        health: at what the driver says.
-        draw: which share of ``watch`` passes between two looks at use, from 0 to 1; regular unless a test is about that.
+        watch: of pods and of use.
+        health: of the driver's reports.
+        draw: the share of ``watch`` between two usage checks, from 0 to 1; constant unless a test varies it.
     """
 
     watch: float = WATCH_EVERY
@@ -46,13 +46,13 @@ class Pace:
 
 
 class Service:
-    """One incarnation.
+    """One run of the service.
 
     Args:
-        failed: told, in words, when a task ends by an error that nobody meant: the daemon would have died of it.
+        failed: called with a message when a task ends by an unexpected error, which would end the daemon.
 
     Attributes:
-        ready: every device was looked at once.
+        ready: every device was checked once.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Service:
         try:
             await self._run()
         except LedgerFailure as error:
-            # It keeps a service from starting, and never ends one that runs.
+            # It prevents a service from starting, and never ends a running one.
             self._die(error, meant=not self.ready.is_set())
-        except Exception as error:  # noqa: BLE001 - whatever ends the daemon is what the laws are to hear of
+        except Exception as error:  # noqa: BLE001 - the laws check every error that ends the daemon
             self._die(error)
         except BaseExceptionGroup as error:
             self._die(error)
 
     async def started(self) -> None:
-        """Wait until every device was looked at, or until the service has died on the way."""
+        """Wait until every device was checked, or until the service has died."""
         ready = asyncio.ensure_future(self.ready.wait())
         await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -125,13 +125,13 @@ class Service:
                 name="inventory",
             )
 
-    # -- asked over a socket ---------------------------------------------------------------------------------------
+    # -- requests over a socket ------------------------------------------------------------------------------------
 
     async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
-        """As the plugin asks: cancelling it cancels the handler, and a service that dies answers nothing.
+        """Request like the plugin: cancelling cancels the handler, and a service that dies answers nothing.
 
         Raises:
-            Gone: the service is not there, or died before it answered.
+            Gone: the service is not running, or died before it answered.
         """
         if not self.life.alive:
             raise Gone
@@ -145,7 +145,7 @@ class Service:
         return self._result(handler)
 
     async def scrub(self, device: str, path: PathKind = PathKind.SLOW) -> list[ScrubUpdate]:
-        """All news of a scrub on demand, to its end."""
+        """Return all updates of a scrub on demand, to its end."""
         if not self.life.alive:
             raise Gone
 
@@ -163,11 +163,11 @@ class Service:
         return handler.result()
 
     def kill(self) -> None:
-        """kill -9."""
+        """Simulate kill -9."""
         self.life.end()
 
     async def stop(self) -> None:
-        """SIGTERM: everything drains; scrubs are abandoned."""
+        """Simulate SIGTERM: everything drains; scrubs are abandoned."""
         self._running.cancel()
         await asyncio.wait({self._running})
         drained = self.life.start(self.node.devices.drain(), "drain")

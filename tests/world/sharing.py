@@ -1,4 +1,4 @@
-"""A world whose devices are shared: pods have ``<device id>::<n>`` of them, and pods of one namespace may be on one together."""
+"""A world with shared devices: pods have ``<device id>::<n>`` of them, and pods of one namespace may share one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESOURCE = "scrubber.dev/gpu.shared"
 
 
 class SharedLaws(Laws):
-    """The laws of a shared device: one tenant at a time, and nothing of another one's to be read."""
+    """The laws of a shared device: one tenant at a time, and no tenant reads another one's data."""
 
     def started(self, tenant: Tenant, proc: Proc) -> None:
         for device in tenant.devices:
@@ -51,7 +51,7 @@ class SharedLaws(Laws):
 
 
 class AssignmentsOfShares(AssignmentsOfLife):
-    """As the kubelet lists them, with the ids of shares and under our resource's name, and what others gave out."""
+    """The assignments as the kubelet lists them: with share ids under our resource, and those of other plugins."""
 
     def __init__(self, life: Life, world: SharedWorld) -> None:
         super().__init__(life, world.kubelet)
@@ -62,9 +62,11 @@ class AssignmentsOfShares(AssignmentsOfLife):
 
 
 class SharedWorld(World):
-    """Attributes:
-    shares: by UID, the kubelet's ids of what the pod's container has; pods that are not in it have whole devices.
-    elsewhere: assignments that another plugin made.
+    """A world with shared devices.
+
+    Attributes:
+        shares: by UID, the kubelet's ids of the pod's container; pods that are missing have whole devices.
+        elsewhere: assignments by another plugin.
     """
 
     def __init__(self, devices: int = 1, policy: Policy = DEFAULT) -> None:
@@ -99,11 +101,11 @@ class SharedWorld(World):
         return replace(reading, assignments=(*ours, *more), checkpoint_only=hinted, shares=shares)
 
     def share(self, number: int, *, of: int = 0) -> str:
-        """The id of share ``number`` of a device."""
+        """Return the id of share ``number`` of a device."""
         return f"{self.gpu(of).id}::{number}"
 
     async def admit_shares(self, namespace: str, name: str, *shares: str, starts: bool = True) -> Tenant:
-        """A pod is admitted with ``shares``; its worker starts at once, unless the test asks in its place."""
+        """Admit a pod with ``shares``; its worker starts at once, unless the test sends its requests."""
         await self.node.reserve(shares, RESOURCE)
         devices = {id_.partition("::")[0] for id_ in shares}
         tenant = self.kubelet.admit(namespace, name, devices, starts=False)
@@ -113,7 +115,7 @@ class SharedWorld(World):
         return tenant
 
     async def start(self, namespace: str, name: str, *shares: str, writes: bool = True) -> Tenant:
-        """A pod that runs on ``shares`` and has written all over their devices."""
+        """Return a pod that runs on ``shares`` and has filled their devices."""
         tenant = await self.admit_shares(namespace, name, *shares)
         await self.until(lambda: tenant.running and bool(tenant.first and tenant.first.holds))
         if writes:
@@ -121,20 +123,20 @@ class SharedWorld(World):
         return tenant
 
     def call(self, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[GrantedDevice, ...]]:
-        """Ask in the place of the pod's worker."""
+        """Request a start for the pod, instead of its worker."""
         assert self.service is not None
         ids = self.shares.get(tenant.uid, tenant.devices)
         return asyncio.create_task(self.service.hand_over(HandOverCall(ids, wait, frozenset(), RESOURCE)))
 
     async def refused(self, tenant: Tenant, wait: float = 1.0) -> ScrubberError:
-        """What the pod is refused with when its time is up."""
+        """Return the pod's refusal when its wait is over."""
         with pytest.raises(ScrubberError) as refusal:
             await self.call(tenant, wait)
         self.laws.refused(refusal.value)
         return refusal.value
 
     def use(self, device: Gpu, pod: str | None = None) -> Proc:
-        """A process that was granted nothing opens ``device``."""
+        """Let a process without a grant open ``device``."""
         proc = self.matter.start(pod, "elsewhere", "nobody/elsewhere/x#1", mounted=frozenset({device.id}))
         self.matter.open(proc, device.id)
         return proc
@@ -152,7 +154,7 @@ class SharedWorld(World):
 
 @asynccontextmanager
 async def a_shared_world(devices: int = 1, policy: Policy = DEFAULT) -> AsyncIterator[SharedWorld]:
-    """One whose service has found all devices clean; no law may be broken in it."""
+    """Provide a world whose service has certified all devices; asserts that no law is violated."""
     world = SharedWorld(devices, policy)
     try:
         await world.start_service()

@@ -1,4 +1,4 @@
-"""A tracer that remembers: what was done inside what, with what was noted of it, and how it ended."""
+"""A tracer that keeps its spans: their nesting, their attributes, and how they ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _current: ContextVar[Told | None] = ContextVar("span", default=None)
 
 @dataclass(eq=False)
 class Told:
-    """One span. ``ended``: by which exception it was left, ``""`` for none; None while it is open."""
+    """One span. ``ended``: the exception with which it ended, ``""`` for none; None while it is open."""
 
     name: str
     attributes: dict[str, AttributeValue]
@@ -28,13 +28,13 @@ class Told:
         self.attributes.update(attributes)
 
     def find(self, name: str) -> list[Told]:
-        """Those of that name, this one and all inside it, in the order in which they began."""
+        """Return the spans of that name among this one and its descendants, in the order of their start."""
         found: list[Told] = [self] if self.name == name else []
         return found + [each for child in self.inside for each in child.find(name)]
 
     @property
     def outline(self) -> str:
-        """``hand-over(device(check(step holders)), grant)``."""
+        """The nesting as text: ``hand-over(device(check(step holders)), grant)``."""
         inside = ", ".join(each.outline for each in self.inside)
         return f"{self.name}({inside})" if inside else self.name
 
@@ -43,7 +43,7 @@ class Recorder:
     """A :class:`scrubber.ports.Tracer`.
 
     Attributes:
-        roots: spans that were begun inside no other.
+        roots: spans without a parent.
     """
 
     def __init__(self) -> None:

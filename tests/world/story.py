@@ -1,7 +1,7 @@
-"""Everything that can happen in a world, as acts with choices; and how such a story ends well.
+"""Scenarios: everything that can happen in a world, as acts with choices, and the repair at the end of a scenario.
 
-A plot is a list of steps: an act, what was chosen for it, and how much time passes after it. Choices of a pod or a
-process are numbers taken modulo what there is, so that a plot keeps its sense when steps are left out.
+A plot is a list of steps: an act, its choices, and the time that passes after it. Choices of a pod or a process are
+numbers modulo the existing ones, so that a plot stays valid when steps are removed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ TRUSTED = Policy(
 )
 POLICIES = {policy.name: policy for policy in (DEFAULT, STRICT, TRUSTED)}
 MANY_RESETS = BreakerRule(max_resets=10_000)
-"""A story breaks more in minutes than a node does in an hour; what its breaker held back would wait for the hour's end."""
+"""A scenario has more faults in minutes than a node in an hour; work stopped by its breaker would wait for the end
+of the hour."""
 
 SUPERVISOR_WAITS = 1.0
 
@@ -74,7 +75,7 @@ Plot = tuple[Step, ...]
 
 
 def tell(policy: str, plot: Plot) -> str | None:
-    """Play ``plot`` in a new world, and make it well in the end: what went wrong first, or None."""
+    """Play ``plot`` in a new world, and repair that at the end; return the first failure, or None."""
     story = Story(replace(POLICIES[policy], breaker=MANY_RESETS))
     try:
         return story.play(plot)
@@ -83,7 +84,7 @@ def tell(policy: str, plot: Plot) -> str | None:
 
 
 def shortest(policy: str, plot: Plot, *, tries: int = 300) -> Plot:
-    """What is left of ``plot`` when everything is left out that its failure does not need."""
+    """Return ``plot`` without the steps that its failure does not need."""
     wanted = _manner(tell(policy, plot))
     size = max(1, len(plot) // 2)
     while tries > 0:
@@ -101,12 +102,12 @@ def shortest(policy: str, plot: Plot, *, tries: int = 300) -> Plot:
 
 
 def _manner(wrong: str | None) -> str:
-    """The kind of a failure: numbers and times differ from try to try."""
+    """Return the kind of a failure: numbers and times differ between attempts."""
     return re.sub(r"[\d.]+", "#", wrong or "")[:50]
 
 
 class Story:
-    """One world and everything that can be done in it. A service that died is started again by its supervisor."""
+    """One world and every possible act in it. A service that died is restarted by its supervisor."""
 
     def __init__(self, policy: Policy, devices: int = DEVICES, pace: Pace | None = None) -> None:
         self._loop = VirtualLoop()
@@ -129,7 +130,7 @@ class Story:
                 await self.world.start_service()
 
     def play(self, plot: Plot) -> str | None:
-        """Every step, then the world made well; stops at the first thing that is wrong and tells it."""
+        """Play every step, then repair the world; stop at the first failure and return it."""
         try:
             for step in plot:
                 self._loop.run_until_complete(self._act(step))
@@ -142,7 +143,7 @@ class Story:
         return self.world.laws.breaches[0] if self.world.laws.breaches else None
 
     async def ends(self) -> None:
-        """The world is made well, and everything that waits is given what it waits for."""
+        """Repair the world, and let every waiting pod start."""
         await _EndWell(self).tell()
 
     async def _act(self, step: Step) -> None:
@@ -153,7 +154,7 @@ class Story:
         self.world.look()
 
     def close(self) -> None:
-        """Nothing of this world runs any more."""
+        """End every task of this world."""
         self._loop.run_until_complete(self.world.end())
         self._loop.close()
         assert [each for each in self._loop.unheard if "Killed(" not in each] == []
@@ -161,7 +162,10 @@ class Story:
     # -- pods ------------------------------------------------------------------------------------------------------
 
     async def a_pod_is_admitted(self, namespace: str, name: str, wants: int, kind: str) -> None:
-        """``kind``: plain, init (an init container uses the devices first), late (to start) or slow (to open them)."""
+        """Admit a pod.
+
+        ``kind``: plain, init (an init container uses the devices first), late (to start) or slow (to open them).
+        """
         world = self.world
         free = [device for device in world.kubelet.free() if self._advertised(device)]
         numbers = [list(world.matter.gpus).index(device) for device in free[:wants]]
@@ -174,7 +178,7 @@ class Story:
             )
 
     async def a_pod_follows_another(self, namespace: str, wants: int, writes: bool, lives_on: float) -> None:
-        """The oldest pod is deleted by force, lives on, and its devices go to the next at once."""
+        """Delete the oldest pod by force; it lives on, and its devices go to the next one at once."""
         tenant = self._listed(0)
         if tenant is not None:
             if writes:
@@ -188,7 +192,7 @@ class Story:
             self.world.write_all(tenants[choice % len(tenants)])
 
     def a_container_exits(self, choice: int, again: bool, writes: bool, child: str) -> None:
-        """``child``: none is left behind, or one that holds the devices, or one that has let go of them."""
+        """End a container. ``child``: none is left behind, one that holds the devices, or one that has closed them."""
         tenant = self._running(choice)
         if tenant is not None:
             if writes:
@@ -241,13 +245,16 @@ class Story:
         self.world.kubelet.trust = Trust(trust)
 
     def a_device_fails(self, number: int, fault: str, told: bool) -> None:
-        """``told``: whether the driver reports it, or the next look has to find it."""
+        """Let a device fail. ``told``: whether the driver reports it, or the next check has to find it."""
         befall(self.world, number, fault)
         if told:
             self.world.signal(number)
 
     def a_device_leaves_the_node_or_comes_back(self, number: int, there: bool, told: bool) -> None:
-        """As an instance does when its GPU is cut anew, and a GPU that is pulled. ``told``: whether the driver says so."""
+        """Remove or return a device, like an instance of a repartitioned GPU, or a pulled GPU.
+
+        ``told``: whether the driver reports it.
+        """
         gpu = self.world.gpu(number)
         gpu.listed, gpu.lost = there, not there
         if told and self.world.serving:
@@ -279,7 +286,10 @@ class Story:
         self._hosts.append(host)
 
     def a_stranger_writes_on_a_device(self, number: int, stays: float) -> None:
-        """On one that is nobody's, for longer than it takes to be seen (0: while the whole service stands still)."""
+        """Let an unauthorized process write on an unassigned device.
+
+        It stays long enough to be noticed (0: while the whole service stalls).
+        """
         world, gpu = self.world, self.world.gpu(number)
         users = [proc for proc in world.matter.living() if gpu.id in proc.mounted and not proc.sandbox]
         starting = any(tenant.starting and gpu.id in tenant.devices for tenant in world.kubelet.tenants)
@@ -304,12 +314,12 @@ class Story:
         self.world.kubelet.starts += 1
 
     def hosts_leave(self) -> None:
-        """No process of the host holds anything any more."""
+        """End all processes of the host."""
         for host in self._hosts:
             self.world.matter.end(host)
         self._hosts.clear()
 
-    # -- people ----------------------------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------------------
 
     def a_person_acts(self, number: int, wants: str) -> None:
         service, device = self.world.service, self.world.gpu(number).id
@@ -330,7 +340,7 @@ class Story:
     # -- the service -----------------------------------------------------------------------------------------------
 
     async def the_service_ends(self, away: float, how: str) -> None:
-        """``away``: seconds until it is started again."""
+        """End the service. ``away``: seconds until it is restarted."""
         if how == "reboot":
             self.world.reboot()
         elif how == "stop" and self.world.serving:
@@ -344,7 +354,7 @@ class Story:
         self.world.vault.point = CrashPoint(writes, durable)
 
     def mend(self) -> None:
-        """Take every fault away, of devices and of the machine."""
+        """Remove every fault of devices and of the machine."""
         world = self.world
         world.vault.point, world.vault.refuses = None, None
         world.kubelet.trust = Trust.TRUSTED
@@ -364,12 +374,12 @@ class Story:
                 continue
             current = tenant.running and proc is tenant.first
             if (tenant.listed and not current) or (tenant.unnamed and not tenant.listed):
-                # What a living pod left of itself is its own to end, and of a pod without a name nothing can be proved.
+                # Leftovers of a living pod are its own to end, and for an unidentified pod nothing can be proved.
                 world.matter.end(proc)
 
 
 class _EndWell:
-    """Faults end, the truth can be read, a service runs: after a while everything has what it waits for."""
+    """Ends faults, restores trusted data, runs a service: after a while every waiting pod starts."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -378,7 +388,7 @@ class _EndWell:
     async def tell(self) -> None:
         world = self._world
         self._story.mend()
-        await world.run(10.0)  # what was on its way when the world was made well has arrived
+        await world.run(10.0)  # pending events have arrived
         if any(_needs_reboot(record) for record in world.vault.records.values()):
             world.reboot()
         await self._eventually(lambda record: not self._for_a_person(record))
@@ -393,7 +403,7 @@ class _EndWell:
         await world.until(lambda: all(_at_rest(record) for record in world.vault.records.values()), 300.0)
 
     def _for_a_person(self, record: DeviceRecord) -> bool:
-        """Also one that rests until a day has passed: a person need not wait for that."""
+        """Return whether the device needs an operator, or rests until the next day (an operator need not wait)."""
         if record.health is Health.CONDEMNED:
             return True
         if record.health is not Health.QUARANTINED or record.cause is None:
@@ -402,7 +412,7 @@ class _EndWell:
         return rests or record.cause.by_operator or record.cause.recovery_method is RecoveryMethod.OPERATOR
 
     async def _eventually(self, counts: Callable[[DeviceRecord], bool]) -> None:
-        """Every pod that waits for devices that count is started, and these are clean or in use."""
+        """Wait until every pod that waits for such devices is started, and these are clean or in use."""
         world = self._world
         waiting: list[Tenant] = []
         dirty: list[str] = []
@@ -411,7 +421,7 @@ class _EndWell:
             world.look()
             owed = {device for device, record in world.vault.records.items() if counts(record)}
             waiting = [each for each in world.kubelet.tenants if each.waiting and owed.issuperset(each.devices)]
-            # A pod that waits for a device which a person has to release keeps its others as they are.
+            # A pod that waits for a device which an operator has to release keeps its other devices as they are.
             kept = {device for each in world.kubelet.tenants if each.waiting for device in each.devices} - {
                 device for each in waiting for device in each.devices
             }
@@ -425,7 +435,7 @@ class _EndWell:
 
 
 async def _quietly(work: Coroutine[Any, Any, object]) -> None:
-    """A person who is told "no" goes away."""
+    """Do the work of an operator who accepts a refusal."""
     try:
         await work
     except (ScrubberError, Gone):
@@ -433,7 +443,7 @@ async def _quietly(work: Coroutine[Any, Any, object]) -> None:
 
 
 def _at_rest(record: DeviceRecord) -> bool:
-    """Clean, or had by a pod that no witness could name: only the next hand-over asks for such a device."""
+    """Return whether it is clean, or assigned to an unidentified pod: only the next hand-over checks such a device."""
     return record.state == "clean" or any(grant.pod is None for grant in record.open_grants)
 
 

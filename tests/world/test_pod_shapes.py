@@ -1,4 +1,4 @@
-"""The matrix of pod shapes is what it says: its shapes, its kubelet, its judge."""
+"""Tests of the matrix of pod shapes: its shapes, its kubelet, its judge."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Time that the tests own: it stands still while anything can run, and jumps when every task waits.
+"""Virtual time: it stands still while any task can run, and jumps when every task waits.
 
-The promise: two runs of the same program take the same steps at the same instants. A program that waits for nothing
-that can happen, or that never waits, is told so instead of hanging.
+Two runs of the same program take the same steps at the same instants. A program that waits for an impossible event, or
+that never waits, fails instead of hanging.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Livelock(AssertionError):
 
 
 class _Jumping(selectors.DefaultSelector):
-    """A selector that asks nobody and never blocks: where the loop would wait, the time jumps to its next timer."""
+    """A selector that uses no file descriptors and never blocks: instead of waiting, time jumps to the next timer."""
 
     busy_limit = 50_000
 
@@ -58,7 +58,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on virtual time. ``unheard`` collects what no task's owner listened to."""
+    """An event loop on virtual time. ``unheard`` collects exceptions that were never retrieved."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -70,7 +70,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def stand_still(self, seconds: float) -> None:
-        """Time passes, and nobody runs: a process that was stopped, or a loop that hangs."""
+        """Let time pass without running anything: a stopped process, or a blocked loop."""
         self._jumping.now += seconds
 
 
@@ -102,7 +102,7 @@ class VirtualClock:
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Run a coroutine test on a loop of its own; tasks that it leaves behind are cancelled, and errors told."""
+    """Run a coroutine test on a separate loop; remaining tasks are cancelled, and their errors reported."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,7 +115,7 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]
         assert loop.unheard == []
         return result
 
-    # pytest-asyncio must take it for what it is now, an ordinary function.
+    # pytest-asyncio must treat it as an ordinary function.
     del run.__wrapped__
     run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
     return run

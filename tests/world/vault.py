@@ -1,4 +1,4 @@
-"""What is durable: the ledger in memory, a crash at any of its writes, and a mirror of everything that was stored."""
+"""Durable state: the ledger in memory, a crash at any of its writes, and a mirror of everything that was stored."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["CrashPoint", "LedgerOfLife", "Vault"]
 
 @dataclass(slots=True)
 class CrashPoint:
-    """kill -9 at a write: the ``writes``-th from now, before or after it became durable."""
+    """Kill -9 at a write: the ``writes``-th from now, before or after it became durable."""
 
     writes: int
     durable: bool
 
 
 class Vault:
-    """Survives every service.
+    """The ledger store, which survives every service.
 
     Args:
-        crash: ends the service that writes, at once.
-        stored: told every change that became durable.
+        crash: ends the writing service at once.
+        stored: called with every change that became durable.
 
     Attributes:
-        refuses: the sentence with which every write fails, or None.
+        refuses: the error message of every write, or None.
         records, grants, certificates, scrubs: what is stored.
         granting, scrubbing: called when a grant, or the start of a scrub, has just become durable.
     """
@@ -52,7 +52,7 @@ class Vault:
         self.scrubbing: Callable[[], object] | None = None
 
     def next_service(self, life: Life) -> LedgerOfLife:
-        """The ledger as the next start finds it."""
+        """Return the ledger as the next service finds it."""
         self.ledger = self.ledger.successor()
         return LedgerOfLife(life, self.ledger)
 

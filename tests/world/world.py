@@ -1,7 +1,7 @@
-"""The whole world in one place: devices, pods, a kubelet, what is durable, and the service that lives in it or not.
+"""The whole world in one place: devices, pods, a kubelet, durable state, and the service that runs in it or does not.
 
-Tests say what happens (:meth:`World.admit`, :meth:`World.kill`, :meth:`World.reboot` …) and let time pass
-(:meth:`World.run`); the laws watch. Everything that a test wants to see is an attribute.
+Tests cause events (:meth:`World.admit`, :meth:`World.kill`, :meth:`World.reboot` …) and let time pass
+(:meth:`World.run`); the laws check. All state that a test may inspect is an attribute.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DEFAULT = Policy(
 
 
 class World:
-    """Made inside a running virtual loop, with ``devices`` GPUs and no service yet."""
+    """Created inside a running virtual loop, with ``devices`` GPUs and no service yet."""
 
     def __init__(
         self, devices: int = 2, policy: Policy = DEFAULT, *, pace: Pace | None = None, gpus: Iterable[Gpu] = ()
@@ -73,7 +73,7 @@ class World:
         self.signer = EphemeralKey()
         self.boots = 1
         self.unreadable: set[str] = set()
-        """Devices whose holders, and UIDs of pods whose processes, cannot be told."""
+        """Devices whose holders, and UIDs of pods whose processes, cannot be determined."""
         self.tracer: Tracer = NOOP_TRACER
         """For services that start from now on."""
         self.service: Service | None = None
@@ -110,7 +110,7 @@ class World:
     # -- the service -----------------------------------------------------------------------------------------------
 
     async def start_service(self) -> Service:
-        """Start one and wait until it has looked at every device, or has died on the way."""
+        """Start one and wait until it has checked every device, or has died."""
         assert not self.serving
         self.laws.service_starts()
         self.lives += 1
@@ -129,7 +129,7 @@ class World:
         return self.service
 
     def _dependencies(self, life: Life) -> Dependencies:
-        """The engine's, with ids that count up: ``scrub-2.7`` is the seventh id of the second service."""
+        """Return the engine's dependencies, with counted ids: ``scrub-2.7`` is the seventh id of the second service."""
         numbers = count(1)
         clock = ClockOfLife(life, self.clock)
         containers = ContainersOfLife(life, self.matter, self.laws.signalled, self.unreadable)
@@ -171,12 +171,12 @@ class World:
         return self.node.devices.controllers[self.gpu(number).id]
 
     def kill(self) -> None:
-        """kill -9 of the service; its erasers go on."""
+        """Simulate kill -9 of the service; its erasers continue."""
         if self.service is not None:
             self.service.kill()
 
     def reboot(self) -> None:
-        """Everything that runs is gone, and what the driver had; what is durable, and the memory, stay."""
+        """End every process and the driver's state; durable state, and the memory, stay."""
         self.kill()
         for erasing in list(self.erasers.running.values()):
             erasing.task.cancel()
@@ -185,17 +185,17 @@ class World:
             each.was_rebooted()
         self.boots += 1
 
-    # -- what happens in it ----------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def gpu(self, number: int = 0) -> Gpu:
         return list(self.matter.gpus.values())[number]
 
     def record(self, number: int = 0) -> DeviceRecord:
-        """As it is stored."""
+        """Return the stored record."""
         return self.vault.records[self.gpu(number).id]
 
     def pause(self, seconds: float) -> None:
-        """Time passes and the service stands still."""
+        """Let time pass while the service stalls."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.stand_still(seconds)
@@ -222,7 +222,7 @@ class World:
         opens_after: float = 0.0,
         starts: bool = True,
     ) -> Tenant | None:
-        """A pod is admitted: Allocate for each of its containers, then its worker starts. None when it was refused."""
+        """Admit a pod: Allocate for each of its containers, then its worker starts. None when it was refused."""
         ids = [self.gpu(number).id for number in devices]
         for _ in range(2 if init else 1):
             if not self.serving:
@@ -240,30 +240,30 @@ class World:
         )
 
     def write_all(self, tenant: Tenant) -> None:
-        """Every living process of ``tenant`` reads, and then fills, all that it holds."""
+        """Make every living process of ``tenant`` read, and then fill, all that it holds."""
         for proc in self.matter.living(tenant.uid):
             for device in sorted(proc.holds):
                 self.laws.read(proc, device)
                 self.matter.write(proc, device)
 
     def signal(self, number: int, code: str = "changed") -> None:
-        """The driver reports that something about a device happened."""
+        """Let the driver report that something about a device happened."""
         if self.telemetry is not None and self.serving:
             self.telemetry.happened.put_nowait(Signal(self.gpu(number).id, code))
 
     def restart_kubelet(self) -> None:
-        """It lists nothing for a while, and nothing that is absent means anything."""
+        """Restart the kubelet: it lists nothing for a while, and absence from its list proves nothing."""
         self.kubelet.trust = Trust.EMPTY_AFTER_RESTART
 
     def settled(self) -> bool:
-        """Whether every device of the running service is clean or in use."""
+        """Return whether every device of the running service is clean or in use."""
         return self.serving and all(
             controller.state.record.hygiene in (Hygiene.CLEAN, Hygiene.IN_USE)
             for controller in self.node.devices.controllers.values()
         )
 
     async def end(self) -> None:
-        """Nothing happens any more."""
+        """End every task."""
         self.kill()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -271,7 +271,7 @@ class World:
         await asyncio.gather(*others, return_exceptions=True)
 
     def look(self) -> None:
-        """The laws that hold between any two steps."""
+        """Check the laws that hold between any two steps."""
         if self.serving:
             self.laws.at_rest(
                 {
@@ -282,7 +282,7 @@ class World:
                 self.node.view().devices,
             )
 
-    # -- what the parts tell ---------------------------------------------------------------------------------------
+    # -- callbacks -------------------------------------------------------------------------------------------------
 
     async def _pre_start(self, tenant: Tenant) -> None:
         if self.service is None:
@@ -328,10 +328,12 @@ async def a_world(
     pace: Pace | None = None,
     gpus: Iterable[Gpu] = (),
 ) -> AsyncIterator[World]:
-    """A world with a service whose devices are all clean (``settled``), or without one; no law may be broken in it.
+    """Provide a world with a service whose devices are all clean (``settled``), or without a service.
+
+    Asserts that no law is violated in it.
 
     Args:
-        gpus: its devices, in the place of ``devices`` whole ones.
+        gpus: its devices, instead of ``devices`` whole ones.
     """
     world = World(devices, policy, pace=pace, gpus=gpus)
     try:

@@ -1,7 +1,7 @@
-"""Which processes are a pod's, by cgroup or (simulated node without writable cgroups) by an environment marker.
+"""Identification of a pod's processes by cgroup or (simulated node without writable cgroups) by environment marker.
 
-Both ways keep the contract of :class:`scrubber.ports.node.Containers`: an answer is complete or an error, and
-nobody is signalled who is not proved a leftover at the moment of the signal.
+Both implementations follow the contract of :class:`scrubber.ports.node.Containers`: a result is complete or an error,
+and no process is signalled unless it is proved to be a leftover at the moment of the signal.
 """
 
 from scrubber.adapters.cgroups.containers import CgroupContainers

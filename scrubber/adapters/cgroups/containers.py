@@ -1,10 +1,11 @@
-"""A pod's processes by its cgroups: what the kernel itself keeps, and no process can leave without privilege.
+"""The processes of a pod by its cgroups, which the kernel maintains and no process can leave without privileges.
 
-Every hierarchy in which the kubelet keeps the pod is looked into, and every cgroup in which a runtime may have put its
-containers; a process that any of them has is the pod's. To be signalled, though, it must be in no other pod by any.
+Every hierarchy in which the kubelet keeps the pod is inspected, and every cgroup in which a runtime may have placed its
+containers; a process found in any of them belongs to the pod. To be signalled, however, it must not be in another pod
+by any hierarchy.
 
-How long it takes to read a pod is up to its tenant. So no pod is read on the event loop, each look at one is bounded
-(:mod:`~scrubber.adapters.cgroups.tally`), and between two looks at it others have their turn.
+The tenant controls how long it takes to read its pod. Therefore no pod is read on the event loop, each pass over a pod
+is bounded (:mod:`~scrubber.adapters.cgroups.tally`), and between two passes other pods get their turn.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from scrubber.domain.errors import Unavailable, Unreadable
 __all__ = ["CgroupContainers"]
 
 _REMEMBERED_PODS = 512
-_REMEMBERED_PROCESSES = 65_536  # of all of them together; what a tenant has us remember must not fill the memory
-_MAX_ATTEMPTS = 50  # how often a pod that changes under our eyes is looked at again, 2 ms apart
+_REMEMBERED_PROCESSES = 65_536  # total over all pods; bounds the memory that tenants can make the service use
+_MAX_ATTEMPTS = 50  # passes over a pod that changes while it is read, 2 ms apart
 _PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
-_THREADS = 2  # one is left for looks while the other signals whole crowds
+_THREADS = 2  # one stays free for reading while the other signals many processes
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -51,9 +52,10 @@ class CgroupContainers:
 
     Args:
         root: directory of a cgroup hierarchy below which the kubelet keeps ``kubepods`` (``discover_root``). The same
-            directory of the other hierarchies is found by the mount table.
+            directory of the other hierarchies is found through the mount table.
         proc: the node's proc file system; the service must be in the node's PID namespace.
-        max_processes: of one pod that are listed; one with more cannot be told, and can only be ended unread.
+        max_processes: maximum number of processes listed for one pod; a pod with more cannot be listed, and can only be
+            killed without listing.
 
     Raises:
         InvalidConfiguration: ``root`` is not inside a mounted cgroup hierarchy.
@@ -80,7 +82,7 @@ class CgroupContainers:
     async def pod_uid_of(self, pid: int) -> str | None:
         try:
             return self._pod_uid_of_process(pid)
-        except ResourceShortage as short:  # whoever asks this asks about a device, and it is no fault of that
+        except ResourceShortage as short:  # the caller checks a device, which is not at fault
             raise Unavailable(f"{short} It is tried again.") from short
 
     def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
@@ -102,7 +104,7 @@ class CgroupContainers:
             try:
                 due: float | None = None
                 while not await self._reader_threads(self._kill_pod_once, uid, deadline, begun, broken_off):
-                    due = loop.time() + deadline if due is None else due  # they have that long to die, once signalled
+                    due = loop.time() + deadline if due is None else due  # time to die, counted from the first signal
                     if loop.time() >= due:
                         return False
                     await asyncio.sleep(pause)
@@ -112,20 +114,21 @@ class CgroupContainers:
                 broken_off.set()
 
     def close(self) -> None:
-        """Look at nobody any more, and signal nobody."""
+        """Stop reading and signalling processes."""
         self._creations.close()
         self._reader_threads.close()
 
     def not_covered(self) -> tuple[str, ...]:
         return ()
 
-    # --- what the termination of a pod asks (terminate.PodProcessControl) ---
+    # --- used by the termination of a pod (terminate.PodProcessControl) ---
 
     async def snapshot(self, pod: Pod) -> PodSnapshot:
-        """Everybody in ``pod`` now; looks again while the pod changes under our eyes.
+        """Return all processes in ``pod`` now; repeats the pass while the pod changes.
 
         Raises:
-            Unreadable: the cgroups cannot be read, say that somebody is there whom nobody can find, or have too many.
+            Unreadable: The cgroups cannot be read, report processes that cannot be found, or contain too many
+                processes.
         """
         uid = _require_uid(pod)
         tally = CgroupTally(uid, self._proc, self._max_processes)
@@ -153,15 +156,16 @@ class CgroupContainers:
         pressed = [write_interface_file(switch, "1") for switch in switches if members]
         if any(pressed):
             for process in members:
-                # cgroup.kill signals first threads only: where that one is dead, the others live on (seen on 6.18).
+                # cgroup.kill signals thread group leaders only: where the leader is dead, the other threads live on
+                # (seen on 6.18).
                 kill_if_in_pod(self, self._proc, pod, process)
             return True
         if not self._proved_members(uid, places, proof):
-            return False  # nothing but proved leftovers is ever frozen
+            return False  # only proved leftovers are ever frozen
         with frozen([cgroup for _, cgroup in places]) as stopped:
             struck: set[ProcessIdentity] = set()
             while stopped:
-                # Freezing takes a moment, and a fork that was under way still appears.
+                # Freezing takes a moment, and a fork in progress still appears.
                 fresh = [each for each in self._members(uid, places) or () if each.identity not in struck]
                 if not fresh or not proof.covers(fresh):
                     break
@@ -170,10 +174,10 @@ class CgroupContainers:
                 struck |= {process.identity for process in fresh}
             return bool(struck)
 
-    # --- ending unread, in a thread aside ---
+    # --- killing without listing, in a reader thread ---
 
     def _kill_pod_once(self, uid: str, deadline: float, begun: threading.Event, broken_off: threading.Event) -> bool:
-        """End what is in the pod's cgroups, once; whether nobody is in any of them now."""
+        """Kill the contents of the pod's cgroups once; return whether all of them are empty now."""
         self._refuse_own_pod(uid)
         if self._is_empty(uid):
             return True
@@ -184,25 +188,25 @@ class CgroupContainers:
         kubepods = self._relative_kubepods()
         sweep = PodKiller(
             [path for _, path in places],
-            # Where there are several hierarchies, a process may be in this pod by one and in another by the next: the
-            # kernel would kill it for the one alone. There everybody is asked before.
+            # With several hierarchies, a process may be in this pod by one and in another pod by the next: the kernel
+            # would kill it based on one alone. In that case every process is checked first.
             [path for tree, path in places if tree.version == 2 and len(self._trees) == 1],
             self._kill_file,
             lambda pid: self._is_certainly_in_pod(uid, pid, kubepods),
             lambda: not broken_off.is_set() and time.monotonic() < until,
         )
         if broken_off.is_set():
-            return False  # nobody waits for it any more
-        # Most die of the kernel's kill. Whom it does not reach is signalled one by one, the next time.
+            return False  # no caller is waiting any more
+        # cgroup.kill ends most processes. Those it does not reach are signalled one by one in the next pass.
         if begun.is_set() or not sweep.kill_cgroups():
             sweep.freeze_and_kill()
         begun.set()
         return self._is_empty(uid)
 
     def _is_empty(self, uid: str) -> bool:
-        """Whether nobody is in any of the pod's cgroups, by the kernel's own word."""
+        """Whether all cgroups of the pod are empty, as reported by the kernel."""
         if any(is_populated(path) for tree in self._trees if tree.version == 2 for path in tree.pod_cgroups(uid)):
-            return False  # which says it sooner than a look at everybody
+            return False  # faster than inspecting every process
         try:
             return self._read_processes(uid, CgroupTally(uid, self._proc, self._max_processes)) == ()
         except TooManyProcesses:
@@ -214,7 +218,7 @@ class CgroupContainers:
         if text is None or any(tree.pod_uid_in(cgroup_paths(text)) == uid for tree in self._trees):
             raise Unreadable(f"Pod {uid} is not ended unread: the service itself may be in it.")
 
-    # --- reading, in a thread aside ---
+    # --- reading, in a reader thread ---
 
     def _try_snapshot(self, uid: str, tally: CgroupTally) -> PodSnapshot | None:
         tick = boot_ticks()
@@ -223,11 +227,11 @@ class CgroupContainers:
         return None if found is None else PodSnapshot(tick, found)
 
     def _read_processes(self, uid: str, tally: CgroupTally) -> tuple[Process, ...] | None:
-        """One look at the pod; None when it changed meanwhile, so that nothing can be concluded.
+        """Make one pass over the pod; None when it changed meanwhile, so that nothing can be concluded.
 
         Raises:
-            Unreadable: the cgroups cannot be read.
-            TooManyProcesses: there are more processes than ``tally`` lets be looked at.
+            Unreadable: The cgroups cannot be read.
+            TooManyProcesses: There are more processes than ``tally`` allows to be inspected.
         """
         found: list[Process] = []
         anywhere = False
@@ -253,7 +257,10 @@ class CgroupContainers:
         return _without_duplicates(found)
 
     def _refuse_another_hierarchy(self, uid: str) -> None:
-        """A root without any pod may be the wrong root; then, and only then, every process is asked."""
+        """Raise if the root contains no pods and a process of the node is in pod ``uid``: the root may be wrong.
+
+        All processes are read only in this case.
+        """
         tree = self._trees[0]
         if any(each.kubepods() for each in self._trees):
             return
@@ -267,7 +274,7 @@ class CgroupContainers:
                 )
 
     def _container_locations(self, uid: str, container: str) -> list[CgroupLocation]:
-        """Where a container of the pod is, in every hierarchy."""
+        """Return the cgroups of a container of the pod, in every hierarchy."""
         places: list[CgroupLocation] = []
         for tree in self._trees:
             cgroups = [directory / container for directory in tree.pod_cgroups(uid)]
@@ -286,7 +293,7 @@ class CgroupContainers:
         return _without_duplicates(found)
 
     def _proved_members(self, uid: str, places: Iterable[CgroupLocation], proof: LeftoverProof) -> tuple[Process, ...]:
-        """Everybody in ``places`` if they are proved one and all; else nobody."""
+        """Return all processes in ``places`` if every one of them is proved; else an empty tuple."""
         for _ in range(_MAX_ATTEMPTS):
             members = self._members(uid, places)
             if members is not None:
@@ -294,7 +301,7 @@ class CgroupContainers:
         return ()
 
     def _pod_uid_of_process(self, pid: int, kubepods: tuple[tuple[str, ...], ...] | None = None) -> str | None:
-        """The one pod that every hierarchy which names one names: two would make it nobody's for certain."""
+        """Return the pod of a process if all hierarchies that report a pod agree; conflicting pods yield None."""
         stat = self._proc.stat_if_alive(pid)
         text = self._proc.cgroup(stat) if stat is not None else None
         if text is None:
@@ -308,10 +315,10 @@ class CgroupContainers:
         try:
             return self._pod_uid_of_process(pid, kubepods) == uid
         except Unreadable:
-            return False  # and whoever else is listed is signalled all the same
+            return False  # the remaining listed processes are still signalled
 
     def _relative_kubepods(self) -> tuple[tuple[str, ...], ...]:
-        """Of each hierarchy."""
+        """Return the relative kubepods paths of each hierarchy."""
         return tuple(tree.relative_kubepods() for tree in self._trees)
 
     def _kill_file(self, cgroup: Path) -> Path | None:
@@ -328,7 +335,7 @@ class CgroupContainers:
 
 
 def _without_duplicates(processes: Iterable[Process]) -> tuple[Process, ...]:
-    """A process that several hierarchies show is one, and in the container that the first of them says, if any does."""
+    """Merge a process that several hierarchies show into one, in the first container that any of them reports."""
     found: dict[ProcessIdentity, Process] = {}
     for process in processes:
         if process.identity not in found or not found[process.identity].container:

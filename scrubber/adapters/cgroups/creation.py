@@ -1,8 +1,8 @@
-"""The creation of containers, as the kernel reports it: the first cgroup that appears in a pod's own.
+"""Detection of container creation: the first cgroup that appears in a pod's own cgroup, as reported by the kernel.
 
-A runtime makes one cgroup for each container, directly in the pod's, and only root can make one there: what a tenant may
-write to lies deeper. Source: inotify(7); cgroupfs reports directories that are made through the file system, which is how
-runc, crun and systemd make them.
+A runtime creates one cgroup for each container, directly in the pod's cgroup, and only root can create one there:
+cgroups that a tenant may write to are deeper. Source: inotify(7); cgroupfs reports directories created through the file
+system, which is how runc, crun and systemd create them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CreationWatcher"]
 
 
 class CreationWatcher:
-    """One queue of the kernel's for all pods that are watched; opened with the first and closed by :meth:`close`."""
+    """One inotify instance for all watched pods; opened with the first one and closed by :meth:`close`."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
@@ -26,10 +26,10 @@ class CreationWatcher:
         self._pending: dict[asyncio.Future[str], tuple[frozenset[Path], frozenset[str]]] = {}
 
     def watch_first(self, directories: Sequence[Path]) -> asyncio.Future[str]:
-        """Return a future of the name of the first directory that is made in one of ``directories`` from now on.
+        """Return a future for the name of the first directory created in one of ``directories`` from now on.
 
         Raises:
-            OSError: a directory cannot be watched or listed.
+            OSError: A directory cannot be watched or listed.
         """
         loop = asyncio.get_running_loop()
         if self._inotify is None or self._loop is not loop:
@@ -50,7 +50,7 @@ class CreationWatcher:
         return future
 
     def close(self) -> None:
-        """Watch nothing any more; futures that wait are cancelled."""
+        """Stop watching; pending futures are cancelled."""
         for future in list(self._pending):
             future.cancel()
         self._pending.clear()
@@ -66,7 +66,7 @@ class CreationWatcher:
         for directory, name in self._inotify.read():
             for future, (watched, known) in list(self._pending.items()):
                 if (directory, name) == OVERFLOW:
-                    future.cancel()  # the first one may be among what the kernel dropped
+                    future.cancel()  # the first creation may be among the events that the kernel dropped
                 elif name and directory in watched and name not in known and not future.done():
                     future.set_result(name)
 

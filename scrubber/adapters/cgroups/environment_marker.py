@@ -1,14 +1,14 @@
-"""A pod's processes by environment variables, for the simulated node where cgroups cannot be written.
+"""The processes of a pod by environment variables, for the simulated node where cgroups cannot be written.
 
-The kubelet emulator puts the markers into every container's environment and children inherit them. They prove less
-than cgroups do, and :meth:`MarkerContainers.not_covered` says so: a process can start another with an environment of
-its own making.
+The kubelet emulator sets the markers in the environment of every container, and child processes inherit them. They
+prove less than cgroups do, and :meth:`MarkerContainers.not_covered` reports this: a process can start another one with
+an environment of its choice.
 
-A walk over all processes of the node takes as long as they are many, so it is done in a thread: in one and the same,
-because what is remembered of them is kept without a lock.
+A walk over all processes of the node takes time proportional to their number, so it runs in a thread: always the same
+one, because the remembered processes are not protected by a lock.
 
-A container that starts again has the same name and another run. Each run is a container of its own here, as it is with
-cgroups: that the first process of an earlier run is dead proves nothing against those of the next.
+A container that restarts has the same name and another run. Each run is treated as a separate container, as with
+cgroups: that the first process of an earlier run is dead proves nothing about those of the next run.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ CONTAINER_MARKER = "SCRUBBER_SIM_CONTAINER"
 RUN_MARKER = "SCRUBBER_SIM_RUN"
 
 _MAX_PASSES = 5
-# In the midst of an exec, and of an exit, the environment reads as empty; some processes were given an empty one. On a
-# busy machine an exec can lose the processor half way.
+# During an exec and during an exit the environment reads as empty; some processes were started with an empty one. On a
+# busy machine an exec can lose the CPU halfway.
 _EXEC_TIMEOUT = 2.0
 _EMPTY_ENVIRONMENT_TIMEOUT = 0.1
 _PAUSE = 0.001
-_MAX_STEP = 0.05  # the most that waiting for one more look counts
+_MAX_STEP = 0.05  # maximum time that one wait for another pass counts, in seconds
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-Membership = tuple[str, str]  # the pod's UID; the container's name and run
+Membership = tuple[str, str]  # pod UID; container name and run
 
 
 class MarkerContainers:
-    """:class:`scrubber.ports.node.Containers` by environment markers; sees processes of one user only.
+    """:class:`scrubber.ports.node.Containers` by environment markers; sees the processes of one user only.
 
     Args:
         proc: the proc file system to walk.
-        uid: whose processes carry markers that can be believed; the service's own user by default.
-        max_processes: of one pod that are listed; one with more cannot be told.
+        uid: user whose processes carry trusted markers; the service's own user by default.
+        max_processes: maximum number of processes listed for one pod; a pod with more cannot be listed.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class MarkerContainers:
         self._max_processes = max_processes
         self._reader_threads = ReaderThreads(1, "containers")
         self._uid = os.geteuid() if uid is None else uid
-        # Once known, a process stays in its pod whatever it does to its environment. Strangers are remembered by where
-        # their environment lies, for that changes when they exec and might become a container's first process.
+        # Once identified, a process stays in its pod regardless of what it does to its environment. Processes without a
+        # marker are remembered by the address range of their environment, because that changes when they exec and might
+        # become the first process of a container.
         self._members: dict[ProcessIdentity, Membership] = {}
         self._unmarked: dict[ProcessIdentity, tuple[int, int]] = {}
         self._snapshots: dict[str, PodSnapshot] = {}
@@ -80,16 +81,16 @@ class MarkerContainers:
         return memberships[0][1][0] if memberships else None
 
     def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
-        return None  # the appearance of a marker is reported by nothing
+        return None  # nothing reports the appearance of a marker
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await terminate(self, self._proc, pod, leftovers, deadline, self._snapshots.get(_require_uid(pod)))
 
     async def kill_cgroups(self, pod: Pod, deadline: float) -> bool:
-        return False  # a marker is not the kernel's word: who does not show one is not known to be gone
+        return False  # a marker is not kernel state: a process that shows none is not known to be outside the pod
 
     def close(self) -> None:
-        """Look at nobody any more."""
+        """Stop reading processes."""
         self._reader_threads.close()
 
     def not_covered(self) -> tuple[str, ...]:
@@ -98,13 +99,13 @@ class MarkerContainers:
             "processes that were given an environment without that marker, or that fork faster than a look at all takes",
         )
 
-    # --- what the termination of a pod asks (terminate.PodProcessControl) ---
+    # --- used by the termination of a pod (terminate.PodProcessControl) ---
 
     async def snapshot(self, pod: Pod) -> PodSnapshot:
-        """Everybody in ``pod`` now. Walks over all processes of the node.
+        """Return all processes in ``pod`` now. Walks over all processes of the node.
 
         Raises:
-            Unreadable: there is no proc file system to walk, or there are too many processes in the pod.
+            Unreadable: There is no proc file system to walk, or there are too many processes in the pod.
         """
         uid, tick = _require_uid(pod), boot_ticks()
         alive = await self._reader_threads(self._list_processes)
@@ -125,23 +126,23 @@ class MarkerContainers:
         return membership is not None and membership[0] == pod.uid
 
     def kill_container(self, pod: Pod, container: str, proof: LeftoverProof) -> bool:
-        return False  # nothing binds the processes of such a container together: they are signalled one by one
+        return False  # nothing groups the processes of such a container: they are signalled one by one
 
-    # --- reading, in the thread aside ---
+    # --- reading, in the reader thread ---
 
     def _list_processes(self) -> tuple[ProcStat, ...]:
-        """Every process of the user that lives. Who is gone is forgotten."""
+        """Return every living process of the user. Exited processes are forgotten."""
         alive: dict[int, ProcStat] = {}
         seen: set[int] = set()
         for _ in range(_MAX_PASSES):
-            # A process that forks and exits while we walk is seen by nobody who lists only once.
+            # A single listing misses a process that forks and exits during the walk.
             new = set(self._proc.pids()) - seen
             seen |= new
             for pid in new:
                 stat = self._own_process(pid)
                 if stat is not None:
                     alive[pid] = stat
-                    self._membership(stat)  # and remember it: it may be gone in a moment, and have left a child
+                    self._membership(stat)  # remember it: it may exit in a moment and leave a child
             if not new:
                 break
         identities = {stat.identity for stat in alive.values()}
@@ -157,7 +158,7 @@ class MarkerContainers:
         return None if stat is None or stat.kernel_thread else stat
 
     async def _memberships(self, stats: Iterable[ProcStat]) -> list[tuple[ProcessIdentity, Membership]]:
-        """Who of ``stats`` is in a pod, and in which; waits for those in the midst of an exec."""
+        """Return which of ``stats`` are in a pod, and in which; waits for processes that are in an exec."""
         loop = asyncio.get_running_loop()
         found: list[tuple[ProcessIdentity, Membership]] = []
         waiting, waited, looked = tuple(stats), 0.0, loop.time()
@@ -166,7 +167,7 @@ class MarkerContainers:
             found += settled
             if waiting:
                 await asyncio.sleep(_PAUSE)
-            # The time in which nobody looked says nothing about a process.
+            # Time during which nothing was inspected proves nothing about a process.
             now = loop.time()
             waited, looked = waited + min(now - looked, _MAX_STEP), now
         return found
@@ -174,7 +175,7 @@ class MarkerContainers:
     def _classify(
         self, stats: Iterable[ProcStat], waited: float
     ) -> tuple[list[tuple[ProcessIdentity, Membership]], tuple[ProcStat, ...]]:
-        """Who of ``stats`` is in a pod, and who is to be waited for, having been for ``waited`` seconds."""
+        """Return which of ``stats`` are in a pod, and which must be waited for, after ``waited`` seconds of waiting."""
         found: list[tuple[ProcessIdentity, Membership]] = []
         waiting: list[ProcStat] = []
         for each in stats:
@@ -191,7 +192,7 @@ class MarkerContainers:
         return found, tuple(waiting)
 
     def _membership(self, stat: ProcStat) -> tuple[bool, Membership | None]:
-        """Whether the process's environment could be judged, and what it says."""
+        """Return whether the environment was conclusive, and the membership it shows."""
         known = self._members.get(stat.identity)
         if known is not None:
             return True, known

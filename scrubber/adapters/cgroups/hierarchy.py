@@ -1,6 +1,6 @@
-"""Which cgroup hierarchy holds the pods, of which version, and where this node's part of it begins.
+"""Discovery of the cgroup hierarchy that holds the pods, its version, and the directory where this node's part begins.
 
-A root in the wrong hierarchy would show every pod as empty, so the kernel's mount table is asked and nothing guessed.
+A root in the wrong hierarchy would show every pod as empty, so this reads the kernel's mount table and never guesses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scrubber.domain.errors import InvalidConfiguration
 __all__ = ["Hierarchy", "discover_root", "hierarchy_of", "sibling_hierarchies"]
 
 _POD_CONTROLLERS = frozenset({"pids", "name=systemd", "devices", "freezer"})
-"""The v1 hierarchies in which every runtime puts a container's processes."""
+"""The v1 hierarchies in which every runtime places the processes of a container."""
 _MOUNT_OPTIONS = frozenset({"rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "none"})
 
 
@@ -27,10 +27,10 @@ class Hierarchy:
 
     Attributes:
         version: 1 or 2.
-        controllers: of a v1 hierarchy, as ``/proc/PID/cgroup`` names them; empty for v2.
-        path: the directory's path as ``/proc/PID/cgroup`` shows it.
-        nsdelegate: whether cgroup namespaces are boundaries that no process inside moves anything across (a mount option
-            of v2; v1 has none such).
+        controllers: controllers of a v1 hierarchy, as named in ``/proc/PID/cgroup``; empty for v2.
+        path: path of the directory as shown in ``/proc/PID/cgroup``.
+        nsdelegate: whether cgroup namespaces are delegation boundaries, so that no process inside can migrate a process
+            across them (a mount option of v2; v1 has no equivalent).
     """
 
     root: Path
@@ -42,14 +42,14 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    source: PurePosixPath  # the path in the hierarchy that is mounted
+    source: PurePosixPath  # path within the hierarchy that is mounted
     point: Path
     file_system: str
     options: frozenset[str]
 
 
 def hierarchy_of(root: Path, mountinfo: bytes) -> Hierarchy:
-    """The hierarchy that ``root`` is part of, by the text of ``/proc/self/mountinfo``.
+    """Return the hierarchy that contains ``root``, from the text of ``/proc/self/mountinfo``.
 
     Raises:
         InvalidConfiguration: ``root`` is not inside a mounted cgroup hierarchy.
@@ -57,7 +57,7 @@ def hierarchy_of(root: Path, mountinfo: bytes) -> Hierarchy:
     mounts = _mounts(mountinfo)
     root = root.resolve()
     around = [mount for mount in mounts if root.is_relative_to(mount.point)]
-    # The deepest mount point shows the directory; of several on one point the last hides the others.
+    # The deepest mount point provides the directory; of several mounts on one point the last one hides the others.
     mount = max(enumerate(around), key=lambda item: (len(item[1].point.parts), item[0]), default=(0, None))[1]
     if mount is None or mount.file_system not in ("cgroup", "cgroup2"):
         raise InvalidConfiguration(
@@ -69,10 +69,11 @@ def hierarchy_of(root: Path, mountinfo: bytes) -> Hierarchy:
 
 
 def sibling_hierarchies(hierarchy: Hierarchy, mountinfo: bytes) -> tuple[Hierarchy, ...]:
-    """The same directory in the other mounted hierarchies in which a pod's processes may be: v2, and v1's chief ones.
+    """Return the same directory in the other mounted hierarchies that may hold pod processes: v2, and the main v1 ones.
 
-    On a node with several, the kubelet makes a pod's cgroup in all of them, and not every runtime puts the processes
-    into every one (v2 beside v1, above all). Looking into one alone would show a running pod as empty.
+    On a node with several hierarchies, the kubelet creates a pod's cgroup in all of them, and not every runtime places
+    the processes into each of them (in particular not with v2 next to v1). Inspecting only one would show a running pod
+    as empty.
     """
     mounts = _mounts(mountinfo)
     below = PurePosixPath(hierarchy.path)
@@ -94,10 +95,12 @@ def _hierarchy(root: Path, mount: _Mount, below: PurePosixPath) -> Hierarchy:
     return Hierarchy(root, 1, mount.options - _MOUNT_OPTIONS, str(below))
 
 
+# See docs/decisions/0018-kernel-text-and-cgroups.md.
 def discover_root(top: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """The hierarchy in which the kubelet keeps its pods; where no pod is there yet, the first that exists.
+    """Return the hierarchy in which the kubelet keeps its pods; if there are no pods yet, the first existing candidate.
 
-    v2 comes first (alone, or beside v1), then the v1 hierarchies that every runtime uses. None: no cgroups here.
+    v2 comes first (alone, or next to v1), then the v1 hierarchies that every runtime uses. None: no cgroups are
+    mounted.
     """
     candidates = [top] if (top / "cgroup.controllers").exists() else []
     candidates += [
@@ -110,9 +113,9 @@ def discover_root(top: Path = Path("/sys/fs/cgroup")) -> Path | None:
 
 
 def _mounts(mountinfo: bytes) -> list[_Mount]:
-    """Return every mount. A pod's ``subPath`` is part of a line, so a line may hold any byte (proc_pid_mountinfo(5)).
+    """Return all mounts. A pod's ``subPath`` is part of a line, so a line may contain any byte (proc_pid_mountinfo(5)).
 
-    There is exactly one space between two fields: a mount may have an empty source.
+    Exactly one space separates two fields: the source of a mount may be empty.
     """
     mounts: list[_Mount] = []
     for line in lines_in(mountinfo):
@@ -126,5 +129,5 @@ def _mounts(mountinfo: bytes) -> list[_Mount]:
 
 
 def _unescape(field: bytes) -> str:
-    """Undo what the kernel does to spaces, tabs, line breaks and backslashes in a mount's paths."""
+    """Undo the kernel's escaping of spaces, tabs, line breaks and backslashes in mount paths."""
     return os.fsdecode(re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), field))

@@ -1,7 +1,7 @@
-"""The switches of a cgroup: kill all that is in it, and stop it while its processes are signalled one by one.
+"""Control files of a cgroup: killing everything in it, and freezing it while its processes are signalled one by one.
 
-Promise: what was stopped here goes on again whatever happens, and a file that cannot be written is an answer, not an
-error: the caller looks who is left.
+Guarantee: everything frozen here is always thawed again, and a file that cannot be written is a result, not an error:
+the caller checks which processes are left.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _THAW = {"cgroup.freeze": "0", "freezer.state": "THAWED"}
 
 
 def kill_file(cgroup: Path) -> Path | None:
-    """The file that kills a whole cgroup, forks under way included; v2 since Linux 5.14."""
+    """Return the file that kills a whole cgroup, including forks in progress; v2 since Linux 5.14."""
     switch = cgroup / "cgroup.kill"
     return switch if switch.exists() else None
 
 
 @contextmanager
 def frozen(cgroups: Sequence[Path]) -> Iterator[bool]:
-    """Stop ``cgroups`` and all below from running and forking; yields whether any could be stopped.
+    """Keep ``cgroups`` and all below from running and forking; yields whether any could be frozen.
 
-    Freezing takes a moment, and a fork that was under way still appears; it is frozen from birth.
+    Freezing takes a moment, and a fork in progress still appears; the new process is frozen from the start.
 
-    On the way out every cgroup below is thawed, too, and not only where this froze it: a v1 process dies of its signal
-    only when it is thawed, and it may have frozen itself in a cgroup of its own making.
+    On exit every cgroup below is thawed too, not only those frozen here: a v1 process dies of its signal only after it
+    is thawed, and it may have frozen itself in a cgroup that it created.
     """
     switches = [switch for cgroup in cgroups if (switch := _freeze_file(cgroup)) is not None]
     try:
@@ -47,9 +47,9 @@ def frozen(cgroups: Sequence[Path]) -> Iterator[bool]:
 
 
 def write_interface_file(file: Path, text: str) -> bool:
-    """Write ``text`` to ``file``; whether that was done."""
+    """Write ``text`` to ``file``; return whether that succeeded."""
     try:
-        # Never made: where the cgroup or the file is gone there is nothing to switch.
+        # The file is never created: if the cgroup or the file no longer exists, there is nothing to control.
         descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
@@ -63,7 +63,7 @@ def write_interface_file(file: Path, text: str) -> bool:
 
 
 def _freeze_file(cgroup: Path) -> Path | None:
-    """The file that freezes ``cgroup``, where this hierarchy has one."""
+    """Return the file that freezes ``cgroup``, where this hierarchy has one."""
     for name in _FREEZE:
         if (cgroup / name).exists():
             return cgroup / name

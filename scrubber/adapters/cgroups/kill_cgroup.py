@@ -1,8 +1,8 @@
-"""Ending a pod that is gone without having listed it: what is in its cgroups ends, and nobody else.
+"""Killing a deleted pod without listing it first: everything in its cgroups is killed, and nothing else.
 
-Promise: nothing outside the pod's own cgroups is touched. A whole cgroup is killed only by the kernel, which knows who
-is in it; whoever that does not reach is signalled like any leftover, through a pidfd that was open before the kernel
-was asked whose the process is.
+Guarantee: nothing outside the pod's own cgroups is touched. Only the kernel, which knows the members, kills a whole
+cgroup. A process that this does not reach is signalled like any leftover, through a pidfd that was opened before the
+kernel was queried for the process's pod.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from scrubber.adapters.cgroups.tree import read_cgroup_procs, walk_cgroups
 __all__ = ["PodKiller"]
 
 
+# See docs/decisions/0010-unnamed-and-unreadable-pods.md.
 @dataclass(frozen=True, slots=True)
 class PodKiller:
-    """How a pod is ended whole.
+    """Kills all processes of a pod.
 
     Attributes:
-        cgroups: the pod's own, in every hierarchy.
-        killable: those of them that may be killed by their switch.
-        kill_file: of a cgroup; None where it has none.
-        is_in_pod: whether a process is in the pod, by the kernel's word at that moment.
-        should_continue: asked before each signal; the sweep is broken off when it says no.
+        cgroups: the pod's own cgroups, in every hierarchy.
+        killable: those of ``cgroups`` that may be killed through their kill file.
+        kill_file: returns the kill file of a cgroup; None where there is none.
+        is_in_pod: returns whether the kernel reports the process as a member of the pod at that moment.
+        should_continue: called before each signal; False stops the operation.
     """
 
     cgroups: Sequence[Path]
@@ -38,25 +39,27 @@ class PodKiller:
     should_continue: Callable[[], bool]
 
     def kill_cgroups(self) -> bool:
-        """Have the kernel kill everybody in :attr:`killable`; whether that was done for all of the pod's cgroups."""
+        """Have the kernel kill everything in :attr:`killable`; return whether this covered all of the pod's cgroups."""
         done = [self._kill_cgroup(cgroup) for cgroup in self.killable]
         return all(done) and len(done) == len(self.cgroups)
 
     def freeze_and_kill(self) -> None:
-        """Stop the pod, kill what can be killed at once, and signal one by one whoever is listed.
+        """Freeze the pod, kill what can be killed at once, and signal all listed processes one by one.
 
-        ``cgroup.kill`` signals first threads only: a process whose first thread is dead lives on, and forks on.
+        ``cgroup.kill`` signals thread group leaders only: a process whose leader is dead lives on, and continues to
+        fork.
         """
         struck: set[int] = set()
         with frozen(self.cgroups):
             self.kill_cgroups()
             while self._kill_listed(struck):
-                continue  # a fork that was under way has appeared by now
+                continue  # a fork that was in progress has appeared by now
 
     def _kill_listed(self, struck: set[int]) -> bool:
-        """Signal who is listed and was not signalled yet; whether there was anybody, and it is to go on.
+        """Signal processes that were not signalled yet; return whether there were any and the caller should continue.
 
-        A PID that was given anew meanwhile is passed over here. The caller looks who is left, and does not rest on this.
+        A PID that was reused meanwhile is skipped here. The caller checks which processes are left and does not rely on
+        this.
         """
         before = len(struck)
         for pid in self._listed():
@@ -73,7 +76,7 @@ class PodKiller:
                 yield from read_cgroup_procs(directory) or ()
 
     def _kill_cgroup(self, cgroup: Path) -> bool:
-        """Kill ``cgroup``, or each one below where that cannot be written."""
+        """Kill ``cgroup``, or each cgroup below it where its kill file cannot be written."""
         if self._write_kill_file(cgroup):
             return True
         for below in islice(walk_cgroups(cgroup), 1, None):

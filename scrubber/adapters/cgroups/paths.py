@@ -1,13 +1,14 @@
-"""How kubelet and runtimes name cgroups: from a pod's UID to its directories, and from a process back to the UID.
+"""Cgroup names of the kubelet and container runtimes: from a pod UID to its directories, from a process to the UID.
 
-Two drivers name them: systemd (``kubepods-burstable-pod<uid, - written _>.slice``) and cgroupfs
-(``kubepods/burstable/pod<uid>``); guaranteed pods have no word for their class. Containers are the children of either.
+Two cgroup drivers name them: systemd (``kubepods-burstable-pod<uid, - written _>.slice``) and cgroupfs
+(``kubepods/burstable/pod<uid>``). Guaranteed pods have no QoS class in the path. Container cgroups are the children of
+the pod's cgroup in both.
 
-Which component of a path counts is what a liar would use. Whoever has a cgroup that it may write to names what is below
-it as it likes: a tenant with a delegated cgroup may make ``kubepods/pod<somebody else's uid>`` in its container, and a
-user of the node may make ``x-kubepods-pod<uid>.slice`` below ``user@1000.service``. So neither the last match of a path
-counts nor just any first one, but the one pod component directly below a ``kubepods`` that the kubelet made. What leads
-to that is root's, and what is below it cannot change it.
+An attacker can forge components of a path. A user with a writable cgroup chooses the names below it freely: a tenant
+with a delegated cgroup may create ``kubepods/pod<uid of another pod>`` in its container, and a user of the node may
+create ``x-kubepods-pod<uid>.slice`` below ``user@1000.service``. So neither the last match in a path counts nor simply
+the first one, but the single pod component directly below a ``kubepods`` that the kubelet created. The components above
+it belong to root, and what is below it cannot change it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _MAX_ROOT_DEPTH = 2
 
 
 def is_valid_uid(uid: str) -> bool:
-    """Whether ``uid`` can be part of a path: nothing that could lead out of the directory it is looked up in."""
+    """Whether ``uid`` is safe as part of a path: it cannot lead out of the directory in which it is looked up."""
     return _UID.fullmatch(uid) is not None
 
 
 def kubepods_below(root: Path) -> tuple[Path, ...]:
-    """The cgroups under which a kubelet keeps its pods: at the top, else below a root of its own (``--cgroup-root``, kind).
+    """Return the cgroups in which a kubelet keeps its pods: at the top, else below its root (``--cgroup-root``, kind).
 
-    A root of its own is one level down, or several where they are slices. A unit with a cgroup of its own (a service, a
-    user's session) is no such root: what is below it may be anybody's.
+    The kubelet's own root is one level down, or several levels where they are slices. A unit with its own cgroup (a
+    service, a user session) is not such a root: any user may have created what is below it.
 
     Raises:
         OSError: ``root`` cannot be listed.
@@ -52,7 +53,7 @@ def kubepods_below(root: Path) -> tuple[Path, ...]:
 
 
 def pod_directories(kubepods: Path, uid: str) -> tuple[Path, ...]:
-    """Where the pod's cgroup can be under ``kubepods``: one path for each class of service."""
+    """Return the possible paths of the pod's cgroup under ``kubepods``: one for each QoS class."""
     if kubepods.name.endswith(".slice"):
         stem = kubepods.name.removesuffix(".slice")
         escaped = uid.replace("-", "_")
@@ -62,11 +63,11 @@ def pod_directories(kubepods: Path, uid: str) -> tuple[Path, ...]:
 
 
 def stray_directories(root: Path, uid: str) -> tuple[Path, ...]:
-    """The containers of a pod that a runtime put beside the pod's cgroup.
+    """Return the containers of a pod that a runtime placed outside the pod's cgroup.
 
-    A runtime with the cgroupfs driver under a kubelet with the systemd one takes the slice's name for a plain one:
-    ``kubepods-burstable-pod<uid>.slice:cri-containerd:<container>``, below its own service's cgroup. The pod's own
-    cgroup is then there and empty.
+    A runtime with the cgroupfs driver under a kubelet with the systemd driver takes the slice's name for a plain name:
+    ``kubepods-burstable-pod<uid>.slice:cri-containerd:<container>``, below the cgroup of the runtime's service. The
+    pod's own cgroup then exists and is empty.
     """
     escaped = uid.replace("-", "_")
     found: list[Path] = []
@@ -79,11 +80,11 @@ def stray_directories(root: Path, uid: str) -> tuple[Path, ...]:
 
 
 def pod_uid_of_path(path: str, kubepods: Collection[str]) -> str | None:
-    """UID of the pod that the cgroup ``path`` belongs to; None when it belongs to none.
+    """Return the UID of the pod that the cgroup ``path`` belongs to; None when it belongs to no pod.
 
     Args:
-        path: from the service's root on, as in ``/proc/PID/cgroup``.
-        kubepods: the paths of :func:`kubepods_below`, from the same root, without a leading slash.
+        path: relative to the service's root, as in ``/proc/PID/cgroup``.
+        kubepods: paths from :func:`kubepods_below`, relative to the same root, without a leading slash.
     """
     parts = path.removesuffix(" (deleted)").strip("/").split("/")
     bases = [each.split("/") for each in kubepods]
@@ -93,13 +94,13 @@ def pod_uid_of_path(path: str, kubepods: Collection[str]) -> str | None:
     for base in bases:
         if parts[: len(base)] == base:
             return _pod_uid_below_kubepods(base[-1], parts[len(base) :])
-    # What a runtime put beside the pod's cgroup: at the top, or in the cgroup of its own service.
+    # Containers that a runtime placed outside the pod's cgroup: at the top, or in the cgroup of the runtime's service.
     service = len(parts) > 2 and parts[0] == _RUNTIME_SLICE and parts[1].endswith(".service")
     return _pod_uid_of_stray(parts[2] if service else parts[0], {base[-1] for base in bases})
 
 
 def mentions_pod(cgroups: bytes, uid: str) -> bool:
-    """Whether ``/proc/PID/cgroup`` (its text) names the pod anywhere, in any hierarchy, rightfully or not."""
+    """Whether the text of ``/proc/PID/cgroup`` contains the pod anywhere, in any hierarchy, legitimately or not."""
     words = re.split(r"[/: \n]", os.fsdecode(cgroups))
     systemd = (match for word in words if (match := _SYSTEMD_POD.fullmatch(word)) is not None)
     return f"pod{uid}" in words or any(match["uid"] == uid.replace("-", "_") for match in systemd)
@@ -117,9 +118,10 @@ def _pod_uid_below_kubepods(kubepods: str, parts: list[str]) -> str | None:
 
 
 def _pod_uid_of_truncated_path(parts: list[str], base: list[str]) -> str | None:
-    """A path seen from another cgroup namespace: what it shares with the service's own cgroup is cut off in front.
+    """Return the pod UID in a path of another cgroup namespace, which lacks the prefix it shares with the service.
 
-    What is left begins beside one of the cgroups that the service itself is in, and those are the kubelet's and root's.
+    The rest of the path begins next to one of the cgroups that contain the service itself, and those belong to the
+    kubelet and to root.
     """
     for begin in range(len(base) + 1):
         shown = base[begin:]
@@ -149,7 +151,7 @@ def _may_be_kubelet_root(path: Path, top: Path) -> bool:
 
 
 def _services(slice_: Path) -> list[Path]:
-    """The services that have cgroups below their own, as far as nobody but root makes those."""
+    """Return services with cgroups below their own, provided that only root or this service can create those."""
     try:
         with os.scandir(slice_) as entries:
             return [slice_ / each.name for each in entries if each.name.endswith(".service") and _may_hold_strays(each)]
@@ -162,7 +164,7 @@ def _may_hold_strays(service: os.DirEntry[str]) -> bool:
         seen = service.stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
-    # The kernel counts the directories in a cgroup: no need to list it. This is asked for every pod that is over.
+    # The link count is the number of subdirectories, so no listing is needed. This runs for every pod that has ended.
     return seen.st_nlink > 2 and seen.st_uid in _trusted_owners()
 
 
@@ -175,7 +177,7 @@ def _directories_in(parent: Path) -> list[Path]:
 
 
 def _is_owned_by_root(cgroup: Path) -> bool:
-    """Whether nobody but root, or this service, may make cgroups in it: what is delegated to a user is the user's."""
+    """Whether only root or this service may create cgroups in it: a delegated cgroup is owned by its user."""
     try:
         return cgroup.stat().st_uid in _trusted_owners()
     except FileNotFoundError:

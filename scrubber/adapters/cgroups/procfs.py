@@ -1,8 +1,8 @@
-"""What ``/proc`` says about one process, with its two traps: forged command names, and leaders that died first.
+"""Information in ``/proc`` about one process, safe against forged command names and leaders that died first.
 
-A process whose first thread is dead while others run looks like a zombie, and its own ``environ`` is empty and its v1
-cgroup reads ``/``; one of the living threads is asked instead. Its threads may come and go faster than one can be asked:
-then what it would have said is not known, and that is never "in no cgroup".
+A process whose first thread is dead while others run looks like a zombie, its ``environ`` is empty, and its v1 cgroup
+reads ``/``; one of the living threads is read instead. The threads of a process may start and exit faster than one can
+be read. In that case the result is unknown, which is never reported as "in no cgroup".
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from scrubber.domain.errors import Unreadable
 __all__ = ["ProcFs", "ResourceShortage", "boot_ticks", "read_error"]
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_MAX_ATTEMPTS = 32  # to find a thread that is still there when it is asked
+_MAX_ATTEMPTS = 32  # to find a thread that still exists when it is read
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def boot_ticks() -> int:
-    """Now, in the unit of start times: clock ticks since boot."""
+    """Return the current time in the unit of start times: clock ticks since boot."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_SECOND)
 
 
@@ -34,67 +34,69 @@ def _is_all_of_v2(cgroups: bytes) -> bool:
 
 
 class ResourceShortage(Unreadable):
-    """The node, or this service, is short of descriptors or memory: that says nothing about a pod, nor about a device."""
+    """The node or this service has run out of descriptors or memory; this implies nothing about a pod or a device."""
 
 
 def read_error(subject: object, exc: OSError) -> Unreadable:
-    """What to raise when ``subject`` cannot be read."""
+    """Return the exception to raise when ``subject`` cannot be read."""
     kind = ResourceShortage if exc.errno in _SHORTAGES else Unreadable
     return kind(f"{subject} cannot be read: {exc.strerror or exc}.")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcFs:
-    """A mounted proc file system, of the node's own PID namespace."""
+    """A mounted proc file system of the node's own PID namespace."""
 
     root: Path = Path("/proc")
 
     def stat(self, pid: int) -> ProcStat | None:
-        """The process as it is now, dead or alive; None when there is no such process."""
+        """Return the current state of the process, dead or alive; None when there is no such process."""
         data = self._read(f"{pid}/stat")
         return parse_stat(data) if data else None
 
     def stat_if_alive(self, pid: int) -> ProcStat | None:
-        """The process if anything of it still runs: a zombie counts only while one of its threads lives."""
+        """Return the process if any part of it still runs: a zombie counts only while one of its threads lives."""
         stat = self.stat(pid)
         return None if stat is None or stat.has_exited else stat
 
     def cgroup(self, stat: ProcStat) -> bytes | None:
-        """The text of the process's ``cgroup`` file (:func:`~scrubber.adapters.kernel_text.cgroup_paths`); None when it is gone.
+        """Return the text of the process's ``cgroup`` file, or None when the process has exited.
+
+        Parse the text with :func:`~scrubber.adapters.kernel_text.cgroup_paths`.
 
         Raises:
-            Unreadable: it is there, and cannot be asked.
+            Unreadable: The process exists and its cgroup cannot be determined.
         """
         data = self._read(f"{stat.pid}/cgroup")
         if data and (stat.is_dead or not _is_all_of_v2(data)):
             said = self._read_from_live_thread(stat, "cgroup")
-            # Of a thread that ends v2 tells where it was; v1 says "/", which would be in no pod.
+            # For an exiting thread v2 reports its last cgroup; v1 reports "/", which would mean it is in no pod.
             if said is None and not _is_all_of_v2(data) and not self._is_ending(stat.pid):
                 raise Unreadable(f"The threads of process {stat.pid} come and go too fast to be asked for its cgroup.")
             data = said or data
         return data or None
 
     def environ(self, stat: ProcStat) -> bytes | None:
-        """The process's environment, empty in the midst of an exec; None when it is gone or may not be seen."""
+        """Return the environment of a process, empty during an exec; None when it has exited or may not be read."""
         data = self._read_from_live_thread(stat, "environ") if stat.is_dead else None
         return self._read(f"{stat.pid}/environ", hidden=True) if data is None else data
 
     def owner(self, pid: int) -> int | None:
-        """The uid under which the process acts; None when it is gone."""
+        """Return the effective uid of the process; None when the process has exited."""
         try:
             return os.stat(f"{self.root}/{pid}").st_uid
         except (FileNotFoundError, ProcessLookupError):
             return None
 
     def pids(self) -> list[int]:
-        """Every process of the node. This is the walk that a fast path must not take."""
+        """Return the PIDs of all processes of the node. A fast path must not make this walk."""
         try:
             return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdecimal()]
         except OSError as exc:
             raise read_error(self.root, exc) from exc
 
     def _read_from_live_thread(self, stat: ProcStat, file: str) -> bytes | None:
-        """What one of the process's threads says that lived before and after; None when none was found in time."""
+        """Read ``file`` of a thread that was alive before and after the read; None when none was found in time."""
         for _ in range(_MAX_ATTEMPTS):
             thread = next((each for each in self._threads(stat.pid) if self._is_thread_alive(stat.pid, each)), None)
             if thread is not None:
@@ -108,7 +110,7 @@ class ProcFs:
     def _threads(self, pid: int) -> Iterator[str]:
         try:
             with os.scandir(f"{self.root}/{pid}/task") as threads:
-                for thread in threads:  # the first that lives will do, and there may be very many
+                for thread in threads:  # the first live thread suffices, and there may be very many
                     yield thread.name
         except (FileNotFoundError, ProcessLookupError):
             return
@@ -120,7 +122,10 @@ class ProcFs:
         return stat is not None and not (stat.is_dead or stat.exiting)
 
     def _is_ending(self, pid: int) -> bool:
-        """Whether nobody in the process does anything any more but end. A list lacks who goes, or comes, meanwhile."""
+        """Whether every thread of the process is dead or exiting.
+
+        A listing misses threads that start or end meanwhile, so the kernel's thread count is compared as well.
+        """
         stats = [self._thread_stat(pid, thread) for thread in self._threads(pid)]
         seen = [stat for stat in stats if stat is not None and (stat.is_dead or stat.exiting)]
         return not stats or (len(seen) == len(stats) and seen[-1].threads <= len(seen))
@@ -130,7 +135,7 @@ class ProcFs:
         return parse_stat(data) if data else None
 
     def _read(self, path: str, *, hidden: bool = False) -> bytes | None:
-        """The file's content; None when it is gone, or ``hidden`` may be and is."""
+        """Return the file's content; None when it no longer exists, or when ``hidden`` is set and access is denied."""
         # Path objects and buffered files triple the cost of a walk over thousands of processes.
         try:
             descriptor = os.open(f"{self.root}/{path}", os.O_RDONLY | os.O_CLOEXEC)

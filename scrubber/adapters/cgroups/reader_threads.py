@@ -1,8 +1,8 @@
-"""Threads of a reader's own, so that what a tenant makes long to read is not waited for on the event loop.
+"""Dedicated threads for readers, so that input which a tenant makes slow to read does not block the event loop.
 
-Promise: the threads are there from the first use on (a node that has run out of processes meanwhile has not taken them
-away), nothing runs in two of them that was not meant to, and a caller that is cancelled leaves nothing half done: what
-was begun ends in its thread, and nobody hears of it.
+Guarantee: all threads exist from the first use on (so a node that later runs out of processes does not affect them),
+functions never overlap in more threads than configured, and a cancelled caller leaves nothing half done: a function
+that has started finishes in its thread, and its result is dropped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _T = TypeVar("_T")
 
 
 class ReaderThreads:
-    """Runs functions in ``threads`` threads, in the order in which they were asked for.
+    """Runs functions in ``threads`` threads, in the order of the calls.
 
     Args:
-        threads: with one, what is run never overlaps.
-        name: of the threads, for whoever looks at the service with ``top -H`` or ``py-spy``.
+        threads: number of threads; with 1, functions never overlap.
+        name: name of the threads, as shown by ``top -H`` or ``py-spy``.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -36,16 +36,16 @@ class ReaderThreads:
         self._closed = False
 
     async def __call__(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What ``function`` answers or raises, from another thread.
+        """Run ``function`` in another thread; return its result or raise its exception.
 
         Raises:
-            Unreadable: there is no thread to run it in.
-            Unavailable: the service is stopping.
+            Unreadable: No thread can be started.
+            Unavailable: The service is stopping.
         """
         return await asyncio.wrap_future(self._running_executor().submit(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Take on nothing more; what has begun ends by itself, and nobody waits for it here."""
+        """Accept no more functions; those that have started finish without being waited for."""
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -61,7 +61,7 @@ class ReaderThreads:
         executor = ThreadPoolExecutor(self._threads, self._name)
         together = threading.Barrier(self._threads)
         try:
-            for _ in range(self._threads):  # each waits for the others, so each needs a thread of its own
+            for _ in range(self._threads):  # each waits for the others, so each occupies a separate thread
                 executor.submit(together.wait)
         except RuntimeError as exc:
             together.abort()

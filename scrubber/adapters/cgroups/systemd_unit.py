@@ -1,8 +1,8 @@
-"""Which systemd unit a process belongs to: how the node's own daemons are known, and never by what they call themselves.
+"""The systemd unit of a process: identifies the node's own daemons by their cgroup, never by their command name.
 
-Anybody can name a program ``nvidia-persistenced``. Nobody without privilege over the whole node can move into a cgroup
-below ``system.slice``, so the kernel's word about the cgroup is taken, and only that of a unit's own cgroup: what runs in
-a cgroup below it, or in a PID namespace of its own, is a container that the unit started.
+Any user can name a program ``nvidia-persistenced``. Moving into a cgroup below ``system.slice`` requires privileges
+over the whole node, so the cgroup reported by the kernel is trusted, and only the unit's own cgroup: a process in a
+cgroup below it, or in a separate PID namespace, is in a container that the unit started.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["parse_systemd_unit", "systemd_unit_of"]
 
 _INIT = "/init.scope"
 _SYSTEMD_HIERARCHIES = ("", "name=systemd")
-"""The hierarchies in which systemd keeps its units: v2, and its own of v1. A hybrid node has both."""
+"""The hierarchies in which systemd keeps its units: v2, and its own v1 hierarchy. A hybrid node has both."""
 
 
 def systemd_unit_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
-    """The service of the node's systemd that ``pid`` belongs to (``nvidia-persistenced.service``).
+    """Return the service of the node's systemd that ``pid`` belongs to (``nvidia-persistenced.service``).
 
-    None for everybody else: users' services, containers, a process that is gone or may not be looked at, and everybody
-    on a node whose first process is not systemd.
+    None for all other processes: users' services, containers, a process that has exited or may not be inspected, and
+    all processes on a node where PID 1 is not systemd.
     """
     node = ProcFs(proc)
     first, before = node.stat(1), node.stat_if_alive(pid)
@@ -37,11 +37,11 @@ def systemd_unit_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
 
 
 def parse_systemd_unit(cgroups: bytes, init_cgroups: bytes) -> str | None:
-    """The unit that ``cgroups``, the text of ``/proc/PID/cgroup``, puts a process in; None also if it cannot be read.
+    """Return the unit of a process from the text of its ``/proc/PID/cgroup``; None also if it cannot be parsed.
 
     Args:
-        init_cgroups: the same of PID 1. It is in ``init.scope`` at the top, wherever the top is as seen from the cgroup
-            namespace of whoever asks: a service in a container sees ``/../../..`` in front of everything.
+        init_cgroups: the same file of PID 1. PID 1 is in ``init.scope`` at the top of the hierarchy, as seen from the
+            cgroup namespace of the reader: a service in a container sees ``/../../..`` in front of every path.
     """
     try:
         theirs, tops = cgroup_paths(cgroups), cgroup_paths(init_cgroups)
@@ -56,7 +56,10 @@ def parse_systemd_unit(cgroups: bytes, init_cgroups: bytes) -> str | None:
 
 
 def _unit(path: str, top: str) -> str | None:
-    """``/system.slice/x.service``, or deeper in slices of ``system.slice``; nothing below the service itself."""
+    """Return the unit of ``/system.slice/x.service``, or of a service in slices of ``system.slice``; else None.
+
+    A path below the service itself has no unit.
+    """
     components = path.removeprefix(f"{top}/").split("/") if path.startswith(f"{top}/") else []
     if len(components) < 2 or components[0] != "system.slice":
         return None
@@ -69,7 +72,7 @@ def _is_slice_of_system(name: str) -> bool:
 
 
 def _is_in_node_pid_namespace(proc: Path, pid: int) -> bool:
-    """Whether ``pid`` is in the PID namespace of this service, which is the node's."""
+    """Whether ``pid`` is in this service's PID namespace, which is the node's."""
     try:
         return os.readlink(proc / str(pid) / "ns" / "pid") == os.readlink(proc / "self" / "ns" / "pid")
     except OSError:

@@ -1,7 +1,8 @@
-"""How much of one pod is looked at before its reading is given up.
+"""Limits on how much of one pod is inspected before reading it is abandoned.
 
-A tenant decides how many processes and cgroups there are. It must not decide how long everybody else waits for them to
-be read; so a reading has a bound, and beyond it the answer is that the pod cannot be told, which is never "nobody".
+A tenant controls the number of its processes and cgroups. It must not control how long other readers wait for them to
+be read. Reading is therefore bounded, and beyond the bound the result is that the pod cannot be listed, which is never
+reported as "no processes".
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from scrubber.domain.errors import Unreadable
 __all__ = ["MAX_PROCESSES", "CgroupTally", "TooManyProcesses", "too_many_processes"]
 
 MAX_PROCESSES = 4096
-"""Of one pod, in one reading. To look at so many takes tenths of a second; beyond, they are not listed one by one."""
+"""Limit for one pod and one reading. Inspecting this many takes tenths of a second; more are not listed one by one."""
 
 _MAX_CGROUPS = 2048
-"""Of one pod, in one look. Who can make cgroups can make more than anybody can visit; then processes are asked instead."""
+"""Limit for one pod and one pass; beyond it, processes are inspected instead.
+
+A tenant that can create cgroups can create more than can be visited.
+"""
 
 _MAX_NODE_PROCESSES = 32_768
-"""Processes of the whole node, in one look: for a pod with more cgroups than are visited."""
+"""Limit on processes of the whole node, in one pass: used for a pod with more cgroups than are visited."""
 
 
 class TooManyProcesses(Unreadable):
-    """There are more processes than are looked at one by one."""
+    """There are more processes than are inspected one by one."""
 
 
 def too_many_processes(uid: str, max_processes: int) -> TooManyProcesses:
-    """The refusal to list pod ``uid``."""
+    """Return the error for refusing to list pod ``uid``."""
     return TooManyProcesses(
         f"There are more than {max_processes} processes in pod {uid}: they are not listed one by one, and the pod counts as "
         "living. Limit them with the kubelet's podPidsLimit."
@@ -37,10 +41,10 @@ def too_many_processes(uid: str, max_processes: int) -> TooManyProcesses:
 
 
 class CgroupTally:
-    """Counts through one reading of pod ``uid``, which may take several looks.
+    """Counters for one reading of pod ``uid``, which may take several passes.
 
     Args:
-        max_processes: processes of the pod that are looked at.
+        max_processes: maximum number of processes of the pod that are inspected.
     """
 
     def __init__(self, uid: str, proc: ProcFs, max_processes: int = MAX_PROCESSES) -> None:
@@ -52,30 +56,30 @@ class CgroupTally:
         self._all_processes: list[tuple[ProcStat, bytes]] | None = None
 
     def start_pass(self) -> None:
-        """What follows is another look. Who was counted stays counted: a pod that changes is no shorter to read."""
+        """Start another pass. Counted processes stay counted: a pod that changes is no faster to read."""
         self._cgroups = 0
         self._all_processes = None
 
     def count_processes(self, pids: Iterable[int]) -> None:
-        """The pod has these processes; to be told before they are looked at.
+        """Count these processes of the pod; call this before inspecting them.
 
         Raises:
-            TooManyProcesses: with those counted before, there are more than are looked at.
+            TooManyProcesses: With those counted before, there are more than are inspected.
         """
         self._pids.update(pids)
         if len(self._pids) > self._max_processes:
             raise too_many_processes(self._uid, self._max_processes)
 
     def count_cgroup(self) -> bool:
-        """One more cgroup of the pod; whether it is still to be visited."""
+        """Count one more cgroup of the pod; return whether it may still be visited."""
         self._cgroups += 1
         return self._cgroups <= _MAX_CGROUPS
 
     def all_processes(self) -> list[tuple[ProcStat, bytes]]:
-        """Every living process of the node and the text of its ``cgroup``: walked once in a look, however often asked.
+        """Return every living process of the node and the text of its ``cgroup``; walks once per pass.
 
         Raises:
-            TooManyProcesses: there are more than are asked.
+            TooManyProcesses: There are more than are inspected.
         """
         if self._all_processes is None:
             pids = self._proc.pids()

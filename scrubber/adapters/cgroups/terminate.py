@@ -1,11 +1,11 @@
-"""Ending leftovers: who may be signalled, in which order, and when it is over.
+"""Termination of leftovers: which processes may be signalled, in which order, and when the termination is complete.
 
-The promise: a process is signalled only while it is the one that was named, or descends from one, and still lives in
-the pod. A PID proves nothing, for it can be somebody else's a moment later; so the pidfd is opened first, the start
-time and the pod are read again, and the signal goes through the pidfd.
+Guarantee: a process is signalled only while it is one of the named processes, or descends from one, and still lives in
+the pod. A PID proves nothing, because it may belong to another process a moment later. Therefore the pidfd is opened
+first, the start time and the pod are read again, and the signal is sent through the pidfd.
 
-How many processes there are is the tenants' doing. So all that is done for each of them is done aside from the event
-loop, where the surroundings have a thread for it.
+Tenants control the number of processes. All per-process work therefore runs off the event loop, where the
+:class:`PodProcessControl` has a thread for it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
     "terminate",
 ]
 
-_WATCHED_AT_ONCE = 64  # pidfds held open while waiting; a fork bomb must not use up the service's descriptors
-_POLL_INTERVAL = 0.002  # between two looks that nothing but time can tell apart
+_WATCHED_AT_ONCE = 64  # pidfds held open while waiting; a fork bomb must not exhaust the service's descriptors
+_POLL_INTERVAL = 0.002  # seconds between two passes when only time can make a difference
 
 ProcessIdentity = tuple[int, int]
 _P = ParamSpec("_P")
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PodSnapshot:
-    """Everybody in a pod at one look. ``tick`` is from before the look, in clock ticks since boot."""
+    """All processes of a pod found in one pass. ``tick`` precedes the pass, in clock ticks since boot."""
 
     tick: int
     processes: tuple[Process, ...]
@@ -56,27 +56,27 @@ class PodSnapshot:
 
 
 class PodProcessControl(Protocol):
-    """How a way of telling containers apart looks at a pod."""
+    """Operations on a pod that each way of identifying its processes provides."""
 
     async def snapshot(self, pod: Pod) -> PodSnapshot:
-        """Everybody in ``pod`` now."""
+        """Return all processes in ``pod`` now."""
 
     async def run_in_thread(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What ``function`` answers, from a thread in which it does not hold the event loop up."""
+        """Return the result of ``function``, run in a thread where it does not block the event loop."""
 
     def is_in_pod(self, pod: Pod, pid: int) -> bool:
         """Whether ``pid`` is in ``pod`` now."""
 
     def kill_container(self, pod: Pod, container: str, proof: LeftoverProof) -> bool:
-        """End a container at once, provided that ``proof`` covers everybody in it; False when it cannot be done so."""
+        """Kill a container at once, provided that ``proof`` covers all its processes; False when that is impossible."""
 
 
 class LeftoverProof:
-    """Which processes are proved leftovers: those named, and from then on their descendants only.
+    """Which processes are proved leftovers: the named ones, and from then on only their descendants.
 
-    A parent that is gone cannot vouch for its child any more, and a tenant can fork and exit faster than anybody
-    looks. But nobody enters a container except by fork: where everybody in it was proved at one look, everybody who
-    started later is proved too.
+    A parent that has exited cannot vouch for its child any more, and a tenant can fork and exit faster than any reader
+    can follow. However, a process enters a container only by fork: if every process in a container was proved in one
+    pass, every process that started later is proved too.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class LeftoverProof:
 
     @property
     def all_processes(self) -> tuple[Process, ...]:
-        """All who were ever proved, alive or not."""
+        """All processes that were ever proved, alive or dead."""
         return tuple(sorted(self._proved.values()))
 
     def add_snapshot(self, snapshot: PodSnapshot) -> tuple[Process, ...]:
-        """Take one more look into account; answers those of ``snapshot`` that are proved."""
+        """Take another pass into account; return the proved processes of ``snapshot``."""
         self.covers(snapshot.processes)
         self._note_whole_containers(snapshot)
         return tuple(process for process in snapshot.processes if self(process))
 
     def covers(self, processes: Sequence[Process]) -> bool:
-        """Whether all of ``processes`` are proved, those born since the last look included."""
+        """Whether all of ``processes`` are proved, including those started since the last pass."""
         unproved = [process for process in processes if not self(process) and process.pid != os.getpid()]
         children: defaultdict[ProcessIdentity, list[Process]] = defaultdict(list)
         born: list[Process] = []
@@ -115,7 +115,7 @@ class LeftoverProof:
             if self._started_later(process):
                 born.append(process)
             elif (parent := self._parent_of(process)) is not None:
-                children[parent].append(process)  # asked once: a chain of forks is as long as a tenant likes
+                children[parent].append(process)  # read once each: a tenant controls the length of a chain of forks
         born += [child for parent in children.keys() & self._proved.keys() for child in children[parent]]
         while born:
             process = born.pop()
@@ -125,7 +125,7 @@ class LeftoverProof:
         return all(self(process) for process in processes)
 
     def _started_later(self, process: Process) -> bool:
-        """Whether it came into a container after everybody in it was proved."""
+        """Whether ``process`` started in a container after every process in it was proved."""
         since = self._all_proved_at.get(process.container)
         return since is not None and process.started >= since
 
@@ -137,6 +137,7 @@ class LeftoverProof:
                 self._all_proved_at.pop(container, None)
 
 
+# See docs/decisions/0008-when-a-pod-is-over.md.
 async def terminate(
     control: PodProcessControl,
     proc: ProcFs,
@@ -145,15 +146,15 @@ async def terminate(
     deadline: float,
     last_snapshot: PodSnapshot | None,
 ) -> tuple[Process, ...]:
-    """End ``leftovers`` and what they fork meanwhile; answers those alive ``deadline`` seconds after the first signal.
+    """Kill ``leftovers`` and what they fork; return those still alive ``deadline`` seconds after the first signal.
 
-    One that has left the pod is not signalled any more, but it is still answered: it lives.
+    A process that has left the pod is not signalled any more, but it is still returned: it lives.
 
     Args:
-        last_snapshot: the last look at the pod before this, if there was one.
+        last_snapshot: the last snapshot of the pod before this call, if there was one.
     """
     loop = asyncio.get_running_loop()
-    due: float | None = None  # how long it took to look and to signal is not held against those who are to die
+    due: float | None = None  # starts after the first signal: time spent reading and signalling does not count
     proof = LeftoverProof(leftovers, last_snapshot, lambda process: _parent_identity(proc, process))
     struck: set[ProcessIdentity] = set()
     while True:
@@ -169,7 +170,7 @@ async def terminate(
             break
         if fresh:
             await asyncio.sleep(0)
-            continue  # look again at once: what was forked meanwhile forks on
+            continue  # inspect again at once: new forks continue to fork
         await _wait_for_exits(proc, living[:_WATCHED_AT_ONCE], due - now)
     return await control.run_in_thread(_select_alive, proc, proof.all_processes)
 
@@ -180,7 +181,7 @@ def _select_alive(proc: ProcFs, processes: Iterable[Process]) -> tuple[Process, 
 
 
 def kill_if_in_pod(control: PodProcessControl, proc: ProcFs, pod: Pod, process: Process) -> None:
-    """Kill ``process`` if it is still itself and still in ``pod``; one that may not be signalled is left alone."""
+    """Kill ``process`` if it is the same process and still in ``pod``; one that may not be signalled is left alone."""
 
     def is_still_itself() -> bool:
         stat = proc.stat_if_alive(process.pid)
@@ -190,9 +191,9 @@ def kill_if_in_pod(control: PodProcessControl, proc: ProcFs, pod: Pod, process: 
 
 
 def kill_if(pid: int, should_kill: Callable[[], bool]) -> None:
-    """Kill process ``pid`` if it is ``should_kill``, which is asked once its pidfd is open.
+    """Kill process ``pid`` if ``should_kill`` returns true; it is called after the pidfd is open.
 
-    So whatever was read of the PID was true of the process that the signal reaches, or the signal reaches nobody.
+    So everything read about the PID applies to the process that the signal reaches, or the signal reaches no process.
     """
     pidfd = _open_pidfd(pid)
     if pidfd is None:
@@ -201,7 +202,7 @@ def kill_if(pid: int, should_kill: Callable[[], bool]) -> None:
         if should_kill():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        return  # gone, or not ours to signal: the caller looks who is alive and says so
+        return  # gone, or not permitted: the caller checks which processes are alive and reports them
     finally:
         os.close(pidfd)
 
@@ -245,7 +246,7 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 async def _wait_for_exits(proc: ProcFs, processes: Iterable[Process], seconds: float) -> None:
-    """Return once all of ``processes`` are gone, their threads included, or after ``seconds``."""
+    """Return once all of ``processes`` have exited, including their threads, or after ``seconds``."""
     loop = asyncio.get_running_loop()
     all_gone = asyncio.Event()
     watched: set[int] = set()
@@ -265,7 +266,7 @@ async def _wait_for_exits(proc: ProcFs, processes: Iterable[Process], seconds: f
             watched.add(pidfd)
             stat = proc.stat(process.pid)
             if stat is None or stat.started != process.started:
-                watched.discard(pidfd)  # the PID is somebody else's by now, and nobody waits for a stranger
+                watched.discard(pidfd)  # the PID was reused; the new process is not waited for
                 os.close(pidfd)
         for pidfd in watched:
             loop.add_reader(pidfd, exited, pidfd)
@@ -274,7 +275,7 @@ async def _wait_for_exits(proc: ProcFs, processes: Iterable[Process], seconds: f
         else:
             await asyncio.sleep(min(_POLL_INTERVAL, seconds))
     except TimeoutError:
-        return  # the caller looks who is alive and says so
+        return  # the caller checks which processes are alive and reports them
     finally:
         for pidfd in watched:
             loop.remove_reader(pidfd)

@@ -1,7 +1,8 @@
-"""One cgroup hierarchy: where a pod is in it, who is in a cgroup, and how far "nobody" can be believed.
+"""One cgroup hierarchy: the location of a pod, the processes in a cgroup, and the evidence that a cgroup is empty.
 
-An answer "nobody" is what lets the next tenant in. So it is given only on evidence: the cgroup is gone, or the kernel
-says that nothing populates it, or everybody listed was looked at and is dead.
+The result "no processes" allows the device to be assigned to the next tenant. It is therefore returned only on
+evidence: the cgroup no longer exists, or the kernel reports that it is not populated, or every listed process was
+inspected and is dead.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ __all__ = ["CgroupTree", "child_cgroups", "is_populated", "read_cgroup_procs", "
 _READ_SIZE = 64 * 1024
 _POPULATED = {b"populated 0": False, b"populated 1": True}
 _MAX_PATH_LENGTH = (
-    2048  # bytes; a path of twice as many is longer than the kernel takes, and a tenant may nest as deep as it likes
+    2048  # bytes; a path of twice this length exceeds the kernel's limit, and a tenant may nest arbitrarily deep
 )
 
 
 class CgroupTree:
-    """A hierarchy, seen with the eyes of ``proc``."""
+    """A hierarchy, read through the proc file system ``proc``."""
 
     def __init__(self, hierarchy: Hierarchy, proc: ProcFs) -> None:
         self.hierarchy = hierarchy
@@ -41,7 +42,7 @@ class CgroupTree:
         return self.hierarchy.version
 
     def kubepods(self) -> tuple[Path, ...]:
-        """The cgroups under which pods are now.
+        """Return the cgroups under which pods currently are.
 
         Raises:
             Unreadable
@@ -50,17 +51,17 @@ class CgroupTree:
             return kubepods_below(self.hierarchy.root)
 
     def pod_cgroups(self, uid: str, kubepods: Collection[Path] | None = None) -> tuple[Path, ...]:
-        """The pod's own cgroups: one, or more after the kubelet's driver was changed under running pods.
+        """Return the pod's own cgroups: one, or more after the kubelet's cgroup driver was changed under running pods.
 
         Args:
-            kubepods: those of :meth:`kubepods`, for whoever asks more than this in one look.
+            kubepods: result of :meth:`kubepods`, for a caller that makes several queries in one pass.
         """
         bases = self.kubepods() if kubepods is None else kubepods
         candidates = (path for base in bases for path in pod_directories(base, uid))
         return tuple(path for path in candidates if path.is_dir())
 
     def stray_containers(self, uid: str, kubepods: Collection[Path] | None = None) -> tuple[Path, ...]:
-        """Containers of the pod that are in none of :meth:`pod_cgroups`; ``kubepods`` as there."""
+        """Return containers of the pod that are in none of :meth:`pod_cgroups`; ``kubepods`` as in that method."""
         bases = self.kubepods() if kubepods is None else kubepods
         if not any(path.name.endswith(".slice") for path in bases):
             return ()
@@ -68,7 +69,7 @@ class CgroupTree:
             return stray_directories(self.hierarchy.root, uid)
 
     def relative_kubepods(self) -> tuple[str, ...]:
-        """:meth:`kubepods` as paths from the root on, without a leading slash.
+        """Return :meth:`kubepods` as paths relative to the root, without a leading slash.
 
         Raises:
             Unreadable
@@ -76,11 +77,11 @@ class CgroupTree:
         return tuple(path.relative_to(self.hierarchy.root).as_posix() for path in self.kubepods())
 
     def pod_uid_in(self, cgroups: Mapping[str, str], kubepods: Collection[str] | None = None) -> str | None:
-        """UID of the pod that a process is in, as far as this hierarchy says.
+        """Return the UID of the pod that a process is in, according to this hierarchy.
 
         Args:
-            cgroups: the process's (:func:`~scrubber.adapters.kernel_text.cgroup_paths`).
-            kubepods: those of :meth:`relative_kubepods`, for whoever asks about many processes.
+            cgroups: cgroup paths of the process (:func:`~scrubber.adapters.kernel_text.cgroup_paths`).
+            kubepods: result of :meth:`relative_kubepods`, for a caller that checks many processes.
         """
         path = self._path_in(cgroups)
         if path is None:
@@ -90,15 +91,15 @@ class CgroupTree:
     def members(
         self, cgroup: Path, container: str, tally: CgroupTally, *, recursive: bool = True
     ) -> list[Process] | None:
-        """The living processes of ``cgroup`` (``recursive``: and of all below it); None when another look is needed.
+        """Return the living processes of ``cgroup`` (``recursive``: and below it); None when another pass is needed.
 
-        "Nobody" needs more than a list in which nobody was found alive: a process that forks and exits, or moves
-        between two cgroups below, hides from lists. It does not hide from the kernel's count (v2), nor, if it only
-        moves, from a look at every process (v1, where there is no such count).
+        An empty result needs more than a list without living processes: a process that forks and exits, or moves
+        between two cgroups below, is missing from lists. It cannot hide from the kernel's count (v2), nor, if it only
+        moves, from a pass over every process (v1, which has no such count).
 
         Raises:
-            Unreadable: the cgroup, or a process in it, cannot be looked at.
-            TooManyProcesses: there are more processes than ``tally`` lets be looked at.
+            Unreadable: The cgroup, or a process in it, cannot be inspected.
+            TooManyProcesses: There are more processes than ``tally`` allows to be inspected.
         """
         found: list[Process] = []
         lost = threaded = asked = False
@@ -111,15 +112,15 @@ class CgroupTree:
             pids = read_cgroup_procs(directory, tally.count_processes)
             threaded = threaded or (pids is None and directory == cgroup)
             if pids is None and not recursive:
-                return None  # whoever lists the processes is above the pod: that is not where a kubelet makes pods
-            # A cgroup of threads only lists no processes; the nearest cgroup above that is not one does, and the pod's
-            # own cgroup is looked at too.
+                return None  # the ancestor that lists the processes is above the pod: the kubelet creates no pods there
+            # A threaded cgroup lists no processes; the nearest ancestor that is not threaded does, and the pod's own
+            # cgroup is inspected too.
             for pid in pids or ():
                 stat = self._proc.stat_if_alive(pid)
                 if stat is not None:
                     found.append(Process(pid, stat.started, container))
                 elif _exists(pid) and self._proc.stat(pid) is None:
-                    return None  # it is there, and we may not see it
+                    return None  # the process exists and its /proc entry is not visible to us
                 else:
                     lost = True
         if found or threaded:
@@ -131,7 +132,7 @@ class CgroupTree:
         return found
 
     def _members_by_process(self, cgroup: Path, container: str, tally: CgroupTally) -> list[Process]:
-        """Walk all processes of the node: slow, but who makes a thousand cgroups cannot make this any slower."""
+        """Find members by a walk over all processes of the node: slow, but a thousand cgroups do not make it slower."""
         inside = f"/{cgroup.relative_to(self.hierarchy.root).as_posix()}/"
         found = [
             Process(stat.pid, stat.started, container)
@@ -145,7 +146,8 @@ class CgroupTree:
         """Whether a process whose ``cgroup`` file has this ``text`` is in the cgroup ``inside``.
 
         Raises:
-            Unreadable: it may be. A text that cannot be read and does not name the cgroup keeps nobody from an answer.
+            Unreadable: It may be inside. A text that cannot be parsed and does not contain the cgroup does not prevent
+                an answer.
         """
         if os.fsencode(inside.rstrip("/")) not in text:
             return False
@@ -160,9 +162,10 @@ class CgroupTree:
             raise read_error(f"The cgroup hierarchy at {self.hierarchy.root}", exc) from exc
 
     def _path_in(self, cgroups: Mapping[str, str]) -> str | None:
-        """The process's path in this hierarchy from the root on; None outside of it.
+        """Return the path of a process in this hierarchy relative to the root; None for a process outside the root.
 
-        What leads to the root says nothing about pods of this node: the node itself may be a container of another.
+        The path above the root contains no information about pods of this node: the node itself may be a container of
+        another.
         """
         path = next((path for names, path in cgroups.items() if self._is_named(names)), "")
         prefix = self.hierarchy.path.rstrip("/") + "/"
@@ -171,14 +174,14 @@ class CgroupTree:
         return path if PurePosixPath(path).parts[1:2] == ("..",) else None
 
     def _is_named(self, names: str) -> bool:
-        """Whether this is what ``/proc/PID/cgroup`` calls this hierarchy."""
+        """Whether ``names`` is how ``/proc/PID/cgroup`` names this hierarchy."""
         if self.version == 2:
             return not names
         return not self.hierarchy.controllers.isdisjoint(names.split(","))
 
 
 def is_populated(cgroup: Path) -> bool | None:
-    """Whether any living process is in the cgroup or below it; None when the kernel does not say (v1)."""
+    """Whether a living process is in the cgroup or below it; None when the kernel does not report it (v1)."""
     try:
         lines = lines_in((cgroup / "cgroup.events").read_bytes())
     except FileNotFoundError:
@@ -191,7 +194,7 @@ def is_populated(cgroup: Path) -> bool | None:
 
 
 def child_cgroups(cgroup: Path) -> list[Path]:
-    """The cgroups in ``cgroup``; none when it is gone."""
+    """Return the child cgroups of ``cgroup``; an empty list when it no longer exists."""
     try:
         with os.scandir(cgroup) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -202,7 +205,7 @@ def child_cgroups(cgroup: Path) -> list[Path]:
 
 
 def walk_cgroups(cgroup: Path) -> Iterator[Path]:
-    """``cgroup`` and all below it, however deep. Each path is good until the next one is asked for."""
+    """Yield ``cgroup`` and all cgroups below it, at any depth. Each path is valid until the next one is requested."""
     waiting: list[Path | int] = [cgroup]
     try:
         while waiting:
@@ -234,10 +237,10 @@ def _open_directory(directory: Path) -> int | None:
 
 
 def read_cgroup_procs(cgroup: Path, count: Callable[[Sequence[int]], None] = lambda _: None) -> list[int] | None:
-    """What ``cgroup.procs`` lists; None for a cgroup that holds threads only.
+    """Return the PIDs in ``cgroup.procs``; None for a threaded cgroup.
 
     Args:
-        count: told of the PIDs as they are read; what it raises breaks the reading off.
+        count: called with the PIDs as they are read; an exception it raises aborts the read.
 
     Raises:
         Unreadable
@@ -264,7 +267,7 @@ def read_cgroup_procs(cgroup: Path, count: Callable[[Sequence[int]], None] = lam
 
 
 def _lines_of(file: Path) -> Iterator[list[bytes]]:
-    """The lines of ``file``, as many at a time as one read gives: it may be longer than anybody wants to know."""
+    """Yield the lines of ``file`` in batches, one per read: the file may be longer than the caller wants to read."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         rest = b""

@@ -1,11 +1,11 @@
-"""The child's side: do what the socket asks, and never outlive the parent.
+"""The child's side: execute the requests from the socket, and never outlive the parent.
 
-Three things end a child, forked or started, without its help: ``PR_SET_PDEATHSIG`` kills it when the parent's thread that started it ends,
-end-of-file on the socket ends its loop, and SIGKILL ends it at a deadline. So nothing here cleans up in ``finally``
-what the kernel does not clean up by itself.
+Three mechanisms end a child, forked or started, without its cooperation: ``PR_SET_PDEATHSIG`` kills it when the
+parent's thread that started it ends, end of file on the socket ends its loop, and SIGKILL ends it at a deadline. So
+nothing here relies on ``finally`` to clean up what the kernel does not clean up automatically.
 
-Only light modules of the standard library are imported here and in what runs in a child: a child is replaced while a
-device waits for its answer.
+This module and everything that runs in a child import only light modules of the standard library: a child is replaced
+while a device waits for its answer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ __all__ = ["Fault", "ParentSocket", "connect_to_parent", "connect_to_parent_as",
 _PR_SET_PDEATHSIG = 1
 
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A supervisor that stops the service signals everybody in its cgroup. A child that died of that would look like one that
-its device had killed; the service ends its children itself.
+"""A service manager that stops the service signals all processes in its cgroup.
+
+A child that died of such a signal would look as if its device had killed it; the service ends its children itself.
 """
 
 AnyParentSocket = TypeVar("AnyParentSocket", bound="ParentSocket")
 
 
 class Fault(Exception):
-    """An answer that is a refusal: ``code`` is one that the parent knows, ``message`` is for the operator."""
+    """An answer that is a refusal: ``code`` is known to the parent, ``message`` is for the operator."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -51,13 +52,13 @@ class ParentSocket:
         self._poll.register(fd, select.POLLRDHUP)
 
     def receive(self) -> Message | None:
-        """The next message; None once the parent has closed its end."""
+        """Return the next message; None once the parent has closed its end."""
         header = self._read(HEADER_SIZE)
         body = None if header is None else self._read(body_length(header))
         return None if body is None else unpack(body)
 
     def send(self, message: Message) -> None:
-        """Write ``message``; a parent that is gone ends this process, because nobody is left to work for."""
+        """Write ``message``; exits this process if the parent is gone, because there is no work left."""
         rest = memoryview(pack(message))
         while rest:
             try:
@@ -66,11 +67,11 @@ class ParentSocket:
                 sys.exit(0)
 
     def is_parent_gone(self) -> bool:
-        """Whether the parent has closed its end; asks, does not wait."""
+        """Whether the parent has closed its end; does not wait."""
         return bool(self._poll.poll(0))
 
     def wait(self, seconds: float, also_fd: int) -> None:
-        """Return after ``seconds``, or as soon as the parent is gone or the descriptor ``also_fd`` can be read."""
+        """Return after ``seconds``, or as soon as the parent is gone or the descriptor ``also_fd`` is readable."""
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
         poll.register(also_fd, select.POLLIN)
@@ -97,15 +98,15 @@ class ParentSocket:
 
 
 def connect_to_parent() -> ParentSocket:
-    """Take over what the parent left in ``argv``: socket, its PID, the nice value; then say "ready".
+    """Read socket, parent PID and nice value from ``argv`` and connect; then report "ready".
 
-    Ends the process when the parent died before the kernel was told to watch it.
+    Exits the process if the parent died before the kernel was set up to watch it.
     """
     return connect_to_parent_as(ParentSocket)
 
 
 def connect_to_parent_as(socket_factory: Callable[[int, Sequence[str]], AnyParentSocket]) -> AnyParentSocket:
-    """As :func:`connect_to_parent`, over a link of the caller's kind."""
+    """Like :func:`connect_to_parent`, with the caller's type of socket."""
     fd, parent, nice = (int(word) for word in sys.argv[1:4])
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -118,9 +119,9 @@ def connect_to_parent_as(socket_factory: Callable[[int, Sequence[str]], AnyParen
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread of ``parent_pid`` that made it ends.
+    """Have the kernel kill this process when the thread of ``parent_pid`` that created it ends.
 
-    Ends the process at once when ``parent_pid`` is not its parent any more.
+    Exits the process at once when ``parent_pid`` is not its parent any more.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
@@ -130,14 +131,14 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def serve(link: ParentSocket, handle: Callable[[Message], Message]) -> None:
-    """Answer one message on ``link`` after the other with ``handle`` until the parent closes its end.
+    """Answer the messages on ``link`` in sequence with ``handle`` until the parent closes its end.
 
     A :class:`Fault` becomes an answer. Any other exception ends the child with its traceback on stderr: the parent
-    asks a fresh one once more, and then calls the device unreadable.
+    retries once with a fresh child, and then reports the device as unreadable.
     """
     while (message := link.receive()) is not None:
         try:
             answer: Message = {"ok": handle(message)}
         except Fault as fault:
-            answer = {"fault": fault.code, "sentence": fault.message}
+            answer = {"fault": fault.code, "message": fault.message}
         link.send(answer)

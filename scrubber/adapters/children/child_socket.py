@@ -1,7 +1,7 @@
-"""The parent's end of the socket to one child: whole messages, one conversation at a time, and descriptors with them.
+"""The parent's end of the socket to one child: framed messages with descriptors, one conversation at a time.
 
-Promise: what was read of a message survives a cancelled wait, a descriptor that arrives is closed unless somebody takes
-it, and hanging up ends whoever talks without pulling the socket from under the event loop.
+Guarantee: a partly received message survives a cancelled wait. A received descriptor is closed unless a caller takes
+it. Closing the socket interrupts its users without removing the socket from under the event loop.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MAX_DESCRIPTORS = 4
 
 
 class ChildDied(Unavailable):
-    """The child ended, or spoke nonsense and cannot be talked to any more. A fresh one may do better."""
+    """The child ended, or sent a malformed message and cannot be used any more. A new child may succeed."""
 
     code = ErrorCode.CHILD_DIED
 
 
 class ChildSocket:
-    """Messages to and from the child that ``child_name`` names in sentences; takes over ``sock``."""
+    """Messages to and from the child that errors call ``child_name``; takes ownership of ``sock``."""
 
     def __init__(self, sock: socket.socket, child_name: str) -> None:
         self._socket = sock
@@ -41,24 +41,24 @@ class ChildSocket:
         self._closed = False
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Write one message; copies of ``descriptors`` go with it, and the caller keeps its own.
+        """Write one message with copies of ``descriptors``; the caller keeps its own descriptors.
 
         Raises:
-            ChildDied: nobody reads any more.
-            MalformedMessage: the message is too long for any child.
+            ChildDied: The child does not read any more.
+            MalformedMessage: The message is too long for any child.
         """
         packed = pack(message)
         with self._in_use():
-            if descriptors:  # with the first bytes, and at once: a child that is asked for this has read all else
+            if descriptors:  # with the first bytes, and at once: a child that gets this request has read all before it
                 packed = packed[socket.send_fds(self._socket, [packed], descriptors) :]
-            if packed:  # to write nothing fails once the child has ended, and it may have answered before that
+            if packed:  # writing nothing fails once the child has ended, although it may have answered before
                 await asyncio.get_running_loop().sock_sendall(self._socket, packed)
 
     async def receive(self) -> Message:
-        """The next message. What was read of one when this is cancelled is kept for the next call.
+        """Return the next message. If this is cancelled, a partly received message is kept for the next call.
 
         Raises:
-            ChildDied: end of file, or something that is no message.
+            ChildDied: End of file, or malformed data.
         """
         with self._in_use():
             while (message := self._next_message()) is None:
@@ -66,12 +66,13 @@ class ChildSocket:
         return message
 
     def receive_nowait(self) -> Message | None:
-        """The next message if it has arrived, whole, by now; else None. Asks the kernel, and does not wait.
+        """Return the next message if all of it has arrived by now, else None. Queries the kernel and does not wait.
 
-        For whoever gave up :meth:`receive`: the event loop may have stood still, and not have looked since it arrived.
+        For a caller that gave up on :meth:`receive`: the event loop may have stalled and not have read since the
+        message arrived.
 
         Raises:
-            ChildDied: as :meth:`receive`.
+            ChildDied: As for :meth:`receive`.
         """
         with self._in_use():
             while (message := self._next_message()) is None:
@@ -82,18 +83,18 @@ class ChildSocket:
         return message
 
     def take_descriptors(self) -> list[int]:
-        """The descriptors that came with what was received until now; whoever takes them closes them.
+        """Return the descriptors received so far; the caller must close them.
 
-        One for which this process had no room is missing, and nothing else says so.
+        A descriptor for which this process had no room is missing, and nothing else reports that.
         """
         taken, self._descriptors = self._descriptors, []
         return taken
 
     def close(self) -> None:
-        """End the conversation, for both sides; whoever is in it gets :class:`ChildDied`.
+        """Close both directions of the connection; every current user gets :class:`ChildDied`.
 
-        The socket is closed when they have left: the event loop may be watching the descriptor for them, and its number
-        would be given to somebody else. Shut down, it reads end-of-file on both sides, which makes them leave.
+        The descriptor is closed when the last user has left: the event loop may be watching it, and its number would be
+        reused. After the shutdown both sides read end of file, which makes the users leave.
         """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -120,7 +121,7 @@ class ChildSocket:
                 os.close(descriptor)
 
     def _next_message(self) -> Message | None:
-        """The first message in the buffer; None while it is not whole."""
+        """Return the first message in the buffer; None while it is incomplete."""
         try:
             if len(self._buffer) < HEADER_SIZE:
                 return None
@@ -134,7 +135,7 @@ class ChildSocket:
             raise ChildDied(f"{self._child_name} makes no sense: {error}") from error
 
     async def _read(self) -> bytes:
-        """At least one byte, and the descriptors that came with it, which the event loop's own calls would drop."""
+        """Read at least one byte, and the descriptors sent with it, which the event loop's own functions would drop."""
         while True:
             try:
                 return self._read_available()

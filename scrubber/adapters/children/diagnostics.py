@@ -1,7 +1,7 @@
-"""What a diagnostic child and its parent agree on: how the seconds are shared out, and how a check is told.
+"""The protocol between a diagnostic child and its parent: how time is divided, and how a check is reported.
 
-Promise: every check does at least one piece of work and no check can take all of the time, so a device that is slow
-shows as slow instead of as not looked at; and a check that makes no sense is refused, never rounded to a healthy one.
+Guarantee: every check does at least one unit of work and no check can use all of the time, so a slow device is reported
+as slow instead of as not checked. A malformed check is rejected, never rounded to a healthy one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from scrubber.domain.errors import Unreadable
 __all__ = ["CheckTally", "CheckTimeBudget", "parse_checks"]
 
 _SHARES: Mapping[str, float] = {"memory-pattern": 0.45, "matrix-product": 0.20, "transfers": 0.20}
-"""Of the seconds that there are; the rest is for leaving zeros behind."""
+"""Share of the available seconds for each part; the rest is for zeroing the memory."""
 
 _UNITS = ("bytes", "operations")
 
 
 class CheckTimeBudget:
-    """The seconds of a diagnostic from now on, shared out among its parts.
+    """The time of a diagnostic from now on, divided among its parts.
 
     Args:
-        deadline: when everything should be over, clearing up included.
-        clock: monotonic seconds of this machine, which parent and child read alike.
+        deadline: monotonic time in seconds at which everything must be complete, including cleanup.
+        clock: monotonic seconds of this machine, the same for parent and child.
     """
 
     def __init__(self, deadline: float, clock: Callable[[], float]) -> None:
@@ -40,23 +40,26 @@ class CheckTimeBudget:
             self._ends[part] = end
 
     def remaining(self, part: str) -> float:
-        """Seconds until the time of ``part`` (and of those before it) is over; 0 when it is."""
+        """Return the seconds until the time of ``part`` (and of those before it) is used up; 0 when it is."""
         return max(0.0, self._ends[part] - self._clock())
 
     def is_exhausted(self, part: str) -> bool:
         return self.remaining(part) == 0.0
 
     def halfway_check(self, part: str) -> Callable[[], bool]:
-        """Whether half of what is left of ``part`` from now on is over: for work that is done, then looked at."""
+        """Return a function that reports whether half of the remaining time of ``part`` is over.
+
+        It is for work that is done first and verified afterwards.
+        """
         middle = self._clock() + self.remaining(part) / 2
         return lambda: self._clock() >= middle
 
 
 class CheckTally:
-    """One check as it grows: what was wrong, how much was done, and the seconds that the doing took.
+    """The running totals of one check: errors, amount of work, and the seconds that the work took.
 
     Args:
-        unit: what is counted: ``bytes`` or ``operations``.
+        unit: unit of the amount: ``bytes`` or ``operations``.
     """
 
     def __init__(self, name: str, unit: str, clock: Callable[[], float]) -> None:
@@ -71,13 +74,13 @@ class CheckTally:
 
     @contextmanager
     def measure_time(self) -> Iterator[None]:
-        """Count the seconds of what runs inside; nothing when it raises."""
+        """Add the seconds that the body takes; nothing when it raises."""
         start = self._clock()
         yield
         self.seconds += self._clock() - start
 
     def to_message(self) -> Message:
-        """As :func:`parse_checks` reads it."""
+        """Return the check in the form that :func:`parse_checks` reads."""
         return {
             "name": self.name,
             "errors": self.errors,
@@ -88,10 +91,10 @@ class CheckTally:
 
 
 def parse_checks(answer: Message) -> tuple[DiagnosticCheck, ...]:
-    """The checks in a diagnostic child's ``answer``, all of :data:`CHECK_NAMES` in their order.
+    """Return the checks in a diagnostic child's ``answer``, all of :data:`CHECK_NAMES` in their order.
 
     Raises:
-        Unreadable: one is missing, or says something that makes no sense.
+        Unreadable: A check is missing or malformed.
     """
     rows = answer.get("checks")
     if not isinstance(rows, list) or [_name(row) for row in rows] != list(CHECK_NAMES):

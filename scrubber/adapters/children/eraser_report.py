@@ -1,6 +1,6 @@
-"""What an eraser child and its parent agree on: how far it is, and how its numbers are read.
+"""The protocol between an eraser child and its parent: progress, and how the reported numbers are parsed.
 
-Promise: a number that makes no sense is refused and never rounded to one that does.
+Guarantee: an invalid number is rejected and never rounded to a valid one.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ from scrubber.ports.device import EraseProgress
 __all__ = ["parse_byte_count", "parse_seconds_by_phase", "wait_for_report"]
 
 _SILENCE_TIMEOUT = 60.0
-"""An eraser speaks several times a second, except while it opens the device and the driver compiles its kernels."""
+"""Seconds without a message after which an eraser counts as hung.
+
+It reports several times a second, except while it opens the device and the driver compiles its kernels.
+"""
 
 
 async def wait_for_report(
     child: Child, progress: Callable[[EraseProgress], None], *, silence_timeout: float = _SILENCE_TIMEOUT
 ) -> Message:
-    """Pass on how far ``child`` is until it has a result, and answer that.
+    """Forward the progress of ``child`` until it has a result, and return the result.
 
     Args:
-        silence_timeout: seconds without a word after which it hangs. Its own deadline goes by the size of the device, and a
-            slot that is lost for so long would be missed by the others.
+        silence_timeout: seconds without a message after which the child counts as hung. Its own deadline depends on the
+            size of the device, and a slot blocked for that long would be missing for other devices.
 
     Raises:
-        ScrubberError: the fault that it answers instead; Unreadable for what makes no sense; Stuck when it hangs.
-        ChildDied: there is none.
+        ScrubberError: The fault that the child reports instead of a result; Unreadable for a malformed message;
+            DriverTimeout when the child hangs.
+        ChildDied: The child ended without a result.
     """
     while "phase" in (message := await _next_message(child, silence_timeout)):
         phase = message["phase"]
@@ -52,10 +56,10 @@ async def _next_message(child: Child, silence: float) -> Message:
 
 
 def parse_byte_count(message: Message, key: str) -> int:
-    """A number of bytes (or of anything else that is counted) in a report.
+    """Return a number of bytes (or of anything else that is counted) from a report.
 
     Raises:
-        Unreadable: it is none.
+        Unreadable: The value is not a non-negative integer.
     """
     value = message.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -64,10 +68,10 @@ def parse_byte_count(message: Message, key: str) -> int:
 
 
 def parse_seconds_by_phase(message: Message) -> tuple[tuple[str, float], ...]:
-    """How long each pass of a report took.
+    """Return how long each pass of a report took, in seconds.
 
     Raises:
-        Unreadable: it does not say so.
+        Unreadable: The report lacks this or is malformed.
     """
     rows = message.get("seconds_by_phase")
     if not isinstance(rows, list):

@@ -1,7 +1,7 @@
-"""The one form in which parent and child speak: a length, then a JSON object, and never more than a megabyte.
+"""The message format between parent and child: a length, then a JSON object, at most one megabyte.
 
-Both sides import this, so it loads nothing but ``json``. A child is not trusted to speak sense: whatever does not parse
-is :class:`MalformedMessage`, and the parent then kills it.
+Both sides import this module, so it loads nothing but ``json``. A child is not trusted to send valid data: everything
+that cannot be parsed is a :class:`MalformedMessage`, and the parent then kills the child.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ __all__ = ["HEADER_SIZE", "MAX_BODY_SIZE", "MalformedMessage", "Message", "body_
 Message = dict[str, object]
 
 HEADER_SIZE = 4
-"""Bytes of the length in front of each message, big-endian."""
+"""Size in bytes of the big-endian length in front of each message."""
 
 MAX_BODY_SIZE = 1 << 20
-"""The longest body in bytes; a longer one is refused before it is sent and before it is read."""
+"""Maximum size of a body in bytes; a longer one is rejected before it is sent and before it is read."""
 
 
 class MalformedMessage(ValueError):
-    """What came is no message: too long, not JSON, or not an object."""
+    """The received data is not a message: too long, not JSON, or not an object."""
 
 
 def pack(message: Message) -> bytes:
-    """``message`` as header and body.
+    """Return ``message`` as header and body.
 
     Raises:
-        MalformedMessage: it is longer than :data:`MAX_BODY_SIZE`.
+        MalformedMessage: It is longer than :data:`MAX_BODY_SIZE`.
     """
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_BODY_SIZE:
@@ -36,10 +36,10 @@ def pack(message: Message) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """How many bytes follow ``header``.
+    """Return the number of bytes that follow ``header``.
 
     Raises:
-        MalformedMessage: more than :data:`MAX_BODY_SIZE`.
+        MalformedMessage: More than :data:`MAX_BODY_SIZE`.
     """
     length = int.from_bytes(header, "big")
     if length > MAX_BODY_SIZE:
@@ -48,10 +48,10 @@ def body_length(header: bytes) -> int:
 
 
 def unpack(body: bytes) -> Message:
-    """The object in ``body``.
+    """Return the object in ``body``.
 
     Raises:
-        MalformedMessage: it is not a JSON object.
+        MalformedMessage: It is not a JSON object.
     """
     try:
         message = json.loads(body)

@@ -1,6 +1,6 @@
-"""Programs that outlived the service that started them, told by the lock of the device that each works on.
+"""Programs that outlived the service that started them, identified by the lock of the device that each works on.
 
-Promise: nothing happens to a device while somebody holds its lock, and a process is signalled only when it is the one
+Guarantee: nothing happens to a device while a process holds its lock, and a process is signalled only if it is the one
 that the lock names: same PID, same start time, and the lock file open.
 """
 
@@ -23,10 +23,10 @@ _POLL = 0.02
 
 
 async def terminate_lock_holder(lock: Path, deadline: float) -> bool:
-    """Wait for whoever holds ``lock``, then end it if it is an eraser; True once the lock is free.
+    """Wait for the holder of ``lock``, then kill it if it is an eraser; True once the lock is free.
 
-    An orphan stops by itself at its next chunk, so it gets half of ``deadline`` (2 s at most) for that. A holder that
-    is not proved to be an eraser is only waited for. Time in which this service stood still does not count.
+    An orphan stops on its own at its next chunk, so it gets half of ``deadline`` (2 s at most) for that. A holder that
+    is not proved to be an eraser is only waited for. Time during which this service was stalled does not count.
     """
     kill_after = min(deadline / 2, _GRACE)
     with suppress(TimeoutError):
@@ -39,7 +39,7 @@ async def terminate_lock_holder(lock: Path, deadline: float) -> bool:
                 try:
                     left = kill_after - counted()
                     if left <= 0:
-                        with suppress(ProcessLookupError, PermissionError):  # gone, or another user's: time alone helps
+                        with suppress(ProcessLookupError, PermissionError):  # exited, or another user's process
                             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(left if left > 0 else None):
@@ -50,7 +50,7 @@ async def terminate_lock_holder(lock: Path, deadline: float) -> bool:
 
 
 def _open_pidfd(lock: Path, pid: int) -> int | None:
-    """A pidfd of the eraser ``pid``: opened first, then proved, so that it cannot be a later process of that PID."""
+    """Open a pidfd of the eraser ``pid`` and then verify it, so that it cannot be a later process of that PID."""
     if pid == UNIDENTIFIED:
         return None
     try:

@@ -1,12 +1,12 @@
-"""The parent's side: start children, ask them, and be rid of them whatever they do.
+"""The parent's side of child processes: start children, send requests, and end them in every case.
 
-Promise: a child never outlives the socket that it was given, a kill hits that child and no process that got its PID
-later, and a child that does not die of SIGKILL is abandoned and counted, so that nobody waits for it. Neither silence nor
-a death that was not noticed is held against a child while the event loop itself could not look.
+Guarantee: a child never outlives the socket that it was given. A kill hits that child and no later process with its
+PID. A child that does not die of SIGKILL is abandoned and counted, and is not waited for. Silence, or a death that went
+unnoticed, does not count against a child while the event loop itself was stalled.
 
-Children are fresh interpreters over a socketpair (never ``multiprocessing``, never a fork of the service), in a session
-of their own, with an environment that we wrote. Those that a child of ours forks (see ``forked``) are talked to, killed
-and counted here as well.
+Children are fresh interpreters over a socketpair (never ``multiprocessing``, never a fork of the service), in their own
+session, with an environment that this module defines. Processes forked by a zygote child use the same communication,
+kill and counting.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from scrubber.domain.errors import Unavailable
 __all__ = ["AbandonedChild", "Child", "ChildDied", "ChildNotStarted", "Children", "wait_for_exit"]
 
 _EXIT_NOTICE_DELAY = 1.0
-"""Seconds in which the event loop is told of a death that the kernel knows already."""
+"""Seconds until the event loop notices a death that the kernel already reports."""
 
 
 class ChildNotStarted(Unavailable):
-    """There is no child: too many processes or descriptors, too little memory or time. It has touched no device yet, so
-    this is the node's pressure and never a device's fault.
+    """There is no child: too many processes or descriptors, or too little memory or time.
+
+    No device has been touched yet, so this is a resource shortage of the node and never a device fault.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonedChild:
-    """A child that SIGKILL did not end within the limit: it sits in the kernel. ``device`` is what it was working on."""
+    """A child that SIGKILL did not end in time: it is blocked in the kernel. ``device``: what it was working on."""
 
     pid: int
     module: str
@@ -51,16 +52,16 @@ class AbandonedChild:
 
 
 class Children:
-    """All children of this process: starts them, knows who lives, and who had to be abandoned.
+    """All children of this process: starts them, and tracks which are alive and which had to be abandoned.
 
     Args:
         kill_timeout: seconds after SIGKILL until a child is abandoned.
-        start_timeout: seconds that a fresh interpreter gets to say "ready"; generous, because a loaded node is not a
+        start_timeout: seconds that a fresh interpreter gets to report "ready"; generous, because a loaded node is not a
             broken one.
-        send_signal: ``pidfd_send_signal``, or a test's stand-in for a child that cannot be killed.
+        send_signal: ``pidfd_send_signal``, or a test double for a child that cannot be killed.
 
     Attributes:
-        starts_by_module: how many children were started of each module; those that were never ready count, too.
+        starts: number of children started, by module; includes those that were never ready.
     """
 
     def __init__(
@@ -80,11 +81,11 @@ class Children:
 
     @property
     def abandoned(self) -> tuple[AbandonedChild, ...]:
-        """Children given up and not dead yet; ``abandoned_total`` counts those that died later as well."""
+        """Abandoned children that are not dead yet; ``abandoned_total`` also counts those that died later."""
         return tuple(self._abandoned.values())
 
     def pids(self) -> frozenset[int]:
-        """PIDs of every child that is not known to be dead, abandoned ones included."""
+        """Return the PIDs of all children that are not known to be dead, including abandoned ones."""
         return frozenset(child.pid for child in (*self._live, *self._abandoned))
 
     async def start(
@@ -96,16 +97,16 @@ class Children:
         environment: Mapping[str, str] | None = None,
         interpreter: str = sys.executable,
     ) -> Child:
-        """Run ``python -m module`` and wait until it is ready to be asked.
+        """Run ``python -m module`` and wait until it is ready for requests.
 
-        Its environment is ours alone: what the service was started with never reaches it. ``environment`` is added to
-        that, and wins.
+        Its environment is defined here: the service's environment never reaches it. ``environment`` is added and takes
+        precedence.
 
-        Must be called in a thread that lives as long as the service (the event loop's): the kernel kills the child
-        when the *thread* that started it ends.
+        Must be called in a thread that lives as long as the service (the event loop's): the kernel kills the child when
+        the *thread* that started it ends.
 
         Raises:
-            ChildNotStarted: it could not be started, or was not ready within ``start_timeout``.
+            ChildNotStarted: It could not be started, or was not ready within ``start_timeout``.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -122,7 +123,7 @@ class Children:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        except (OSError, RuntimeError) as error:  # RuntimeError: there is no thread left to wait for the child's end
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread left to wait for the child's exit
             ours.close()
             raise _not_started(module, error) from error
         except BaseException:
@@ -132,9 +133,9 @@ class Children:
             theirs.close()
         try:
             pidfd: int | None = os.pidfd_open(process.pid)
-        except ProcessLookupError:  # it is over already, and was reaped by the event loop
+        except ProcessLookupError:  # it has exited and was reaped by the event loop
             pidfd = None
-        except OSError as error:  # no descriptor is left for its pidfd: it ends by itself, at the end of its file
+        except OSError as error:  # no descriptor is left for its pidfd: it exits at the end of its file
             ours.close()
             raise _not_started(module, error) from error
         child = Child(self, process.pid, pidfd, process.wait(), ours, module, device)
@@ -142,10 +143,10 @@ class Children:
         return child
 
     async def wait_until_ready(self, child: Child) -> None:
-        """Count ``child``, which has just been made, among the living, and wait until it says "ready".
+        """Register ``child``, which was just created, as live, and wait until it reports "ready".
 
         Raises:
-            ChildNotStarted: it did not within ``start_timeout``; it was killed.
+            ChildNotStarted: It did not within ``start_timeout``; it was killed.
         """
         module = child.module
         self.starts[module] += 1
@@ -161,7 +162,7 @@ class Children:
         except ChildDied as died:
             await child.kill()
             raise ChildNotStarted(f"A child ({module}) ended before it was ready: {died}") from died
-        except BaseException:  # cancelled: nobody waits
+        except BaseException:  # cancelled: no caller waits
             child.start_kill()
             raise
 
@@ -170,12 +171,12 @@ class Children:
         await asyncio.gather(*(child.kill() for child in tuple(self._live)))
 
     def remove(self, child: Child) -> None:
-        """Told by ``child``, once, when its process is over."""
+        """Called by ``child``, once, when its process has exited."""
         self._live.discard(child)
         self._abandoned.pop(child, None)
 
     def abandon(self, child: Child) -> None:
-        """Told by ``child`` when SIGKILL did not end it in time."""
+        """Called by ``child`` when SIGKILL did not end it in time."""
         if child in self._live:
             self._live.discard(child)
             self._abandoned[child] = AbandonedChild(child.pid, child.module, child.device)
@@ -183,12 +184,13 @@ class Children:
 
 
 class Child:
-    """One child and the socket to it; made by :meth:`Children.start`, or forked. One conversation at a time.
+    """One child and the socket to it; created by :meth:`Children.start`, or forked. One conversation at a time.
 
     Args:
-        pidfd: of the process; closed once it is over. None when it was over, and reaped, before it could be opened.
-        exited: returns when the process is over.
-        sock: our end of its socket.
+        pidfd: pidfd of the process; closed after its exit. None when it had exited, and was reaped, before the pidfd
+            could be opened.
+        exited: returns when the process has exited.
+        sock: the parent's end of its socket.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class Child:
         self.pid = pid
         self.module = module
         self.device = device
-        """What it works on, as far as one can say; may be set when it hangs."""
+        """The device it works on, as far as known; may be set when it hangs."""
         self._children = children
         self._socket = ChildSocket(sock, f"Child {pid} ({module})")
         self._pidfd = pidfd
@@ -216,23 +218,23 @@ class Child:
     async def call(self, message: Message, deadline: float) -> Message:
         """Send ``message`` and wait ``deadline`` seconds for the answer.
 
-        After an error or a cancellation the next answer would be the one to this question: kill the child then.
+        After an error or a cancellation, kill the child: the next answer would be the one to this request.
 
-        The time in which the event loop stood still does not count against the child: see :func:`stall_tolerant_timeout`. An answer
-        that lies ready when somebody looks at last is in time.
+        Time during which the event loop was stalled does not count against the child: see
+        :func:`stall_tolerant_timeout`. An answer that is available at the final check is in time.
 
         Raises:
-            TimeoutError: no answer in time.
-            ChildDied: there will be none.
+            TimeoutError: No answer in time.
+            ChildDied: There will be no answer.
         """
         return await self._within(self._exchange(message), deadline)
 
     async def receive_within(self, deadline: float) -> Message:
-        """The next message, waited for ``deadline`` seconds; a loop that stood still costs it no more than :meth:`call`.
+        """Return the next message within ``deadline`` seconds; stalls of the event loop are treated as in :meth:`call`.
 
         Raises:
-            TimeoutError: none came in time. What was read of one is kept for the next call.
-            ChildDied: there will be none.
+            TimeoutError: None arrived in time. A partly received message is kept for the next call.
+            ChildDied: There will be no message.
         """
         return await self._within(self.receive(), deadline)
 
@@ -255,54 +257,55 @@ class Child:
         await self._socket.send(message, descriptors)
 
     async def receive(self) -> Message:
-        """The next message; see :meth:`ChildSocket.receive`."""
+        """Return the next message; see :meth:`ChildSocket.receive`."""
         return await self._socket.receive()
 
     def receive_nowait(self) -> Message | None:
-        """The next message if it is there; see :meth:`ChildSocket.receive_nowait`."""
+        """Return the next message if it has arrived; see :meth:`ChildSocket.receive_nowait`."""
         return self._socket.receive_nowait()
 
     def take_descriptors(self) -> list[int]:
-        """What came with the messages received until now; see :meth:`ChildSocket.take_descriptors`."""
+        """Return the descriptors received so far; see :meth:`ChildSocket.take_descriptors`."""
         return self._socket.take_descriptors()
 
     async def wait(self, deadline: float) -> bool:
-        """Whether the process is over within ``deadline`` seconds."""
+        """Return whether the process exits within ``deadline`` seconds."""
         done, _ = await asyncio.wait({self._exited}, timeout=deadline)
         if done or not self._is_dead():
             return bool(done)
         await asyncio.wait(
             {self._exited}, timeout=_EXIT_NOTICE_DELAY
-        )  # the loop was late: others hear of the death first
+        )  # the loop was late; this lets it report the death to others first
         return True
 
     @property
     def has_exited(self) -> bool:
-        """Whether the process is known to be over."""
+        """Whether the process is known to have exited."""
         return self._exited.done()
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether SIGKILL did not end it in time, and it has not ended since."""
+        """Whether SIGKILL did not end it in time, and it has not exited since."""
         return self._abandoned and not self._exited.done()
 
     async def kill(self) -> bool:
-        """End the child and wait for its end; True once it is dead, False when it had to be abandoned.
+        """Kill the child and wait for its exit; True once it is dead, False when it had to be abandoned.
 
-        Whoever started a child calls this (or :meth:`start_kill`) in the end, also when it ended by itself. The kill goes
-        on when the caller is cancelled; whoever still talks to the child gets :class:`ChildDied`.
+        Every creator of a child must eventually call this (or :meth:`start_kill`), even when the child exited on its
+        own. The kill continues when the caller is cancelled; a caller that still communicates with the child gets
+        :class:`ChildDied`.
         """
         return await asyncio.shield(self.start_kill())
 
     def start_kill(self) -> asyncio.Task[bool]:
-        """Start the kill and let go; the task's result is that of :meth:`kill`."""
+        """Start the kill without waiting; the task's result is that of :meth:`kill`."""
         if self._kill_task is None:
             self._kill_task = asyncio.ensure_future(self._kill())
         return self._kill_task
 
     async def _kill(self) -> bool:
         if self._pidfd is not None:
-            with suppress(ProcessLookupError):  # dead, and reaped by the event loop before it told us
+            with suppress(ProcessLookupError):  # dead, and reaped by the event loop before it notified us
                 self._children.send_signal(self._pidfd, signal.SIGKILL)
         self._socket.close()
         dead = await self.wait(self._children.kill_timeout)
@@ -312,7 +315,7 @@ class Child:
         return dead
 
     def _is_dead(self) -> bool:
-        """Whether the kernel says that the process is over."""
+        """Whether the kernel reports that the process has exited."""
         if self._pidfd is None:
             return True
         poll = select.poll()
@@ -327,7 +330,7 @@ class Child:
 
 
 async def wait_for_exit(pidfd: int) -> None:
-    """Return when the process is over, whoever its parent is and whether or not it was waited for."""
+    """Return when the process has exited, independent of its parent and of whether it was reaped."""
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     loop.add_reader(pidfd, over.set)

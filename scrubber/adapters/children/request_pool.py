@@ -1,12 +1,12 @@
-"""Questions to a driver that may hang: one child for all devices, and one of its own for each device that hangs.
+"""Requests to a driver that may hang: one child for all devices, and a separate one for each device that hangs.
 
-Promise: a device that never answers costs the others one deadline, once, and never their answer. The child that hangs
-is killed and replaced, whatever waited behind it is asked of the new one, and the stuck device is asked through a probe
-child of its own until it answers the very questions that it hung over: one of its calls may hang and the others not.
-While the child that hung over a device does not die, that device is not asked: it costs one process that cannot be ended,
-however often somebody looks.
+Guarantee: a device that never answers costs the others one deadline, once, and never their answer. The child that hangs
+is killed and replaced, and the requests queued behind it go to the new one. The stuck device is queried through its own
+probe child until it answers the very requests that it hung on: one driver call may hang for a device while others do
+not. While the child that hung on a device has not died, that device is not queried: it costs one unkillable process, no
+matter how often it is requested.
 
-A device can also be held back (:meth:`RequestPool.suspend`): for that time no child of ours has touched it.
+A device can also be suspended (:meth:`RequestPool.suspend`): during that time no child of this pool touches it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ FAULT_TYPES: Mapping[str, type[ScrubberError]] = {
     "stuck": DriverTimeout,
     "unreadable": Unreadable,
 }
-"""What a child may answer instead of an answer, by the code of its :class:`~scrubber.adapters.children.child.Fault`."""
+"""Errors that a child may return, by the code of its :class:`~scrubber.adapters.children.child.Fault`."""
 
 
 def parse_answer(message: Message) -> Message:
-    """What the child answered.
+    """Return the child's answer.
 
     Raises:
-        ScrubberError: the fault that it answered instead; a code in no table is Unreadable.
+        ScrubberError: The fault that the child reported instead; an unknown code becomes Unreadable.
     """
     answer = message.get("ok")
     if isinstance(answer, dict):
         return answer
-    code, reason = message.get("fault"), message.get("sentence")
+    code, reason = message.get("fault"), message.get("message")
     if isinstance(code, str) and isinstance(reason, str):
         raise FAULT_TYPES.get(code, Unreadable)(reason)
     raise Unreadable("A child answered with neither an answer nor a fault.")
@@ -70,10 +70,10 @@ class _Request:
 
 
 class _ChildQueue:
-    """One child and those who wait for it. ``device`` is set on the line of a stuck device.
+    """One child and the requests that wait for it. ``device`` is set on the queue of a stuck device.
 
-    ``hung_child`` is the child that was killed over a question last. The next one is started when it is dead. ``unanswered``
-    are the questions that it hung over. ``lock`` is held while a question is settled.
+    ``hung_child`` is the last child that was killed over a request; the next one is started when it is dead.
+    ``unanswered`` are the requests that it hung on. ``lock`` is held while a request is processed.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -95,16 +95,18 @@ class _ChildQueue:
         return [self.pending.get_nowait() for _ in range(self.pending.qsize())]
 
 
+# See docs/decisions/0019-children-and-stall-tolerant-deadlines.md.
 class RequestPool:
-    """Asks children that run ``module``; children are started when the first question comes.
+    """Sends requests to children that run ``module``; children are started on the first request.
 
     Args:
-        deadline: seconds that one question may take, once a child is ready for it.
-        nice: the children's nice value.
-        environment: variables that the children get beside the few that every child has.
-        error_type: what is raised when there is no answer. A :class:`DeviceFault` is the device's, which is then asked apart
-            from the others. Where the answer depends on others than the device (a walk over ``/proc`` that any tenant can
-            make slow), it is another error: nobody is asked apart, and what a child may die of is no device's fault.
+        deadline: seconds that one request may take, once a child is ready for it.
+        nice: nice value of the children.
+        environment: environment variables for the children, added to the few that every child has.
+        error_type: raised when there is no answer. A :class:`DeviceFault` is attributed to the device, which is then
+            queried separately from the others. Where the answer depends on more than the device (a walk over ``/proc``
+            that any tenant can slow down), this is another error: no device is queried separately, and the death of a
+            child is not attributed to a device.
     """
 
     def __init__(
@@ -128,27 +130,30 @@ class RequestPool:
         self._shared = _ChildQueue(None)
         self._probes: dict[str, _ChildQueue] = {}
         self._suspended: Counter[str] = Counter()
-        # Every child that was ready once and is not known to be over, in a line or not; and its line's device.
+        # Every child that was ready once and is not known to have exited, in a queue or not; and the device of its
+        # queue.
         self._live_children: dict[Child, str | None] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def stuck_devices(self) -> frozenset[str]:
-        """Devices that have not answered yet what they hung over."""
+        """Devices that have not yet answered the requests they hung on."""
         return frozenset(self._probes)
 
     async def request(self, device: str, message: Message, *, deadline: float | None = None) -> Message:
-        """What the driver answers to ``message`` about ``device``.
+        """Return the driver's answer to ``message`` about ``device``.
 
-        When the caller is cancelled the question goes on until its deadline: nobody else is blamed for its hanging.
+        If the caller is cancelled, the request continues until its deadline: a hang is then attributed to this request
+        and no other.
 
         Raises:
-            DriverTimeout: no answer within the deadline, and the child was killed and replaced; or one that hung over this
-                device before is not dead yet, and nobody was asked. The pool's ``error_type`` takes its place.
-            DeviceLost, Unreadable, DeviceBusy, Unavailable: the child answered so; Unreadable also when two children died
-                over it, and Unavailable when none can be started.
-            ResetInProgress: the device is held back.
+            DriverTimeout: No answer within the deadline, and the child was killed and replaced; or a child that hung on
+                this device before is not dead yet, and no request was sent. The pool's ``error_type`` is raised in its
+                place.
+            DeviceLost, Unreadable, DeviceBusy, Unavailable: The child reported this fault; Unreadable also when two
+                children died over the request, and Unavailable when no child can be started.
+            ResetInProgress: The device is suspended.
         """
         if self._closed:
             raise Unavailable("The service is stopping.")
@@ -161,39 +166,39 @@ class RequestPool:
 
     @asynccontextmanager
     async def suspend(self, devices: Iterable[str]) -> AsyncIterator[None]:
-        """See to it that no child of this pool has ``devices`` open, from the start of the body to its end.
+        """Ensure that no child of this pool has ``devices`` open, from the start of the body to its end.
 
-        The children that may have asked about them are ended, after the question each is at. Questions about other
-        devices go on with a fresh child; those about ``devices`` are answered with :class:`ResetInProgress` meanwhile.
+        Children that may have queried them are ended, each after its current request. Requests about other devices
+        continue with a new child; those about ``devices`` fail with :class:`ResetInProgress` meanwhile.
 
         Args:
-            devices: every name under which they are asked about.
+            devices: every name under which the devices are queried.
 
         Raises:
-            DriverTimeout: a child that asked about one of them cannot be ended.
+            DriverTimeout: A child that queried one of them cannot be ended.
         """
         held = frozenset(devices)
         self._suspended.update(held)
         try:
             lines = (self._shared, *(self._probes[each] for each in sorted(held & self._probes.keys())))
-            # What was the shared child once has asked about all of them, whatever it hung over or died of.
+            # A child that was ever the shared one has queried all devices, regardless of why it hung or died.
             asked = [child for child, device in self._live_children.items() if device is None or device in held]
             in_line = {line.child for line in lines}
             for child in asked:
-                if child not in in_line:  # first, because those who wait in a line pay for the end of its child
+                if child not in in_line:  # first, because requests in a queue wait for the end of its child
                     await _ensure_exited(child, held)
             for line in lines:
                 async with line.lock:
                     child_of_line, line.child = line.child, None
                     await _ensure_exited(child_of_line, held)
-            for child in asked:  # some have left their line meanwhile
+            for child in asked:  # some have left their queue in the meantime
                 await _ensure_exited(child, held)
             yield
         finally:
             self._suspended -= Counter(held)
 
     async def close(self) -> None:
-        """End every child; whoever waits for an answer gets :class:`Unavailable`."""
+        """End every child; all pending requests fail with :class:`Unavailable`."""
         self._closed = True
         workers = tuple(self._workers)
         for worker in workers:
@@ -238,7 +243,7 @@ class RequestPool:
                     await child.kill()
 
     async def _resolve(self, line: _ChildQueue, question: _Request) -> None:
-        """Get ``question`` its answer or its error, and draw the consequences for its device."""
+        """Complete ``question`` with an answer or an error, and update the state of its device."""
         if line.hung_child is not None and not await _has_exited(line.hung_child, question.deadline):
             question.fail(_unkillable_error(self._error_type, question.device, line.hung_child))
             return
@@ -270,13 +275,13 @@ class RequestPool:
         if line is not self._shared:
             line.unanswered = [each for each in line.unanswered if each != question.message]
             if not line.unanswered:
-                self._probes.pop(question.device, None)  # it answers again: back to the shared child with it
+                self._probes.pop(question.device, None)  # it answers again: back to the shared child
 
     async def _exchange(self, line: _ChildQueue, question: _Request) -> Message:
         try:
             return await (await self._child_of(line)).call(question.message, question.deadline)
         except ChildDied:
-            line.drop_child()  # it ended by itself, which need not be this question's fault
+            line.drop_child()  # the child ended on its own; this request need not be the cause
         try:
             return await (await self._child_of(line)).call(question.message, question.deadline)
         except ChildDied:
@@ -293,19 +298,21 @@ class RequestPool:
         return line.child
 
     async def _replace(self, line: _ChildQueue) -> None:
-        """A new shared child at once; a probe's only when its device is asked again: it will probably hang as well."""
+        """Start a new shared child at once; a probe child only on the next request, as it will probably hang too."""
         if line is self._shared:
             try:
                 await self._child_of(line)
             except ChildNotStarted:
-                return  # the next question tries again, and tells its caller
+                return  # the next request retries and reports the error to its caller
 
     def _unanswerable(self, message: str) -> ScrubberError:
         return (Unreadable if issubclass(self._error_type, DeviceFault) else self._error_type)(message)
 
     def _give_up(self, line: _ChildQueue, question: _Request) -> None:
-        """Kill the child that did not answer, and blame no device. The next question has a fresh one started, once it is
-        dead: while it is not, nobody is asked, so that all of this costs one process that cannot be ended.
+        """Kill the child that did not answer, without attributing this to a device.
+
+        The next request starts a new child once this one is dead. Until then no request is sent, so all of this costs
+        one unkillable process.
         """
         line.hung_child = line.child
         line.drop_child()
@@ -317,7 +324,7 @@ class RequestPool:
         )
 
     def _isolate(self, line: _ChildQueue, question: _Request) -> None:
-        """Kill the child that did not answer, and have the device asked apart from the others from now on."""
+        """Kill the child that did not answer, and query the device separately from the others from now on."""
         hung = line.child
         line.drop_child()
         stuck = DriverTimeout(
@@ -336,7 +343,7 @@ class RequestPool:
 
 
 async def _ensure_exited(child: Child | None, held: frozenset[str]) -> None:
-    """Be sure that ``child`` is over; raises :class:`DriverTimeout` when it cannot be ended."""
+    """Ensure that ``child`` has exited; raises :class:`DriverTimeout` when it cannot be ended."""
     if child is not None and not (await child.kill() or await child.wait(0.0)):
         raise _unkillable_error(DriverTimeout, ", ".join(sorted(held)), child)
 
@@ -346,7 +353,7 @@ def _suspended_error(device: str) -> ResetInProgress:
 
 
 async def _has_exited(hung: Child, seconds: float) -> bool:
-    """Whether a child that was killed is over, or will be within ``seconds``. For an abandoned one nobody waits again."""
+    """Whether a killed child has exited or does so within ``seconds``. An abandoned child is not waited for again."""
     return await hung.wait(0.0 if hung.is_abandoned else seconds)
 
 

@@ -1,14 +1,14 @@
-"""Children that a child forks: for what takes long to load and must be fresh each time.
+"""Children forked by a child: for programs that take long to load and must be fresh each time.
 
-A zygote is a child that has loaded a library and done nothing with it. It forks one child for each piece of work, which
-then starts in milliseconds instead of in the seconds that loading takes. What it forks is a :class:`Child` like any
-other: asked, killed, abandoned and counted in the same way, its end known by a pidfd that the zygote passes up, so that
-no later process of the same PID is ever meant.
+A zygote is a child that has loaded a library and not used it yet. It forks one child for each piece of work, which then
+starts in milliseconds instead of the seconds that loading takes. A forked process is a :class:`Child` like any other:
+queried, killed, abandoned and counted in the same way. Its exit is detected through a pidfd that the zygote passes up,
+so that a later process with the same PID is never affected.
 
-Promise: a zygote that cannot be had costs a sentence and no device's health; one that dies takes what it forked with it
-(the kernel sees to that), and the next piece of work gets a new one.
+Guarantee: a zygote that cannot be started costs an error message and no device's health. When a zygote dies, the kernel
+kills the processes it forked, and the next piece of work gets a new zygote.
 
-What the zygote's side has to do is in :mod:`scrubber.adapters.children.zygote_server`.
+The zygote's side is in :mod:`scrubber.adapters.children.zygote_server`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from scrubber.domain.errors import ScrubberError
 __all__ = ["Zygote"]
 
 _EXIT_NOTICE_DELAY = 0.5
-"""Seconds by which the end of a zygote may be heard of later than the end of what died with it."""
+"""Seconds by which the exit of a zygote may be noticed later than the exit of a process that died with it."""
 
 
 class Zygote:
-    """Forks programs; its process is started with the first of them, or by :meth:`warm_up`.
+    """Forks programs; its process is started on the first fork, or by :meth:`warm_up`.
 
     Args:
         module: runs the zygote's side; its arguments are ``programs``.
         programs: modules with a function ``run(link)``, loaded before anything is forked.
-        nice: the nice value of everything that is forked.
-        environment: variables of the zygote and of all that it forks.
+        nice: nice value of all forked processes.
+        environment: environment variables of the zygote and of all forked processes.
     """
 
     def __init__(
@@ -62,14 +62,15 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """Of the zygote's process; None while there is none. Its memory is shared with all that it forks."""
+        """PID of the zygote's process; None while there is none. It shares its memory with all forked processes."""
         return None if self._process is None else self._process.pid
 
     async def warm_up(self) -> None:
-        """Have the process started and everything loaded.
+        """Start the process and load everything.
 
         Raises:
-            Unavailable: it cannot be; the sentence says why, and what to install where that is missing.
+            Unavailable: That is impossible; the message contains the reason, and what to install where something is
+                missing.
         """
         async with self._lock:
             await self._request({}, ())
@@ -77,16 +78,16 @@ class Zygote:
     async def fork(
         self, program: str, *, device: str | None = None, environment: Mapping[str, str] | None = None
     ) -> Child:
-        """A fresh child that runs ``program``, ready to be asked.
+        """Fork a fresh child that runs ``program``, ready for requests.
 
-        When the caller is cancelled, the fork goes on and what comes of it is ended: the zygote's answers must not be
-        taken for those to the next question.
+        If the caller is cancelled, the fork continues and the resulting child is killed: the zygote's answer must not
+        be mistaken for the answer to the next request.
 
         Args:
-            environment: variables for this child alone.
+            environment: environment variables for this child alone.
 
         Raises:
-            Unavailable: there is none; no device was touched.
+            Unavailable: There is no child; no device was touched.
         """
         task = asyncio.create_task(self._fork(program, device, dict(environment or {})))
         self._forking.add(task)
@@ -98,12 +99,12 @@ class Zygote:
             raise
 
     async def died_with_zygote(self, child: Child) -> bool:
-        """Whether ``child``, which is over, was killed by the kernel because the process that had forked it ended."""
+        """Whether ``child``, which has exited, was killed by the kernel because the process that forked it ended."""
         process = self._forked_by.get(child)
         return process is not None and await process.wait(_EXIT_NOTICE_DELAY)
 
     async def close(self) -> None:
-        """End the process, for good; what it forked ends with it."""
+        """Kill the process permanently; the processes it forked end with it."""
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
@@ -136,7 +137,7 @@ class Zygote:
         return child
 
     async def _request(self, message: Message, descriptors: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """The PID that it answers, and what came with it; a zygote that died by itself is replaced, once."""
+        """Return the PID in the answer and its descriptors; replaces a zygote that died on its own, once."""
         for last in (False, True):
             process = await self._running_process()
             try:
@@ -155,9 +156,9 @@ class Zygote:
                 raise ChildNotStarted(
                     f"The zygote ({self._module}) did not answer within {self._children.start_timeout:g} s; it was killed."
                 ) from error
-            except ScrubberError:  # it says that it cannot, and why; others that it forked go on
+            except ScrubberError:  # the zygote reports why it cannot fork; its other children continue
                 raise
-            except BaseException:  # the next answer would be the one to this question
+            except BaseException:  # the next answer would be the one to this request
                 self._drop()
                 raise
         raise AssertionError("the last round returns or raises")

@@ -1,11 +1,11 @@
-"""The zygote's side of :mod:`scrubber.adapters.children.zygote_client`: load first, then fork one child for each request.
+"""The zygote's side of :mod:`scrubber.adapters.children.zygote_client`: load first, then fork a child for each request.
 
-Promise: it forks only while it has a single thread (a lock that another thread held would stay locked for ever in the
-child); a forked child has no end of the zygote's conversation, so it can neither speak in its name nor keep it open; and
-no child is waited for while its handle is being made, so that no PID is mistaken.
+Guarantee: the zygote forks only while it has a single thread (a lock held by another thread would stay locked forever
+in the child). A forked child has no copy of the zygote's socket, so it can neither send in the zygote's name nor keep
+the connection open. No child is reaped while its pidfd is being opened, so no PID is mistaken.
 
-A request names a program and variables for its environment and brings the child's end of a socket; the answer brings
-the child's pidfd. A request without a program asks whether there is anything in the way.
+A request contains a program and variables for its environment and carries the child's end of a socket; the answer
+carries the child's pidfd. A request without a program checks whether forking is possible.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Program = Callable[[ParentSocket], None]
 
 
 class ZygoteSocket(ParentSocket):
-    """A link over which descriptors come and go with the messages."""
+    """A socket to the parent over which descriptors are sent and received with the messages."""
 
     def __init__(self, fd: int, arguments: Sequence[str] = ()) -> None:
         super().__init__(fd, arguments)
@@ -36,7 +36,7 @@ class ZygoteSocket(ParentSocket):
         self._fd_to_send: int | None = None
 
     def take_descriptors(self) -> list[int]:
-        """Those that came with what was received until now; whoever takes them closes them."""
+        """Return the descriptors received so far; the caller must close them."""
         taken, self._received_fds = self._received_fds, []
         return taken
 
@@ -46,7 +46,7 @@ class ZygoteSocket(ParentSocket):
         self.send(message)
 
     def close(self) -> None:
-        """Let go of this process's end."""
+        """Close this process's end."""
         self._socket.close()
 
     def _read_some(self, length: int) -> bytes:
@@ -63,18 +63,18 @@ def serve_forks(link: ZygoteSocket, programs: Mapping[str, Program]) -> Callable
     """Fork a child for each request until the parent closes its end.
 
     Returns:
-        In the zygote None, when there is nothing more to do. In each forked child what it is to run: returning it,
+        In the zygote None, when the parent has closed its end. In each forked child the function to run: returning it,
         instead of calling it here, leaves nothing of the zygote on the child's stack.
     """
     signal.signal(signal.SIGCHLD, _reap)
     gc.collect()
-    gc.freeze()  # what is loaded is never looked at again by the collector, so its pages stay shared
+    gc.freeze()  # the collector never visits what is loaded, so its pages stay shared
     while (message := link.receive()) is not None:
         descriptors = link.take_descriptors()
         try:
             forked = _fork(link, message, descriptors, programs)
         except Fault as fault:
-            link.send({"fault": fault.code, "sentence": fault.message})
+            link.send({"fault": fault.code, "message": fault.message})
         else:
             if forked is not None:
                 return forked
@@ -98,7 +98,7 @@ def _fork(
     zygote = os.getpid()
     with _sigchld_blocked():
         try:
-            pid = os.fork()  # noqa: TID251 - the one place: a single thread, and nothing touched yet
+            pid = os.fork()  # noqa: TID251 - the only fork: a single thread, and nothing touched yet
         except OSError as error:
             raise Fault("away", f"No child can be forked: {error.strerror}. This is retried.") from error
         if pid:
@@ -113,7 +113,7 @@ def _send_pidfd(link: ZygoteSocket, pid: int) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        os.kill(pid, signal.SIGKILL)  # ours, and not waited for yet, so it is still that process
+        os.kill(pid, signal.SIGKILL)  # our child, and not reaped yet, so it is still that process
         raise Fault("away", f"A child that was forked cannot be watched: {error.strerror}. This is retried.") from error
     try:
         link.send_with_fd({"ok": {"pid": pid}}, pidfd)
@@ -122,7 +122,7 @@ def _send_pidfd(link: ZygoteSocket, pid: int) -> None:
 
 
 def _prepare_child(program: Program, link: int, environment: Mapping[str, str]) -> Callable[[], None]:
-    """Make this process, just forked, one of its own; answers what it is to run."""
+    """Set up this process, which was just forked, as an independent child; return the function it must run."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.environ.update({str(name): str(value) for name, value in environment.items()})
@@ -137,7 +137,7 @@ def _prepare_child(program: Program, link: int, environment: Mapping[str, str]) 
 
 @contextmanager
 def _sigchld_blocked() -> Iterator[None]:
-    """No child is waited for meanwhile, so a PID that was just made cannot be given to anybody else."""
+    """Prevent reaping of children, so that a new PID cannot be reused by another process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         yield

@@ -1,9 +1,10 @@
-"""What a forked child does to one GPU, or one instance of it, to see whether it works.
+"""Diagnoses one GPU, or one instance of it, in a forked child.
 
-Promise: every result is compared with one that came about in another way: memory with a pattern that knows its own
-address, a matrix product with the same product of another kernel, what was sent to the device with what a kernel finds
-there, what comes back with what the device had made. Nothing that a tenant left is looked at, and zeros are left behind,
-which were read back. Killed in between it leaves its pattern: whoever asked for it has to treat the device as dirty.
+Promise: every result is compared with one that was obtained in another way: memory with a pattern derived from its own
+address, a matrix product with the same product of another kernel, data sent to the device with what a kernel finds
+there, data received with what the device generated. Nothing that a tenant left is read, and the memory is left zeroed,
+which is verified by reading it back. A child that is killed before that leaves its pattern: the caller has to treat the
+device as dirty.
 
 A program of the zygote (:mod:`scrubber.adapters.cuda.zygote`).
 """
@@ -29,7 +30,7 @@ from scrubber.adapters.cuda.gpu import CudaGpu, DeviceCounters, MemoryRange, ope
 __all__ = ["run"]
 
 _SLICE = 1 << 30
-"""Bytes between two looks at the clock and at the parent: a fraction of a millisecond of the fastest memory."""
+"""Bytes between two checks of the clock and of the parent: a fraction of a millisecond of the fastest memory."""
 
 _HOST_BUFFER = 32 << 20
 _SMALLEST_MATRIX, _LARGEST_MATRIX = 64, 4096
@@ -39,7 +40,7 @@ _BAD, _FIRST, _COUNTERS = 0, 1, 2
 
 
 class CudaDiagnosis:
-    """The checks of one device, in order. All sizes are bytes."""
+    """The checks of one device, in order. All sizes are in bytes."""
 
     def __init__(self, link: ParentSocket, gpu: CudaGpu) -> None:
         self._link = link
@@ -55,10 +56,10 @@ class CudaDiagnosis:
         self.to_host = CheckTally("device-to-host", "bytes", time.monotonic)
 
     def run(self, allotment: CheckTimeBudget) -> list[Message]:
-        """All checks, then zeros everywhere.
+        """Run all checks, then write zeros everywhere.
 
         Raises:
-            Fault: the device failed at its work.
+            Fault: the device failed during a check.
         """
         self._pattern_round(allotment)
         while not allotment.is_exhausted("memory-pattern"):
@@ -72,8 +73,10 @@ class CudaDiagnosis:
     # --- memory
 
     def _pattern_round(self, allotment: CheckTimeBudget) -> None:
-        """Write as much as half of the time allows, or everything; then check it all. The next round goes on behind
-        the last slice of this one, so that a short time reaches all of a large memory in the end.
+        """Write for half of the allotted time, or all memory, then check what was written.
+
+        The next round continues after the last slice of this one, so that short rounds eventually cover all of a large
+        memory.
         """
         nonce = numpy.uint64(int.from_bytes(os.urandom(8), "big"))
         half_over = allotment.halfway_check("memory-pattern")
@@ -108,8 +111,10 @@ class CudaDiagnosis:
     # --- arithmetic
 
     def _products(self, allotment: CheckTimeBudget) -> None:
-        """One product of whole numbers by two kernels, in the largest size of which the time allows some: a small one
-        keeps the device waiting instead of working, so only the last size counts for the rate.
+        """Compute the product of two integer matrices with two kernels.
+
+        The size is the largest of which the time allows several products. A small product leaves the device waiting
+        instead of working, so only the last size counts for the rate.
         """
         largest = min(_LARGEST_MATRIX, self._largest_matrix())
         size = min(_SMALLEST_MATRIX, largest)
@@ -130,7 +135,8 @@ class CudaDiagnosis:
         a, b, one, other = (numpy.uint64(room + 4 * cells * index) for index in range(4))
         for matrix, seed in ((a, 1), (b, 2)):
             self._gpu.launch("fill_u32_mix", matrix, numpy.uint64(cells), numpy.uint64(seed + self.product.amount))
-        with translate_errors("Memory could not be set"):  # to what differs, so that a kernel that does nothing shows
+        # Different values, so that a kernel that does nothing is detected.
+        with translate_errors("Memory could not be set"):
             runtime.memsetAsync(int(one), 0x00, 4 * cells, self._gpu.stream.ptr)
             runtime.memsetAsync(int(other), 0xFF, 4 * cells, self._gpu.stream.ptr)
         with self._device_time(self.product):
@@ -148,10 +154,10 @@ class CudaDiagnosis:
             )
 
     def _largest_matrix(self) -> int:
-        """Rows of the largest of four matrices of 32-bit numbers that fit side by side."""
+        """Return the number of rows of four equal square matrices of 32-bit numbers that fit side by side."""
         return math.isqrt(max(part.size for part in self._slices) // 16) // _TILE * _TILE
 
-    # --- the way to and from the host
+    # --- transfers to and from the host
 
     def _transfers(self, allotment: CheckTimeBudget) -> None:
         room = max(self._slices, key=lambda part: part.size)
@@ -166,7 +172,10 @@ class CudaDiagnosis:
     def _transfer(
         self, part: MemoryRange, nonce: int, wanted: numpy.ndarray, address: int, buffer: numpy.ndarray
     ) -> None:
-        """There: the device's own kernel looks at what came. Back: the host looks at what the device had made."""
+        """To the device: its own kernel checks the data.
+
+        To the host: the host checks data that the device generated.
+        """
         self._exit_if_parent_gone()
         buffer[:] = wanted
         self._gpu.launch("fill_zero", *_kernel_arguments(part))
@@ -186,21 +195,21 @@ class CudaDiagnosis:
         with translate_errors("A transfer could not be started"):
             runtime.memcpyAsync(to, from_, size, kind, self._gpu.stream.ptr)
 
-    # --- what all of them need
+    # --- shared by all checks
 
     def _check_pattern(self, part: MemoryRange, nonce: numpy.uint64) -> None:
         counted = (self._counters.address(_BAD), self._counters.address(_FIRST))
         self._gpu.launch("check_pattern", *_kernel_arguments(part), numpy.uint64(part.offset), nonce, *counted)
 
     def _take_error_count(self) -> int:
-        """What the kernels have counted since it was asked last."""
+        """Return what the kernels have counted since the last call."""
         found = self._counters.read()[_BAD]
         self._counters.zero()
         return found
 
     @contextmanager
     def _device_time(self, tally: CheckTally) -> Iterator[None]:
-        """Count the seconds that the device needs for what is launched inside; waits for it."""
+        """Add the device time of the work launched inside to ``tally``, in seconds; waits for that work."""
         timing = self._gpu.start_timer()
         yield
         self._gpu.wait()
@@ -212,7 +221,7 @@ class CudaDiagnosis:
 
 
 def pattern(size: int, nonce: int) -> numpy.ndarray:
-    """``size`` bytes as the kernel ``fill_pattern`` writes them from offset 0 on, in 64-bit words."""
+    """Return ``size`` bytes as the kernel ``fill_pattern`` writes them from offset 0 on, in 64-bit words."""
     with numpy.errstate(over="ignore"):
         mixed = (numpy.arange(0, size, 16, dtype=numpy.uint64) ^ numpy.uint64(nonce)) * numpy.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> numpy.uint64(32)
@@ -226,7 +235,7 @@ def pattern(size: int, nonce: int) -> numpy.ndarray:
 
 @contextmanager
 def pinned(size: int) -> Iterator[tuple[int, numpy.ndarray]]:
-    """``size`` bytes of the host's memory that the device can reach by itself: the address, and 64-bit words there."""
+    """Pin ``size`` bytes of host memory for direct access by the device; yield the address, and 64-bit words there."""
     with translate_errors("Memory of the host could not be pinned"):
         address = int(runtime.hostAlloc(size, 0))
     try:
@@ -237,7 +246,7 @@ def pinned(size: int) -> Iterator[tuple[int, numpy.ndarray]]:
 
 
 def _kernel_arguments(part: MemoryRange) -> tuple[numpy.uint64, numpy.uint64]:
-    """A piece as kernels take it: its address, and its units of 16 bytes."""
+    """Return address and number of 16-byte units of a piece, the arguments that kernels take."""
     return numpy.uint64(part.pointer), numpy.uint64(part.size // 16)
 
 
@@ -247,7 +256,7 @@ def _cut(piece: MemoryRange, size: int) -> Iterator[MemoryRange]:
 
 
 def diagnose(link: ParentSocket, request: Message) -> Message:
-    """Do what ``request`` (written by :class:`scrubber.adapters.cuda.diagnostics.CudaDiagnostics`) says."""
+    """Run the diagnosis of ``request`` (built by :class:`scrubber.adapters.cuda.diagnostics.CudaDiagnostics`)."""
     seconds = request.get("seconds")
     if not isinstance(seconds, int | float):
         raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
@@ -256,11 +265,11 @@ def diagnose(link: ParentSocket, request: Message) -> Message:
 
 
 def run(link: ParentSocket) -> None:
-    """What the zygote forks: one request, one answer."""
+    """Handle one request and send one reply; the zygote calls this in the child that it forked."""
     request = link.receive()
     if request is None:
         return
     try:
         link.send({"ok": diagnose(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.message})
+        link.send({"fault": fault.code, "message": fault.message})

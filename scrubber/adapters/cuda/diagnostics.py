@@ -1,4 +1,4 @@
-"""Diagnosing an NVIDIA device: behind the same fence and lock as an eraser, in a child of its own."""
+"""Diagnoses an NVIDIA device in a separate child, behind the same fence and lock as an eraser."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class CudaDiagnostics:
     """:class:`scrubber.ports.Diagnostics` on a GPU or an instance of one.
 
     Args:
-        jobs: the eraser's: no two of them work on one device.
-        release_timeout: seconds to wait, when the child is gone, until the driver has taken its memory back. What is not
-            back by then is found by whoever looks for holders next.
+        jobs: the runner that the eraser uses too: no two jobs work on one device.
+        release_timeout: seconds to wait, after the child has ended, until the driver has reclaimed its memory. Memory
+            that is not released by then is found by the next check for holders.
     """
 
     def __init__(self, jobs: GpuJobRunner, *, release_timeout: float = 5.0) -> None:

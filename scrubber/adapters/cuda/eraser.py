@@ -1,12 +1,12 @@
-"""What a forked child does to one GPU, or one instance of it, to clear it and prove it.
+"""Clears one GPU, or one instance of it, in a forked child, and proves it.
 
-Promise: it says "cleared" and "verified" only of bytes that this run wrote and, when all of them were written, read
+Promise: it reports as "cleared" and "verified" only bytes that this run wrote and, when all of them were written, read
 back as zeros in another launch; every other byte of the device is counted as not covered. It stops between two pieces
 of memory as soon as its parent is gone. Residue is counted, never kept.
 
-Who it is stands in the device's lock file, which it holds from before the first context to its end. The processors come
-first and last: first, because what is counted there must not be what our own kernels left; last, because the audit
-carried what it read through them.
+The child identifies itself in the device's lock file, which it holds from before the first context until its end. The
+processors come first and last: first, because what is counted there must not be what our own kernels left; last,
+because the audit carried what it read through them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _UNIT = 16
 
 _WITNESS_BYTES = 16
 _COUNT, _FIRST, _WITNESS, _MAP = 0, 1, 2, 4
-"""Where the counters of a pass stand: bytes, the first one's offset, two words that are not zero, and bytes by part."""
+"""Indexes of the counters of a pass: bytes, offset of the first one, two non-zero words, and bytes per map part."""
 
 
 class CudaEraseRun:
-    """One scrub, pass by pass; what it counted is what the report says. All counts are bytes."""
+    """One scrub, pass by pass; its counts are what the report contains. All counts are in bytes."""
 
     def __init__(self, link: ParentSocket, gpu: CudaGpu) -> None:
         self._link = link
@@ -56,7 +56,7 @@ class CudaEraseRun:
         self.seconds: dict[str, float] = {}
 
     def run(self, *, audit: bool, pattern: bool, on_chip: bool) -> None:
-        """All passes, in order; the memory is given back when they are over."""
+        """Run all passes, in order; the memory is freed when they are over."""
         before = self._clear_processors() if on_chip else {}
         self._pieces = self._gpu.allocate_all(self._exit_if_parent_gone)
         self.covered = self._pieces[-1].end
@@ -74,7 +74,7 @@ class CudaEraseRun:
         self._gpu.free(self._pieces)
 
     def _pattern(self, nonce: int) -> None:
-        """Fill the memory with numbers made of their own addresses, and compare."""
+        """Fill the memory with numbers derived from their own addresses, and compare."""
         seed = numpy.uint64(nonce)
         fill, check = "fill_pattern", "check_pattern"
         self._reset()
@@ -95,8 +95,10 @@ class CudaEraseRun:
         self.pattern_failed = self._counters.read()[_COUNT]
 
     def _nonzero(self, phase: str) -> int:
-        """Count what is not zero; the counters then say where. That none was found proves something only of a reader that
-        can see: it is also shown a witness, bytes beside the memory that are not zero.
+        """Count the bytes that are not zero; the counters then contain where they are.
+
+        A count of zero proves something only if the kernel can detect residue: so it is also given a witness, bytes
+        beside the memory that are not zero.
         """
         self._reset()
         self._counters.fill_with_ones(_WITNESS, 2)
@@ -126,7 +128,7 @@ class CudaEraseRun:
         self._counters.fill_with_ones(_FIRST)
 
     def _pass(self, phase: str, work: Callable[[MemoryRange], None]) -> None:
-        """Do ``work`` on each piece, one piece ahead of the device, and wait until it is through with all of them."""
+        """Do ``work`` on each piece, one piece ahead of the device, and wait until the device has finished them all."""
         self._send_progress(phase, 0, self.covered, always=True)
         timing = self._gpu.start_timer()
         under_way: tuple[MemoryRange, Callable[[], None]] | None = None
@@ -155,7 +157,7 @@ class CudaEraseRun:
 
     def _exit_if_parent_gone(self) -> None:
         if self._link.is_parent_gone():
-            sys.exit(0)  # abandoned: nobody would hear the report, and the ledger reads dirty
+            sys.exit(0)  # abandoned: no process would receive the report, and the ledger records the device as dirty
 
     def _send_progress(self, phase: str, done: int, total: int, *, always: bool) -> None:
         now = time.monotonic()
@@ -165,12 +167,12 @@ class CudaEraseRun:
 
 
 def _kernel_arguments(piece: MemoryRange) -> tuple[numpy.uint64, numpy.uint64]:
-    """Address and size as kernels take them."""
+    """Return address and size as kernels take them."""
     return numpy.uint64(piece.pointer), numpy.uint64(piece.size // _UNIT)
 
 
 def erase(link: ParentSocket, request: Message) -> Message:
-    """Do what ``request`` (written by :class:`scrubber.adapters.cuda.erasure.CudaEraser`) says; answers the counts."""
+    """Run the scrub of ``request`` (built by :class:`scrubber.adapters.cuda.erasure.CudaEraser`); return the counts."""
     eraser = CudaEraseRun(link, open_device(request))
     eraser.run(audit=request["audit"] is True, pattern=request["pattern"] is True, on_chip=request["on_chip"] is True)
     return {
@@ -186,11 +188,11 @@ def erase(link: ParentSocket, request: Message) -> Message:
 
 
 def run(link: ParentSocket) -> None:
-    """What the zygote calls in the child that it forked."""
+    """Handle one request and send one reply; the zygote calls this in the child that it forked."""
     request = link.receive()
     if request is None:
         return
     try:
         link.send({"ok": erase(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.message})
+        link.send({"fault": fault.code, "message": fault.message})

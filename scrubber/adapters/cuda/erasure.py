@@ -1,4 +1,4 @@
-"""Clearing an NVIDIA device: one eraser per scrub, and a report in which every byte of the device is accounted for."""
+"""Clears an NVIDIA device: one eraser per scrub, and a report in which every byte of the device is accounted for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CudaEraser:
     """:class:`scrubber.ports.Eraser` on a GPU or an instance of one.
 
     Args:
-        release_timeout: seconds to wait, when the eraser is gone, until the driver has taken its memory back.
+        release_timeout: seconds to wait, after the eraser has ended, until the driver has reclaimed its memory.
     """
 
     def __init__(self, jobs: GpuJobRunner, *, release_timeout: float = 5.0) -> None:
@@ -66,10 +66,10 @@ class CudaEraser:
 
 
 def _check_passes(request: EraseRequest, answer: Message) -> None:
-    """That every pass was made that was asked for, and no other is told of.
+    """Check that every requested pass was made, and that no other pass is reported.
 
     Raises:
-        Unreadable: it was not.
+        Unreadable: the passes differ.
     """
     asked = {"audit": request.audit, "pattern": request.pattern, "on-chip": request.on_chip}
     wanted = {"clear", "verify", *(phase for phase, wanted in asked.items() if wanted)}
@@ -83,7 +83,7 @@ def _check_passes(request: EraseRequest, answer: Message) -> None:
 
 
 def _report(device: Device, done: GpuJobResult, reserved: int, unsettled: int) -> EraseReport:
-    """What was measured, against all the memory that the device has."""
+    """Build the report: what was measured, against all the memory that the device has."""
     answer = done.report
     total, covered = device.memory_bytes, parse_byte_count(answer, "covered_bytes")
     cleared, verified, failed = (
@@ -122,7 +122,7 @@ def _report(device: Device, done: GpuJobResult, reserved: int, unsettled: int) -
 
 
 def _map(rows: object, residue: int) -> tuple[int, ...]:
-    """Where ``residue`` bytes were."""
+    """Return the map of where ``residue`` bytes were."""
     if (
         not isinstance(rows, list)
         or len(rows) > _MAP_PARTS
@@ -140,7 +140,7 @@ def _on_chip(found: object) -> OnChipReport | None:
         raise Unreadable("The eraser's report makes no sense: it does not say what it did on the processors.")
     return OnChipReport(
         units=parse_byte_count(found, "units"),
-        units_cleared=parse_byte_count(found, "units_seen"),
+        units_cleared=parse_byte_count(found, "units_cleared"),
         shared_bytes=parse_byte_count(found, "shared_bytes"),
         register_bytes=parse_byte_count(found, "register_bytes"),
         residue_bytes=parse_byte_count(found, "residue_bytes"),

@@ -1,8 +1,8 @@
-"""The fence around a device that is worked on: exclusive-process mode, and a note of what it was before.
+"""The fence around a device that a job works on: exclusive-process mode, and a record of the mode before it.
 
-Promise: the note is on the disk before the fence stands, and is removed only when it does not stand any more. So a fence
-whose maker was killed is known to whoever comes next, and is taken down; and while its maker may still be at work it
-is left.
+Promise: the record is on disk before the fence is enabled, and is removed only after the fence was disabled. So the
+fence of a process that was killed is known to the next user of the device, and is removed by it; while its creator may
+still be at work, it is left alone.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ _MAX_RECORD_BYTES = 64
 
 
 class GpuControl(Protocol):
-    """What has to be asked of the driver around a piece of work. Raises as :meth:`scrubber.ports.Telemetry.snapshot`."""
+    """The driver calls that surround a job. Raises as :meth:`scrubber.ports.Telemetry.snapshot`."""
 
     async def compute_mode(self, device: Device) -> str | None:
-        """Its compute mode now, in words that :meth:`unfence` takes (``exclusive-process`` while it is fenced); None when it
-        has none (an instance).
+        """Return the present compute mode, in words that :meth:`unfence` accepts; None for an instance, which has none.
+
+        While the device is fenced the mode is ``exclusive-process``.
         """
 
     async def fence(self, device: Device) -> None:
-        """Set exclusive-process mode: who has a context keeps it, and nobody gets a second one."""
+        """Set exclusive-process mode: a process with a context keeps it, and no other process gets one."""
 
     async def unfence(self, device: Device, compute_mode: str) -> None:
-        """Set the mode that there was before."""
+        """Set the compute mode from before the fence."""
 
     async def memory(self, device: Device) -> tuple[int, int, int]:
-        """Bytes in all, reserved by the driver (0 where it does not say), and in use, of those in all."""
+        """Return bytes: total, reserved by the driver (part of the total; 0 where it is not reported), and in use."""
 
     async def wait_until_idle(self, device: Device, deadline: float) -> int:
-        """Bytes in use above the idle level, once there are none or ``deadline`` seconds are over."""
+        """Wait until memory use is at the idle level, or for ``deadline`` seconds; return the bytes above it."""
 
 
+# See docs/decisions/0021-slow-path-order-and-coverage.md.
 class ComputeModeFence:
-    """Fences of all devices; their notes lie in a directory beside the locks."""
+    """Fences of all devices; their records are in a directory beside the locks."""
 
     def __init__(self, gpu: GpuControl, locks: Path) -> None:
         self._gpu = gpu
         self._records = locks / _RECORDS
 
     async def enable(self, device: Device) -> bool:
-        """Let nobody else open a context on ``device``; False when it cannot be fenced.
+        """Keep other processes from opening a context on ``device``; return False when it cannot be fenced.
 
         Raises:
-            Unavailable: the note cannot be written; the device is as it was.
-            ScrubberError: as the driver says; :meth:`disable` does what is left to do.
+            Unavailable: the record cannot be written; the device is unchanged.
+            ScrubberError: from the driver; :meth:`disable` does what is left to do.
         """
         mode = await self._gpu.compute_mode(device)
         if mode is None:
@@ -65,15 +67,15 @@ class ComputeModeFence:
         return True
 
     async def is_enabled(self, device: Device) -> bool:
-        """Whether nobody took it down since it was put up. Raises as :meth:`enable`."""
+        """Whether the fence of :meth:`enable` is still in place. Raises as :meth:`enable`."""
         return await self._gpu.compute_mode(device) == _EXCLUSIVE
 
     async def disable(self, device: Device) -> None:
-        """Put back what the note says, if there is one. Precondition: nobody of ours works on ``device``.
+        """Restore the mode of the record, if there is one. Precondition: no job of this service works on ``device``.
 
         Raises:
-            Unavailable: the note cannot be read, or not be removed.
-            ScrubberError: as the driver says; the note stays, and whoever comes next tries again.
+            Unavailable: the record cannot be read, or cannot be removed.
+            ScrubberError: from the driver; the record stays, and the next user of the device tries again.
         """
         mode = self._read(device)
         if mode is None:
@@ -105,7 +107,7 @@ class ComputeModeFence:
         return mode
 
     def _write(self, device: Device, mode: str) -> None:
-        """Durable, and in one step: a note that is there is whole."""
+        """Write the record durably and atomically: a record that exists is complete."""
         note = self._record_path(device)
         fresh = note.with_name(f".{device.id}.new")
         try:

@@ -1,9 +1,9 @@
 """The one GPU, or instance of one, that this process sees: its context, its memory in pieces, and kernels on it.
 
-Promise: every failure of CUDA leaves here as a :class:`Fault` with the device's or the driver's name on it, and a piece
-of memory is what CUDA gave for good, at an offset that no other piece of this process shares.
+Promise: every CUDA failure is raised as a :class:`Fault` that names the device or the driver. A piece of memory is
+exactly what CUDA allocated, at an offset that no other piece of this process shares.
 
-Only ever imported in what the zygote forks, and in the zygote itself: importing it touches no device, making a
+Imported only in the zygote and in the children that it forks: importing this module touches no device, creating a
 :class:`CudaGpu` opens a context.
 """
 
@@ -27,13 +27,13 @@ from scrubber.adapters.cuda.status import MEMORY_FULL, fault_for_status
 __all__ = ["KERNELS_PATH", "CudaGpu", "DeviceCounters", "MemoryRange", "StreamTimer", "open_device", "translate_errors"]
 
 KERNELS_PATH = Path(__file__).with_name("kernels.ptx")
-"""Made of ``kernels.cu`` beside it; the driver compiles it once and keeps the result."""
+"""Built from ``kernels.cu`` beside it; the driver compiles it once and caches the result."""
 
 _MAX_RANGE_BYTES = 8 << 30
 _MIN_RANGE_BYTES = 2 << 20
 _UNIT = 16
 _SCRATCH_BYTES = 4096
-"""Bytes for all counters together. They are the first of a smallest piece, whose rest is memory like any other."""
+"""Bytes for all counters together: the first of a smallest piece, of which the rest is memory like any other."""
 _EXCLUSIVE_PROCESS = 3
 _THREADS = 256
 _BLOCKS_PER_SM = 8
@@ -41,7 +41,7 @@ _BLOCKS_PER_SM = 8
 
 @contextmanager
 def translate_errors(action: str) -> Iterator[None]:
-    """Turn what CUDA says meanwhile into a :class:`Fault`."""
+    """Turn CUDA errors raised inside into a :class:`Fault`."""
     try:
         yield
     except RuntimeError as error:  # CUDARuntimeError and CUDADriverError have a status; a library not found has none
@@ -50,10 +50,10 @@ def translate_errors(action: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRange:
-    """Bytes of the device's memory that are ours.
+    """A range of the device's memory that this process has allocated.
 
     Attributes:
-        offset: where it begins among all pieces, in the order in which they were given. Not a physical address.
+        offset: offset of the range among all pieces, in the order of their allocation. Not a physical address.
     """
 
     pointer: int
@@ -66,7 +66,7 @@ class MemoryRange:
 
 
 class StreamTimer:
-    """Seconds between two points of a stream, by the device's own clock."""
+    """Measures the seconds between two points of a stream, by the device's own clock."""
 
     def __init__(self, stream: object) -> None:
         self._stream = stream
@@ -75,7 +75,7 @@ class StreamTimer:
             self._start.record(stream)
 
     def seconds(self) -> float:
-        """Until what was launched last is over; waits for it."""
+        """Return the seconds until the work launched last is over; waits for it."""
         with translate_errors("The device failed at its work"):
             self._end.record(self._stream)
             self._end.synchronize()
@@ -86,7 +86,7 @@ class CudaGpu:
     """The device in the environment's ``CUDA_VISIBLE_DEVICES``, with a context on it.
 
     Raises:
-        Fault: ``held`` when somebody else has it, ``away`` without a driver, ``unreadable`` when it does not work.
+        Fault: ``held`` when another process holds it, ``away`` without a driver, ``unreadable`` when it does not work.
     """
 
     def __init__(self) -> None:
@@ -102,37 +102,37 @@ class CudaGpu:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether nobody else can open a context, as CUDA itself sees it."""
+        """Whether no other process can open a context, as CUDA reports it."""
         return self._attribute("cudaDevAttrComputeMode") == _EXCLUSIVE_PROCESS
 
     @property
     def max_shared_bytes(self) -> int:
-        """The most shared memory in bytes that a block may have: nearly all that a processor has."""
+        """The maximum shared memory of a block, in bytes: nearly all that a processor has."""
         return self._attribute("cudaDevAttrMaxSharedMemoryPerBlockOptin")
 
     def load_kernels(self) -> None:
-        """Have the kernels compiled, or fetched from the driver's cache, before the memory is full."""
+        """Have the kernels compiled, or loaded from the driver's cache, before the memory is full."""
         with translate_errors("The kernels could not be loaded"):
             self._kernels = cupy.RawModule(path=str(KERNELS_PATH))
             self.kernel("fill_zero")
 
     def kernel(self, name: str) -> Callable[..., None]:
-        """The kernel ``name``, for those that need more than :meth:`launch`."""
+        """Return the kernel ``name``, for launches that need more than :meth:`launch`."""
         if self._kernels is None:
             self.load_kernels()
         found: Callable[..., None] = self._kernels.get_function(name)  # type: ignore[attr-defined]
         return found
 
     def launch(self, name: str, *arguments: object) -> None:
-        """Start a kernel of any grid on the whole device; the next :meth:`wait` says whether it went well."""
+        """Start a kernel that accepts any grid on the whole device; the next :meth:`wait` reports a failure."""
         with translate_errors(f"{name} could not be started"):
             grid = (self.processors * _BLOCKS_PER_SM,)
             self.kernel(name)(grid, (_THREADS,), arguments, stream=self.stream)
 
     def record_event(self) -> Callable[[], None]:
-        """A point in the stream: calling the answer waits until everything before it is over.
+        """Record a point in the stream; calling the returned function waits until everything before it is over.
 
-        The call raises :class:`Fault` when something before it failed on the device.
+        That call raises :class:`Fault` when something before the point failed on the device.
         """
         with translate_errors("The device failed at its work"):
             event = cupy.cuda.Event(disable_timing=True)
@@ -154,17 +154,17 @@ class CudaGpu:
             self.stream.synchronize()
 
     def start_timer(self) -> StreamTimer:
-        """Start to measure, from what is launched next on."""
+        """Start to measure, from the next launch on."""
         return StreamTimer(self.stream)
 
     def allocate_all(self, before_each: Callable[[], None]) -> list[MemoryRange]:
-        """All memory that there is, in as few pieces as it comes in; but for the desk, on which counters lie.
+        """Allocate all memory except for the scratch area with the counters, in as few pieces as possible.
 
         Args:
             before_each: called before each piece; may raise to stop.
 
         Raises:
-            Fault: not even the desk can be had, or the device failed.
+            Fault: not even the scratch area can be allocated, or the device failed.
         """
         desk = self._scratch_range()
         pieces = [MemoryRange(desk.pointer + _SCRATCH_BYTES, 0, desk.size - _SCRATCH_BYTES)]
@@ -182,7 +182,7 @@ class CudaGpu:
         return pieces
 
     def allocate(self, size: int, offset: int = 0) -> MemoryRange | None:
-        """``size`` bytes (a multiple of 16); None when there are not as many in one piece."""
+        """Allocate ``size`` bytes (a multiple of 16); return None when no piece of that size is free."""
         if size % _UNIT:
             raise ValueError(f"{size} bytes are no multiple of {_UNIT}")
         with translate_errors(f"{size} bytes could not be taken"):
@@ -194,7 +194,7 @@ class CudaGpu:
                 return None
 
     def free(self, pieces: Sequence[MemoryRange]) -> None:
-        """Give memory back. The desk stays, with zeros on it, until the end of the process."""
+        """Free memory. The scratch area is zeroed and stays until the end of the process."""
         desk = self._scratch_range()
         with translate_errors("Memory could not be given back"):
             runtime.memsetAsync(desk.pointer, 0, _SCRATCH_BYTES, self.stream.ptr)
@@ -204,7 +204,7 @@ class CudaGpu:
                     runtime.free(piece.pointer)
 
     def allocate_scratch(self, size: int) -> int:
-        """The address of ``size`` bytes for counters, zeros at first; they are ours to the end of the process."""
+        """Return the address of ``size`` zeroed bytes for counters; they stay allocated until the process ends."""
         desk = self._scratch_range()
         at, self._scratch_used = self._scratch_used, self._scratch_used + -(-size // _UNIT) * _UNIT
         if self._scratch_used > _SCRATCH_BYTES:
@@ -226,11 +226,12 @@ class CudaGpu:
 
 
 def open_device(request: Message) -> CudaGpu:
-    """The device of a piece of work (:class:`scrubber.adapters.cuda.gpu_jobs.GpuJob`): its lock, and a context on it.
+    """Open the device of a :class:`scrubber.adapters.cuda.gpu_jobs.GpuJob`: take its lock, and open a context on it.
 
     Raises:
-        Fault: as :class:`CudaGpu`; ``held`` when another program of ours has the lock, ``away`` when it cannot be taken or
-            the fence that the request speaks of does not stand: others could be at work on the device as well.
+        Fault: as :class:`CudaGpu`; ``held`` when another job of this service has the lock, ``away`` when the lock
+            cannot be taken or the fence that the request names is not enabled: other processes could then use the
+            device as well.
     """
     try:
         taken = locks.acquire_lock(str(request["lock"]))
@@ -245,7 +246,7 @@ def open_device(request: Message) -> CudaGpu:
 
 
 class DeviceCounters:
-    """Numbers of 64 bits on the device, which kernels add to or lower; all zero at first."""
+    """64-bit numbers on the device, which kernels add to or lower; all zero at first."""
 
     def __init__(self, gpu: CudaGpu, count: int) -> None:
         self._gpu = gpu
@@ -253,19 +254,19 @@ class DeviceCounters:
         self._pointer = gpu.allocate_scratch(8 * count)
 
     def address(self, index: int) -> numpy.uint64:
-        """The address of one of them, as kernels take it."""
+        """Return the address of one of them, as kernels take it."""
         return numpy.uint64(self._pointer + 8 * index)
 
     def zero(self, first: int = 0, count: int | None = None) -> None:
-        """Set ``count`` of them (all) from ``first`` on to 0, in the order of the stream."""
+        """Set ``count`` of them (default: all) from ``first`` on to 0, in stream order."""
         self._set(first, self._count - first if count is None else count, 0)
 
     def fill_with_ones(self, first: int, count: int = 1) -> None:
-        """Set ``count`` of them from ``first`` on to the largest number there is."""
+        """Set ``count`` of them from ``first`` on to the largest number of 64 bits."""
         self._set(first, count, 0xFF)
 
     def read(self) -> list[int]:
-        """All of them, once the device is idle."""
+        """Return all of them, once the device is idle."""
         self._gpu.wait()
         values = (ctypes.c_uint64 * self._count)()
         with translate_errors("Results could not be read"):

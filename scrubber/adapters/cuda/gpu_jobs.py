@@ -1,8 +1,8 @@
-"""One piece of work on one device: behind a fence, in a child that is killed at its deadline, with no trace left of either.
+"""One job on one device: behind a fence, in a child that is killed at its deadline, with both cleaned up afterwards.
 
-Promise: whatever happens — an error, the deadline, a cancelled caller, a killed service — the fence comes down when the
-child is dead and never before, at the latest when somebody next asks about the device. A fence that was put up is looked
-at once more when the work is done: it is claimed only if it still stands.
+Promise: in every case (an error, the deadline, a cancelled caller, a killed service) the fence is disabled when the
+child is dead and never before, at the latest when :meth:`GpuJobRunner.find_orphan` is next called or a job next runs. A
+fence is checked again when the job is done: one that is no longer enabled is reported as broken.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from scrubber.domain.errors import DeviceBusy, DriverTimeout, ScrubberError, Una
 __all__ = ["GpuJob", "GpuJobResult", "GpuJobRunner"]
 
 _EXIT_TIMEOUT = 2.0
-"""How long a child that has reported gets to close its context: a driver likes that better than a kill."""
+"""Seconds that a child that has reported gets to close its context: the driver handles that better than a kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuJob:
-    """What to do.
+    """A job to run on a device.
 
     Attributes:
         module: the program; see :mod:`scrubber.adapters.cuda.programs`.
-        name: what it is called in sentences: ``eraser``, ``diagnostic``.
-        request: what it is told; ``lock``, the path of the device's lock, and ``fenced`` are added to it.
-        read_report: talks to the child until it has reported, and answers the report.
-        deadline: seconds, from the order to the report.
+        name: its name in messages: ``eraser``, ``diagnostic``.
+        request: the request to the child; ``lock``, the path of the device's lock, and ``fenced`` are added to it.
+        read_report: reads messages of the child until it has reported, and returns the report.
+        deadline: seconds from the request to the report.
     """
 
     module: str
@@ -50,12 +50,13 @@ class GpuJob:
 
 @dataclass(frozen=True, slots=True)
 class GpuJobResult:
-    """What came of it.
+    """The result of a job.
 
     Attributes:
-        report: the child's.
-        fenced: whether a fence was put up. A device without a compute mode of its own has none.
-        fence_broken: somebody took it down meanwhile, so others may have been at work on the device as well.
+        report: the child's report.
+        fenced: whether the device was fenced. A device without a compute mode of its own is not.
+        fence_broken: whether the fence was disabled meanwhile, so that other processes may have used the device as
+            well.
     """
 
     report: Message
@@ -64,10 +65,10 @@ class GpuJobResult:
 
 
 class GpuJobRunner:
-    """Shared by everybody who works on these devices with CUDA.
+    """Runs all CUDA jobs on these devices; shared by every component that needs one.
 
     Args:
-        locks: the directory of the devices' lock files; made when it is not there.
+        locks: directory of the devices' lock files; created if it does not exist.
     """
 
     def __init__(self, programs: ProgramLauncher, gpu: GpuControl, locks: Path) -> None:
@@ -78,15 +79,15 @@ class GpuJobRunner:
         self._busy: set[str] = set()
 
     async def run(self, device: Device, job: GpuJob) -> GpuJobResult:
-        """Do ``job`` on ``device``. When cancelled, its end is waited for.
+        """Run ``job`` on ``device``. A cancelled call waits for the end of the job.
 
         Raises:
-            DeviceBusy: somebody else has a context on it, or an earlier program of ours still works on it.
+            DeviceBusy: another process has a context on it, or an earlier job of this service still works on it.
             DriverTimeout: the deadline is over; the child was killed or, if it does not die, abandoned.
             Unreadable: the child died, or the device failed.
-            Unavailable: no child can be had, or no note be written, and no memory was touched; or the zygote died and took
-                the child with it, which no device is to blame for.
-            ScrubberError: as the driver answers questions around the work.
+            Unavailable: no child can be started or no record written, and no memory was touched; or the zygote died and
+                took the child with it, which is not the fault of any device.
+            ScrubberError: from the driver calls before and after the job.
         """
         if device.id in self._busy:
             raise Unavailable(f"Device {device.index} is still being cleared up after an earlier piece of work.")
@@ -108,29 +109,27 @@ class GpuJobRunner:
         return done
 
     async def find_orphan(self, device: Device) -> int | None:
-        """See :meth:`scrubber.ports.Eraser.find_orphan`. The fence that a dead one left is taken down."""
+        """Implement :meth:`scrubber.ports.Eraser.find_orphan`, and disable the fence that a dead eraser left."""
         holder = lock_holder(self._lock(device))
         if holder is None and device.id not in self._busy:
-            with suppress(ScrubberError):  # its note stays, and the next piece of work begins with it
+            with suppress(ScrubberError):  # the record stays, and the next job starts with it
                 await self._fence.disable(device)
         return holder
 
     async def terminate_orphan(self, device: Device, deadline: float) -> bool:
-        """See :meth:`scrubber.ports.Eraser.terminate_orphan`."""
+        """Implement :meth:`scrubber.ports.Eraser.terminate_orphan`."""
         ended = await terminate_lock_holder(self._lock(device), deadline)
         await self.find_orphan(device)
         return ended
 
     async def _run_fenced(self, device: Device, work: GpuJob, children: list[Child]) -> GpuJobResult:
-        """Everything up to the report. ``children`` gets the child, as soon as there is one."""
+        """Do everything up to the report. ``children`` receives the child, as soon as there is one."""
         await self._fence.disable(device)
         fenced = await self._fence.enable(device)
         child = await self._programs.start(work.module, device)
         children.append(child)
         try:
-            async with stall_tolerant_timeout(
-                work.deadline
-            ):  # a node that is slow to start a child takes nothing of it
+            async with stall_tolerant_timeout(work.deadline):  # a node that is slow to start a child uses up none of it
                 await child.send({**work.request, "lock": str(self._lock(device)), "fenced": fenced})
                 report = await work.read_report(child)
         except TimeoutError as error:
@@ -150,13 +149,13 @@ class GpuJobRunner:
         return GpuJobResult(report, fenced, broken)
 
     async def _clean_up(self, device: Device, children: list[Child]) -> tuple[bool, ScrubberError | None]:
-        """End the child, then the fence; to the end, also when the caller does not wait for it."""
+        """End the child, then disable the fence; runs to its end even if the caller is cancelled."""
 
         async def clear_up() -> tuple[bool, ScrubberError | None]:
             try:
                 for child in children:
                     if not await child.kill():
-                        return False, None  # it may still be at work, and its fence stands with it
+                        return False, None  # it may still be at work, so its fence stays enabled
                 await self._fence.disable(device)
             except ScrubberError as error:
                 return True, error

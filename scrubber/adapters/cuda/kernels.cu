@@ -1,26 +1,26 @@
-// What runs on the GPU: clearing memory and on-chip memory, proving it, and the diagnostics.
+// The kernels that run on the GPU: clearing memory and on-chip memory, proving it, and the diagnostics.
 //
-// Promise: a kernel counts what it finds and never keeps it. No kernel writes residue anywhere; what leaves the GPU is
-// numbers of bytes and offsets.
+// Promise: a kernel counts what it finds and never stores it. No kernel writes residue anywhere; only numbers of bytes
+// and offsets leave the GPU.
 //
-// Shipped as PTX text beside this file, made by scripts/make_kernels.py and compiled by the driver when it is loaded.
-// Plain C, no headers: the runtime compiler of CUDA 11.8 takes it as it is, and the tests compile this very file for the
-// CPU, with a header that stands for the part between "the GPU" and "end of the GPU".
+// Shipped as PTX text beside this file, built by scripts/make_kernels.py and compiled by the driver when it is loaded.
+// Plain C, no headers: the runtime compiler of CUDA 11.8 accepts it unchanged, and the tests compile this same file for
+// the CPU, with a header that replaces the part between "the GPU" and "end of the GPU".
 //
-// Sizes are 64 bits and count units of 16 bytes (`n16`) where memory is meant: every pointer to memory is a multiple of
-// 16, and so is every chunk, so there are no tails. Offsets are absolute: `base_offset` says where in the whole run the
-// chunk begins, so that chunks with different addresses share one map, one pattern and one first offset. Every loop
-// is grid-stride: any grid is right, and which is fast is the caller's business. Counters are added to, and `first` is
-// lowered, never set: the caller zeroes counters, and puts all ones into `first`, before the first chunk.
+// Sizes are 64-bit numbers. Sizes of memory count units of 16 bytes (`n16`): every pointer to memory is a multiple of
+// 16, and so is the size of every chunk, so there are no tails. Offsets are absolute: `base_offset` is the offset of
+// the chunk in the whole run, so that chunks with different addresses share one map, one pattern and one first offset.
+// Every loop is grid-stride: any grid is correct, and the caller chooses a fast one. Kernels add to counters and lower
+// `first`, and set neither: the caller zeroes the counters, and sets `first` to all ones, before the first chunk.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define NONE 0xffffffffffffffffull
 #define MAP_PARTS 64
-#define SM_LIMIT 1024      // bits of `seen`; an SM beyond is not marked, and the step fails for want of it
-#define REGISTERS 240      // of the 255 that a thread can have; the rest hold addresses and counts meanwhile
-#define REGISTER_THREADS 256  // times 256 registers: the whole register file of an SM, so one block fits
+#define SM_LIMIT 1024      // bits of `seen`; an SM beyond this is not marked, which makes the step fail
+#define REGISTERS 240      // of the 255 that a thread can have; the others hold addresses and counts meanwhile
+#define REGISTER_THREADS 256  // times 256 registers: the whole register file of an SM, so that one block fits
 #define TILE 16
 
 #ifndef HOST_CUDA  // the GPU
@@ -30,7 +30,7 @@ typedef unsigned long long u64;
 #define DEVICE static __device__ __forceinline__
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
 
-// The streams are larger than any cache and read once: say so.
+// The data is larger than any cache and read once: use streaming loads and stores.
 DEVICE ulonglong2 load16(const ulonglong2 *p) { return __ldcs(p); }
 DEVICE void store16(ulonglong2 *p, ulonglong2 value) { __stcs(p, value); }
 
@@ -46,7 +46,7 @@ DEVICE u32 sm_ids(void) {
     return ids;
 }
 
-// The 240 registers of onchip_registers, by name. They are declared once, as PTX has it: not of any C variable.
+// The 240 registers of onchip_registers, by name. They are declared once, in PTX, and belong to no C variable.
 #define TEN(each, tens) \
     each(tens##0) each(tens##1) each(tens##2) each(tens##3) each(tens##4) \
     each(tens##5) each(tens##6) each(tens##7) each(tens##8) each(tens##9)
@@ -61,8 +61,9 @@ DEVICE u32 sm_ids(void) {
 
 DEVICE u32 shared_address(const volatile u32 *word) { return (u32)__cvta_generic_to_shared((const void *)word); }
 
-// Loads all of them if `load`, which the caller never asks for: an assembler that is to read a register which nothing can
-// have written reads whichever it likes, the same one 240 times. One that may have been loaded it has to keep apart.
+// Loads all of them if `load` is set, which no caller does: for a read of a register that nothing can have written,
+// the assembler may choose any register, even the same one 240 times. Registers that may have been loaded it keeps
+// separate.
 DEVICE void registers_keep(u32 load, const volatile u32 *shared) {
     asm volatile(".reg .pred p; .reg .b32 q<240>; .reg .b32 t<4>; setp.eq.u32 p, %0, 0; mov.u32 t0, %1; @p bra KEPT;"
                  ALL_REGISTERS(LOAD) "KEPT:" :: "r"(load), "r"(shared_address(shared)) : "memory");
@@ -86,15 +87,15 @@ DEVICE u32 registers_nonzero(u32 mask) {
 DEVICE u64 thread_of_grid(void) { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u64 threads_of_grid(void) { return (u64)gridDim.x * blockDim.x; }
 
-// How many of the 8 bytes are not zero: adding 0x7f to the low 7 bits of a byte carries into its highest bit, and no
-// further, unless they are zero.
+// Returns how many of the 8 bytes are not zero: adding 0x7f to the low 7 bits of a byte carries into its highest bit,
+// and no further, unless they are zero.
 DEVICE u32 nonzero_bytes(u64 word) {
     const u64 low = 0x7f7f7f7f7f7f7f7full;
     return __popcll((((word & low) + low) | word) & ~low);
 }
 
-// What one thread has found: added to the caller's counters when a part of the map is over, and at the end. A memory
-// full of residue then costs a few atomics a thread, and a clean one none.
+// What one thread has found. It is added to the caller's counters at the end of each part of the map, and at the end of
+// the kernel: memory full of residue then costs a few atomics per thread, and clean memory none.
 typedef struct {
     u64 count, first, in_part, part, part_end;
 } Tally;
@@ -117,7 +118,7 @@ DEVICE void tally_part(Tally *tally, u64 *map) {
 DEVICE void tally_add(Tally *tally, ulonglong2 found, u64 offset, u64 *map, u64 map_part_bytes) {
     if ((found.x | found.y) == 0) return;
     u32 bytes = nonzero_bytes(found.x) + nonzero_bytes(found.y);
-    if (tally->first == NONE) {  // offsets only grow in a thread
+    if (tally->first == NONE) {  // within a thread, offsets only increase
         u64 word = found.x != 0 ? found.x : found.y;
         tally->first = offset + (found.x != 0 ? 0 : 8) + (__ffsll((long long)word) - 1) / 8;
     }
@@ -147,8 +148,8 @@ DEVICE ulonglong2 load_or_zero(const ulonglong2 *p, u64 i, u64 n16) {
     return value;
 }
 
-// A 64-bit mix of the absolute offset and `nonce`, invertible for each nonce: no two places of a run hold the same 16
-// bytes, so a block that shows up at another address, or one that an earlier run left, is seen.
+// A 64-bit mix of the absolute offset and `nonce`, invertible for each nonce: no two offsets of a run have the same 16
+// bytes, so a block that appears at another address, or one that an earlier run left, is detected.
 DEVICE ulonglong2 pattern_at(u64 offset, u64 nonce) {
     u64 mixed = (offset ^ nonce) * 0x9e3779b97f4a7c15ull;
     mixed ^= mixed >> 32;
@@ -172,7 +173,7 @@ KERNEL fill_pattern(ulonglong2 *p, u64 n16, u64 base_offset, u64 nonce) {
         store16(p + i, pattern_at(base_offset + i * 16, nonce));
 }
 
-// Bytes that differ from fill_pattern's, and the absolute offset of the first.
+// Counts the bytes that differ from those of fill_pattern, and finds the absolute offset of the first.
 KERNEL check_pattern(const ulonglong2 *p, u64 n16, u64 base_offset, u64 nonce, u64 *bad_bytes, u64 *first) {
     Tally tally = tally_nothing();
     for (u64 i = thread_of_grid(), step = threads_of_grid(); i < n16; i += step) {
@@ -186,8 +187,8 @@ KERNEL check_pattern(const ulonglong2 *p, u64 n16, u64 base_offset, u64 nonce, u
     tally_end(&tally, bad_bytes, first, 0);
 }
 
-// Bytes that are not zero: how many, the absolute offset of the first, and how many in each part of `map_part_bytes`
-// (a multiple of 16; 0: no map; parts beyond the last of 64 count as the last).
+// Counts the bytes that are not zero: all, and those in each part of `map_part_bytes` (a multiple of 16; 0: no map;
+// parts beyond the last of 64 count as the last). Finds the absolute offset of the first.
 KERNEL count_nonzero(const ulonglong2 *p, u64 n16, u64 base_offset, u64 *count, u64 *first, u64 *map,
                      u64 map_part_bytes) {
     Tally tally = tally_nothing();
@@ -208,11 +209,12 @@ KERNEL count_nonzero(const ulonglong2 *p, u64 n16, u64 base_offset, u64 *count, 
 
 // --- on-chip memory --------------------------------------------------------------------------------------------------
 //
-// A block takes all of what it clears that an SM has, so one block fits an SM, and as many blocks as SMs, each waiting
-// for the others, stand on all of them at once. `arrived` counts them (zeroed by the caller before each launch), `wanted`
-// is how many to wait for, and `patience` how many clock ticks at most: on a device that others use, blocks can queue
-// for an SM, and the caller launches again until every SM was seen. `seen` has 17 words: a bit per %smid, and %nsmid in
-// the last. An SM is marked only when the block began and ended on it, and after it was cleared and read back.
+// A block occupies all of an SM's memory of the kind that it clears, so that one block fits an SM, and as many blocks
+// as SMs, each waiting for the others, run on all SMs at the same time. `arrived` counts them (zeroed by the caller
+// before each launch), `wanted` is how many to wait for, and `patience` the maximum wait in clock ticks: on a device
+// that other processes use, blocks can queue for an SM, and the caller launches again until every SM was seen. `seen`
+// has 17 words: one bit per %smid, and %nsmid in the last. An SM is marked only when the block began and ended on it,
+// and after it was cleared and read back.
 
 DEVICE void stay(u32 *arrived, u32 wanted, u64 patience) {
     u64 start = clock64();
@@ -224,9 +226,9 @@ DEVICE void mark(u64 *seen, u32 sm) {
     if (sm == sm_id() && sm < SM_LIMIT) atomicOr(&seen[sm / 64], 1ull << (sm % 64));
 }
 
-// All dynamic shared memory of every SM: counts the non-zero bytes that are there, writes zeros, reads them back. The
-// kernel has no shared memory of its own. Not reached: the 1 KiB a block that the system keeps, and the part of the same
-// memory that serves as L1 cache.
+// Clears all dynamic shared memory of every SM: counts the non-zero bytes in it, writes zeros, reads them back. The
+// kernel declares no other shared memory. Not reached: the 1 KiB per block that the system reserves, and the part of
+// the same memory that serves as L1 cache.
 KERNEL_OF(1024) onchip_shared(u64 *seen, u64 *residue_bytes, u64 *failed_bytes, u32 *arrived, u32 wanted, u64 patience,
                               u32 shared_bytes) {
     DYNAMIC_SHARED(u64, words);
@@ -251,14 +253,15 @@ KERNEL_OF(1024) onchip_shared(u64 *seen, u64 *residue_bytes, u64 *failed_bytes, 
     __syncthreads();
 }
 
-// 240 of the 256 registers that each of 256 threads is given, on every SM: counts the non-zero bytes that are there, then
-// loads zeros into all of them at once and reads them back.
+// Clears 240 of the 256 registers of each of 256 threads, on every SM: counts the non-zero bytes in them, then loads
+// zeros into all of them at once and reads them back.
 //
-// What the count can show, and what not: PTX calls the value of a register that nothing wrote undefined. In the machine
-// code that was looked at (ptxas 12.9 for sm_80, 90, 100 and 120) all but one of the 240 are read as the kernel before left
-// them, be it a tenant's or one of our own. A driver's compiler may decide otherwise, so a count of 0 proves nothing. The
-// clearing does not rest on it: the loads are volatile, each into a register of its own, and all are live across a barrier.
-// The other 16 hold this kernel's addresses and counts, or are no thread's to name.
+// What the count can show, and what it cannot: in PTX the value of a register that nothing wrote is undefined. In the
+// machine code that was inspected (ptxas 12.9 for sm_80, 90, 100 and 120) all but one of the 240 are read as the
+// previous kernel left them, whether that was a tenant's or one of ours. A driver's compiler may do otherwise, so a
+// count of 0 proves nothing. The clearing does not depend on it: the loads are volatile, each into a separate
+// register, and all are live across a barrier. The other 16 hold this kernel's addresses and counts, or cannot be
+// named by any thread.
 KERNEL_OF(REGISTER_THREADS) onchip_registers(u64 *seen, u64 *residue_bytes, u64 *failed_bytes, u32 *arrived, u32 wanted,
                                              u64 patience) {
     __shared__ volatile u32 zero_and_ones[2];
@@ -295,8 +298,8 @@ KERNEL fill_u32_mix(u32 *p, u64 n, u64 seed) {
     for (u64 i = thread_of_grid(), step = threads_of_grid(); i < n; i += step) p[i] = mix32(seed + i);
 }
 
-// The product of two n x n matrices modulo 2^32, so that both ways agree exactly or something is broken. `n` is a multiple
-// of 16; a block is 16 x 16 threads, and the grid n/16 x n/16.
+// The product of two n x n matrices modulo 2^32, so that both kernels agree exactly unless something is broken. `n` is
+// a multiple of 16; a block is 16 x 16 threads, and the grid n/16 x n/16.
 KERNEL_OF(TILE *TILE) matmul_tiled(const u32 *a, const u32 *b, u32 *product, u32 n) {
     __shared__ u32 of_a[TILE][TILE];
     __shared__ u32 of_b[TILE][TILE];
@@ -325,9 +328,9 @@ KERNEL compare_u32(const u32 *a, const u32 *b, u64 n, u64 *errors) {
     if (wrong != 0) atomicAdd(errors, wrong);
 }
 
-// --- reference rates: what this device reads, writes and copies when nothing else is asked ---------------------------
+// --- reference rates: how fast this device reads, writes and copies when it does nothing else ------------------------
 
-// The sink is written only if all bytes together read as one improbable value: the loads cannot be left out.
+// The sink is written only if all bytes together give one improbable value, so that the loads cannot be optimised away.
 KERNEL read16(const ulonglong2 *p, u64 n16, u64 *sink) {
     u64 x = 0, y = 0, step = threads_of_grid();
     for (u64 i = thread_of_grid(); i < n16; i += 4 * step) {

@@ -1,7 +1,7 @@
-"""The memory on a GPU's processors: shared memory and registers, cleared on every one of them, with proof that it ran.
+"""The memory on a GPU's processors: shared memory and registers, cleared on every one of them, with proof of that.
 
-Promise: a processor counts as seen only when it was cleared and read back by both kernels, each of which marks the number
-of the processor that it stood on; whoever asks learns how many were seen, and nothing is rounded up.
+Promise: a processor counts as seen only when both kernels cleared it and read it back; each kernel marks the number of
+the processor that it ran on. The report contains how many were seen, and nothing is rounded up.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["OnChipMemory"]
 _ROUNDS = 16
 _WORDS = 16
 _BARRIER_TICKS = 200_000_000
-"""Clock ticks that a block waits for the others, about 0.1 s: they all start at once where nobody else is at work."""
+"""Clock ticks that a block waits for the others, about 0.1 s: on an otherwise idle device they all start at once."""
 
 _SHARED_THREADS, _REGISTER_THREADS = 1024, 256
 _REGISTER_BYTES = 240 * _REGISTER_THREADS * 4
-"""Cleared and read back on each processor; the others hold the kernel's own addresses meanwhile."""
+"""Bytes cleared and read back on each processor; the other registers hold the kernel's own addresses meanwhile."""
 
-# Where the counters of a kernel stand: a bit for each processor (and how many numbers there are), bytes found, bytes
-# that failed, and how many blocks have arrived.
+# Indexes of a kernel's counters: one bit per processor (and the number of processor ids), bytes found, bytes that
+# failed, and how many blocks have arrived.
 _SEEN, _RESIDUE, _FAILED, _ARRIVED = 0, _WORDS + 1, _WORDS + 2, _WORDS + 3
 _COUNTERS = _WORDS + 4
 
@@ -45,16 +45,16 @@ class OnChipMemory:
 
     @property
     def cleared_bytes(self) -> int:
-        """On all processors together, when all are seen."""
+        """Bytes on all processors together, when all are seen."""
         return self._gpu.processors * (self._shared_bytes + _REGISTER_BYTES)
 
     def clear(self) -> Message:
-        """Count what is there, clear it and read it back; answers an :class:`OnChipReport` in a message's form."""
+        """Count residue, clear the memory and read it back; return the fields of an :class:`OnChipReport`."""
         shared_seen, shared_residue, shared_failed = self._rounds(self._clear_shared)
         registers_seen, registers_residue, registers_failed = self._rounds(self._clear_registers)
         return {
             "units": self._gpu.processors,
-            "units_seen": min(self._gpu.processors, (shared_seen & registers_seen).bit_count()),
+            "units_cleared": min(self._gpu.processors, (shared_seen & registers_seen).bit_count()),
             "shared_bytes": self._shared_bytes,
             "register_bytes": _REGISTER_BYTES,
             "residue_bytes": shared_residue + registers_residue,
@@ -62,7 +62,10 @@ class OnChipMemory:
         }
 
     def _rounds(self, launch: Callable[[], None]) -> tuple[int, int, int]:
-        """Launch until every processor was seen, or for the last time; the bits seen, bytes found, bytes failed."""
+        """Launch until every processor was seen, or :data:`_ROUNDS` times.
+
+        Return the bits seen, bytes found and bytes failed.
+        """
         self._counters.zero()
         values: list[int] = []
         for _ in range(_ROUNDS):

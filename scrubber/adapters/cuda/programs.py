@@ -1,8 +1,8 @@
-"""Programs that see one device: forked from the CUDA zygote into an environment that is ours and names that device.
+"""Programs that see one device: forked from the CUDA zygote into a fixed environment that names that device.
 
-Promise: nothing of the service's environment reaches CUDA. The way to an MPS server leads into an empty directory that
-only we may write to (left unset it would be ``/tmp``, where anybody's server may sit), compiled kernels are kept where
-no tenant can put one, and no other device of the node is visible.
+Promise: nothing of the service's environment reaches CUDA. The pipe directory of MPS is an empty directory that only
+the service may write to (if unset it would be ``/tmp``, where any user's MPS server may listen), compiled kernels are
+cached where no tenant can put one, and no other device of the node is visible.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CACHE, _NO_MPS = "cuda-cache", "no-mps"
 
 
 class ProgramLauncher:
-    """Starts them; a zygote is started with the first, or by :meth:`warm_up`.
+    """Starts the programs; the zygote is started with the first program, or by :meth:`warm_up`.
 
     Args:
-        state: a directory of ours, where two more are made.
-        libraries: directories of the driver's libraries; empty when the loader finds them by itself.
-        environment: more variables, for the zygote and all that it forks.
-        modules: what can be started.
+        state: a directory that only the service uses; two more are created in it.
+        libraries: directories of the driver's libraries; empty when the loader finds them automatically.
+        environment: additional variables, for the zygote and all that it forks.
+        modules: the modules that can be started.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class ProgramLauncher:
         )
 
     async def warm_up(self) -> None:
-        """Have CuPy loaded.
+        """Load CuPy.
 
         Raises:
-            Unavailable: it cannot be; the sentence says what to install.
+            Unavailable: it cannot be loaded; the message contains what to install.
         """
         await self.zygote.warm_up()
 
     async def start(self, module: str, device: Device) -> Child:
-        """A child that runs ``module``, ready to be asked, and sees ``device`` alone. It has touched nothing yet.
+        """Start a child that runs ``module``, awaits a request, and sees ``device`` alone. It has touched nothing yet.
 
         Raises:
-            Unavailable: there is none.
+            Unavailable: no child can be started.
         """
         for directory in (self._cache, self._no_mps):
             make_private_directory(directory)
@@ -101,10 +101,10 @@ class ProgramLauncher:
 
 
 def make_private_directory(directory: Path) -> None:
-    """Have ``directory`` exist, ours and nobody else's to enter.
+    """Ensure that ``directory`` exists, is owned by this user, and is accessible to no other user.
 
     Raises:
-        Unavailable: it cannot be so.
+        Unavailable: this cannot be ensured.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What a status of CUDA means for whoever asked, decided once.
+"""What each CUDA status means to the caller, decided in one place.
 
-Promise: a status that is in no table makes the device unreadable, never clean; and one that says that the driver, its
-library or our kernels do not fit together blames no device.
+Promise: a status in no table makes the device unreadable, never clean; and a mismatch of the driver, its library and
+the shipped kernels is attributed to no device.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class CudaStatusInfo(NamedTuple):
     """What a status means here.
 
     Attributes:
-        name: CUDA's own, without its ``cudaError``.
+        name: CUDA's own name, without its ``cudaError``.
         code: one of :data:`scrubber.adapters.children.request_pool.FAULT_TYPES`.
-        message, remedy: what is the matter, and what helps.
+        message, remedy: what is wrong, and what to do.
     """
 
     name: str
@@ -92,11 +92,11 @@ STATUSES: Mapping[int, CudaStatusInfo] = {
     804: CudaStatusInfo("CompatNotSupportedOnDevice", "away", "the driver does not take this CUDA here", _OLD_DRIVER),
     999: CudaStatusInfo("Unknown", "unreadable", "the driver does not say what happened", _KERNEL_LOG),
 }
-"""The statuses that are known to reach us; those of the runtime and of the driver have the same numbers here."""
+"""The statuses that are known to occur; those of the runtime and of the driver have the same numbers here."""
 
 
 def fault_for_status(status: int | None, cuda_message: str, action: str) -> Fault:
-    """The answer of a child to whom CUDA said ``cuda_message`` (with ``status``; None when its library was not even found)."""
+    """Return the fault for ``cuda_message``. ``status`` is None when CUDA's library was not even found."""
     if status is None:
         return Fault("away", f"{action}: CUDA cannot be used ({cuda_message}); {_NO_DRIVER}.")
     _, code, words, remedy = STATUSES.get(status, CudaStatusInfo("", "unreadable", "CUDA failed", _KERNEL_LOG))

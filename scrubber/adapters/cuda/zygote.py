@@ -1,10 +1,11 @@
-"""The process that has CuPy imported and no CUDA touched: a piece of work on a device then pays for a context only.
+"""The process that has imported CuPy and never touched CUDA, so that a job on a device costs only a context.
 
-Promise: it never opens a device itself, so it holds none and blocks no reset; where CuPy cannot be had it says what to
-install. What it forks sees one device, by its environment (:mod:`scrubber.adapters.cuda.programs`).
+Promise: it never opens a device itself, so it holds none and blocks no reset; where CuPy cannot be imported it reports
+what to install. The children that it forks see one device, by their environment
+(:mod:`scrubber.adapters.cuda.programs`).
 
-Runs as ``python -m scrubber.adapters.cuda.zygote PROGRAM…``; numerical libraries must have been told by the environment
-to start no threads (``OPENBLAS_NUM_THREADS=1``).
+Runs as ``python -m scrubber.adapters.cuda.zygote PROGRAM…``; the environment must keep numerical libraries from
+starting threads (``OPENBLAS_NUM_THREADS=1``).
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ __all__: list[str] = []
 
 
 def _load_programs(programs: Sequence[str]) -> Mapping[str, Callable[[ParentSocket], None]]:
-    """CuPy and the programs, each a module with a function ``run(link)``."""
+    """Import CuPy and the programs; each program is a module with a function ``run(link)``."""
     importlib.import_module("cupy")
     return {name: importlib.import_module(name).run for name in programs}
 
 
 def _report_load_failure(link: ZygoteSocket, error: Exception) -> None:
-    """Answer the next request with what is missing, and end: it may be there when the next zygote is started."""
+    """Answer the next request with what is missing, and end: it may be installed when the next zygote is started."""
     message = (
         f"CuPy cannot be imported ({error}), so no GPU can be cleared: install the service "
         "with its extra cuda12 (or cuda13, as the driver's version asks)."
     )
     if link.receive() is not None:
-        link.send({"fault": "away", "sentence": message})
+        link.send({"fault": "away", "message": message})
 
 
 def main() -> None:

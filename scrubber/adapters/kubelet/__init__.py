@@ -1,6 +1,7 @@
-"""What the kubelet says about who has which device, from three witnesses that corroborate each other.
+"""Device assignments as known to the kubelet, from three sources that corroborate each other.
 
-PodResources says which pods are active and what their containers have; the pod log directories give each pod's UID;
-the device manager's checkpoint knows init containers, and tells recreated pods of one name apart. A kubelet that is
-away, has just restarted or talks nonsense makes an untrusted reading, never an empty one that looks like the truth.
+PodResources lists the active pods and the devices of their containers. The pod log directories give the UID of each
+pod. The device manager's checkpoint contains init containers, and distinguishes recreated pods with the same name. A
+kubelet that is unreachable, has just restarted or sends malformed data yields an untrusted reading, never an empty one
+that looks valid.
 """

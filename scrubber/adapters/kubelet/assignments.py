@@ -1,4 +1,4 @@
-"""A reading of who has which device: asked for, corroborated and judged anew for every caller."""
+"""Readings of device assignments: queried, corroborated and evaluated again for every caller."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ __all__ = ["KubeletAssignments"]
 
 
 class KubeletAssignments:
-    """:class:`scrubber.ports.node.Assignments` from a kubelet on this node.
+    """:class:`scrubber.ports.node.Assignments` from the kubelet of this node.
 
     Args:
         pod_resources_socket: ``pod-resources/kubelet.sock``; need not exist yet.
-        kubelet_dir: the directory that holds ``device-plugins/``.
+        kubelet_dir: directory that contains ``device-plugins/``.
         pod_logs_dir: ``/var/log/pods``.
-        device_ids: the ids of our devices now; everything else that containers have is left out.
+        device_ids: returns the current IDs of our devices; everything else that containers have is omitted.
         clock: monotonic times for readings, wall time for the age of the socket.
-        resolve_alias: what a resource's own id of a device means, where it is not made of one of ``device_ids``; as it was
-            announced by its plugin.
-        restart_grace: seconds after which a restarted kubelet's short or empty list is believed.
-        deadline: seconds for one question, waiting for its turn included.
-        rate: questions a second that are asked at most, in the long run; the kubelet answers the node 100.
-        burst: how many of them may follow each other at once.
-        pod_uid_of: the UID of the pod that a process runs in, by its cgroups; whoever answers as the kubelet must be in
-            none. Without it only uid and PID namespace are asked for.
+        resolve_alias: resolves a plugin's own ID of a device that is not derived from one of ``device_ids``, as
+            announced by that plugin.
+        restart_grace: seconds after which a restarted kubelet's short or empty list is trusted.
+        deadline: seconds for one request, including the wait for the rate limit.
+        rate: maximum long-term requests per second; the kubelet serves 100 to the whole node.
+        burst: maximum number of requests that may follow each other immediately.
+        pod_uid_of: returns the UID of the pod that a process runs in, by its cgroups; the process that answers as the
+            kubelet must be in no pod. Without it only uid and PID namespace are checked.
 
     Raises:
-        InvalidConfiguration: the socket's path is too long.
+        InvalidConfiguration: The socket's path is too long.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class KubeletAssignments:
         self._single_flight = SingleFlight(self._query)
 
     async def read(self) -> KubeletReading:
-        """A reading that began after this call; one question serves all callers who wait for the same one.
+        """Return a reading that began after this call; all callers that wait for the same reading share one request.
 
-        Takes at most twice the deadline: somebody else's question first, then the own one.
+        Takes at most twice the deadline: the request already running first, then the caller's own.
         """
         return await self._single_flight.get()
 
@@ -99,7 +99,7 @@ class KubeletAssignments:
         return count_container_starts(self._pod_logs_dir, pod)
 
     async def close(self) -> None:
-        """Give up questions under way and the connection. Readers that wait are cancelled."""
+        """Cancel requests in progress and close the connection. Waiting readers are cancelled."""
         await self._single_flight.close()
         await self._pod_resources.close()
 
@@ -120,7 +120,7 @@ class KubeletAssignments:
         return self._crosscheck(ListAttempt(at, socket, failure=failure), listed)
 
     def _crosscheck(self, seen: ListAttempt, listed: tuple[ListedPod, ...] | None) -> KubeletReading:
-        # After the list, so that what it names has already left its traces here.
+        # Read after the list, so that the pods it lists have already left their traces here.
         checkpoint = self._checkpoint.read()
         logs = read_pod_logs(self._pod_logs_dir)
         ours = DeviceIdResolver(self._device_ids(), self._resolve_alias)
@@ -162,7 +162,7 @@ class KubeletAssignments:
         )
 
     def _remember_listed(self, seen: ListAttempt, assignments: Collection[Assignment]) -> None:
-        """Which pods this kubelet has listed since its start, as far as we can know of one."""
+        """Record which pods this kubelet has listed since its last known start."""
         before = self._trust_state.socket
         if before is not None and seen.socket is not None and not before.is_same_socket(seen.socket):
             self._listed_pods.clear()

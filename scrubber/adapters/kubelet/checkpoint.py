@@ -1,7 +1,7 @@
-"""The kubelet's device checkpoint: an internal format, so it corroborates and hints, and never decides.
+"""The kubelet's device checkpoint: an internal format, so it is used for corroboration and hints, never for decisions.
 
-It names a pod's UID, its container and its devices, init containers included, which PodResources never lists. It is
-written when devices are allocated and not when a pod ends: what it says about a pod that is not active is old.
+It contains a pod's UID, its container and its devices, including init containers, which PodResources never lists. It is
+written when devices are allocated and not when a pod ends: its information about an inactive pod is stale.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 __all__ = ["CHECKPOINT", "Checkpoint", "CheckpointEntry", "CheckpointFile", "parse_checkpoint", "read_checkpoint"]
 
 CHECKPOINT = Path("device-plugins", "kubelet_internal_checkpoint")
-"""Where it lies in the kubelet's directory."""
+"""Its path relative to the kubelet's directory."""
 
 _MAX_BYTES = 64 * 1024 * 1024
 _CHUNK_SIZE = 256 * 1024
-"""Bytes that are read at a time: room is made first for all that is asked for."""
+"""Bytes per read: the buffer for the whole requested size is allocated first."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One container's devices of one resource."""
+    """The devices of one resource in one container."""
 
     pod_uid: str
     container: str
@@ -34,7 +34,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All entries; ``error`` is the sentence that says why there are none, empty when it could be read.
+    """All entries; ``error`` is the message that explains why there are none, empty when the file could be read.
 
     A checkpoint that does not exist is readable and empty: nothing was ever allocated.
     """
@@ -62,10 +62,10 @@ class _File(BaseModel):
 
 
 class CheckpointFile:
-    """The checkpoint in ``kubelet_dir``, for whoever reads it again and again.
+    """The checkpoint in ``kubelet_dir``, for repeated reads.
 
-    Every reading has the file's bytes as they are then; only what they mean is remembered, for as long as they are the
-    same. Times and inodes say nothing here: the kubelet may write twice within one tick of the file system's clock.
+    Every call reads the current bytes of the file; only the parsed result is cached, as long as the bytes are the same.
+    Times and inodes are no evidence here: the kubelet may write twice within one tick of the file system's clock.
     """
 
     def __init__(self, kubelet_dir: Path) -> None:
@@ -73,7 +73,7 @@ class CheckpointFile:
         self._parsed: tuple[bytes, Checkpoint] | None = None
 
     def read(self) -> Checkpoint:
-        """What it says now; never raises."""
+        """Return the current checkpoint; never raises."""
         path = self._path
         try:
             with path.open("rb") as file:
@@ -94,12 +94,12 @@ class CheckpointFile:
 
 
 def read_checkpoint(kubelet_dir: Path) -> Checkpoint:
-    """The checkpoint in ``kubelet_dir``, once; never raises."""
+    """Read the checkpoint in ``kubelet_dir`` once; never raises."""
     return CheckpointFile(kubelet_dir).read()
 
 
 def parse_checkpoint(text: bytes) -> Checkpoint:
-    """Read the JSON that the kubelet writes; what has another shape is left aside whole, with a sentence."""
+    """Parse the JSON that the kubelet writes; any other structure is rejected as a whole, with a message."""
     try:
         parsed = _File.model_validate_json(text)
     except ValidationError as exc:

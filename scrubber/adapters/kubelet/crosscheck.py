@@ -1,4 +1,4 @@
-"""Putting the witnesses together: which pod of which UID has which device, and what only the checkpoint knows. Pure."""
+"""Combination of the sources: which pod with which UID has which device, and what only the checkpoint knows. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ResourceDevice = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device that a DRA driver gave to a container: the driver's name of it, and the CDI names that bring it in."""
+    """A device that a DRA driver allocated to a container: its name in the driver, and the CDI names that inject it."""
 
     driver: str
     name: str
@@ -40,8 +40,8 @@ class ListedPod:
     """A pod as PodResources lists it.
 
     Attributes:
-        containers: by container, (resource, device id) of every device plugin on the node.
-        claims: by container, what DRA drivers gave it.
+        containers: by container, (resource, device ID) of every device plugin on the node.
+        claims: by container, the devices allocated by DRA drivers.
     """
 
     namespace: str
@@ -51,17 +51,17 @@ class ListedPod:
 
     @property
     def has_no_devices(self) -> bool:
-        """Whether no container of it has a device of any kind."""
+        """Whether no container of the pod has a device of any kind."""
         return not any(self.containers.values()) and not any(self.claims.values())
 
 
 def assignments_of(
     listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver
 ) -> tuple[Assignment, ...]:
-    """One assignment for each container and resource that gave it a device of ours.
+    """Return one assignment for each container and resource that provided it with one of our devices.
 
-    A pod that has none is in the answer too, as one assignment without devices and container: it is the kubelet's,
-    and must not look absent when a device of its drops off the bus.
+    A pod without our devices is included as one assignment without devices and container: the kubelet lists it, and it
+    must not look absent when one of its devices drops off the bus.
     """
     named = _uids_by_device(checkpoint)
     everything: list[Assignment] = []
@@ -93,13 +93,13 @@ def checkpoint_only_assignments(
     *,
     active_only: bool,
 ) -> tuple[Assignment, ...]:
-    """What the checkpoint alone assigns: init containers, and everything while the list cannot be believed.
+    """Return what only the checkpoint assigns: init containers, and everything while the list is untrusted.
 
     Args:
-        active_only: the list is trusted, so an entry of a pod that it lacks is old and left out. An init container's
-            pod is listed while it runs, only its container is not.
+        active_only: whether the list is trusted, so that an entry of a pod missing from it is stale and omitted. The
+            pod of an init container is listed while that container runs; only the container is not.
 
-    An entry whose pod has no log directory is left out: a UID alone names no tenant to wait for.
+    An entry whose pod has no log directory is omitted: a UID alone identifies no tenant to wait for.
     """
     listed = {(each.pod, each.container) for each in assignments}
     pods = {pod for pod, _ in listed}
@@ -122,8 +122,9 @@ def checkpoint_only_assignments(
 def shares_of(
     listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver
 ) -> tuple[Share, ...]:
-    """What containers have of devices that several may have: by the list, and by the checkpoint, which alone knows
-    ordinary init containers.
+    """Return the containers' shares of devices that several containers may use.
+
+    The list is one source; the checkpoint is the other, and the only one that contains ordinary init containers.
     """
     named = _uids_by_device(checkpoint)
     found: dict[tuple[Pod, str, str], set[str]] = defaultdict(set)
@@ -146,10 +147,10 @@ def shares_of(
 def missing_pods(
     assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver | None
 ) -> frozenset[Pod]:
-    """Pods that the checkpoint gives devices of ours, that left logs, and that are not listed.
+    """Return pods that the checkpoint assigns our devices, that left logs, and that are not listed.
 
     Args:
-        resolver: None for devices of any kind: what an id means may not have been announced yet.
+        resolver: None for devices of any kind: the meaning of an ID may not have been announced yet.
     """
     pods = {each.pod for each in assignments}
     missing: set[Pod] = set()
@@ -165,10 +166,10 @@ def missing_pods(
 def unconfirmed_pods(
     checkpoint: Checkpoint, listed: Iterable[ListedPod], resolver: DeviceIdResolver
 ) -> tuple[str, ...]:
-    """Pods (``namespace/name``) that the list gives devices of ours and the checkpoint does not.
+    """Return pods (``namespace/name``) that have our devices in the list but not in the checkpoint.
 
-    The kubelet writes its checkpoint before a pod is admitted and replaces it whole, and it is read after the list. So
-    it is another kubelet's file, or the pod ended in between.
+    The kubelet writes its checkpoint before a pod is admitted and replaces it as a whole, and the checkpoint is read
+    after the list. So the file belongs to another kubelet, or the pod ended in between.
     """
     named = _uids_by_device(checkpoint)
     return tuple(
@@ -186,9 +187,10 @@ def unconfirmed_pods(
 
 
 def pods_without_devices(listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs) -> frozenset[Pod]:
-    """Pods that neither the list nor a checkpoint that could be read gives a device of any kind.
+    """Return pods with no device of any kind in the list or in a readable checkpoint.
 
-    A device of an ordinary init container is in the checkpoint alone, so without UID or checkpoint nobody is spent.
+    Devices of an ordinary init container are only in the checkpoint, so without a UID or a checkpoint no pod is
+    included.
     """
     if checkpoint.error:
         return frozenset()
@@ -200,7 +202,7 @@ def pods_without_devices(listed: Iterable[ListedPod], checkpoint: Checkpoint, lo
 def pods_with_unmapped_ids(
     listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, resolver: DeviceIdResolver
 ) -> frozenset[Pod]:
-    """Pods that have something, by the list or the checkpoint, that is none of our devices as far as its id says."""
+    """Return pods with an ID, in the list or the checkpoint, that does not map to one of our devices."""
     named = _uids_by_device(checkpoint)
     found = {
         Pod(each.namespace, each.name, _uid_of(each, named, logs))
@@ -231,7 +233,7 @@ def _key(entry: CheckpointEntry, device: str) -> tuple[str, str, str]:
 
 
 def _uid_of(pod: ListedPod, named: Mapping[tuple[str, str, str], frozenset[str]], logs: PodLogs) -> str | None:
-    """The one UID that the log directories know and the checkpoint, where it says anything, does not contradict."""
+    """Return the one UID that the log directories contain and the checkpoint, if it has any, does not contradict."""
     candidates = logs.uids.get((pod.namespace, pod.name), frozenset())
     devices = [(name, resource, device) for name, held in pod.containers.items() for resource, device in held]
     witnesses = frozenset[str]().union(*(named.get(key, frozenset()) for key in devices))

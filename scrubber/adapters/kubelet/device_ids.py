@@ -1,8 +1,8 @@
-"""Which of our devices is meant by an id in the kubelet's lists. Pure.
+"""Mapping of IDs in the kubelet's lists to this node's devices. Pure.
 
-A resource's ids are its plugin's to choose: the device's own, the device's own with a replica's number behind it, or names
-of the plugin's own making, which only whoever knows that plugin can tell. A DRA driver names its devices as it likes, and
-its CDI names often carry the claim in front.
+A device plugin chooses the IDs of its resource: the device's own ID, that ID with a replica number appended, or names
+that only code with knowledge of that plugin can resolve. A DRA driver chooses the names of its devices, and its CDI
+names often have the claim as a prefix.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from scrubber.domain.resource_mapping import MappedDevice, parse_own_id
 __all__ = ["AliasResolver", "DeviceIdResolver"]
 
 AliasResolver = Callable[[str, str], MappedDevice | None]
-"""What a resource's, or a DRA driver's, own id of a device means: (resource, id) → device and share, or None."""
+"""Resolves a plugin's or DRA driver's own ID of a device: (resource, ID) → device and share, or None."""
 
 
 class DeviceIdResolver:
-    """Args:
-    own_devices: our devices' ids.
-    resolve_alias: asked for ids that are not.
+    """Maps IDs in the kubelet's lists to our devices.
+
+    Args:
+        own_devices: IDs of our devices.
+        resolve_alias: called for IDs that are not derived from one of those.
     """
 
     def __init__(self, own_devices: Collection[str], resolve_alias: AliasResolver | None = None) -> None:
@@ -29,7 +31,7 @@ class DeviceIdResolver:
         self._resolve_alias = resolve_alias
 
     def resolve(self, resource: str, kubelet_id: str) -> MappedDevice | None:
-        """What ``resource`` lists as ``kubelet_id``; None when it is not ours."""
+        """Return the device that ``resource`` lists as ``kubelet_id``; None when it is not one of ours."""
         own = parse_own_id(kubelet_id, self._own_devices)
         if own is not None or self._resolve_alias is None:
             return own
@@ -37,16 +39,16 @@ class DeviceIdResolver:
         return meant if meant is not None and meant.device in self._own_devices else None
 
     def device(self, resource: str, kubelet_id: str) -> str | None:
-        """Our device that ``resource`` lists as ``kubelet_id``; None when it is not ours."""
+        """Return the ID of our device that ``resource`` lists as ``kubelet_id``; None when it is not one of ours."""
         meant = self.resolve(resource, kubelet_id)
         return None if meant is None else meant.device
 
     def devices(self, resource: str, kubelet_ids: Iterable[str]) -> frozenset[str]:
-        """Our devices among those that ``resource`` lists."""
+        """Return our devices among those that ``resource`` lists."""
         return frozenset(meant for each in kubelet_ids if (meant := self.device(resource, each)) is not None)
 
     def shares(self, resource: str, kubelet_ids: Iterable[str]) -> Mapping[str, frozenset[str]]:
-        """Our devices of which ``kubelet_ids`` are shares and nothing else, and the ids of these."""
+        """Return our devices of which ``kubelet_ids`` are only shares, and the IDs of these shares."""
         ids: dict[str, set[str]] = {}
         whole: set[str] = set()
         for each in kubelet_ids:
@@ -57,9 +59,9 @@ class DeviceIdResolver:
         return {device: frozenset(found) for device, found in ids.items() if device not in whole}
 
     def claimed_devices(self, driver: str, name: str, cdi_names: Iterable[str]) -> frozenset[str]:
-        """Our devices that a DRA driver's device is: by its name, or by the names under which containers are given it.
+        """Return our devices that match a DRA driver's device, by its name or by its CDI names.
 
-        Names of devices are DNS labels there, so ids are compared in lower case.
+        DRA device names are DNS labels, so IDs are compared in lower case.
         """
         labels = [name, *(each.rpartition("=")[2] for each in cdi_names)]
         lowered = [each.lower() for each in labels]

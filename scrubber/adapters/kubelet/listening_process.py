@@ -1,11 +1,11 @@
-"""Who answers on the kubelet's socket: asked of the kernel, because a path says nothing about who is behind it.
+"""Identification of the process behind the kubelet's socket by the kernel, because a path does not prove who listens.
 
-Whoever can write into the directory can put a socket of their own in the kubelet's place. The kernel notes the process
-that makes a socket listen, and tells it to everybody who connects (``SO_PEERCRED``, unix(7)).
+Any process that can write into the directory can put its own socket in place of the kubelet's. The kernel records the
+process that makes a socket listen, and reports it to every process that connects (``SO_PEERCRED``, unix(7)).
 
-The promise: the process that is asked about is the one that is then spoken to. A path may lead elsewhere a moment
-later, a descriptor may not; so the socket's file is opened once (``O_PATH``), and everybody connects through that
-descriptor. A socket's file belongs to one socket for as long as it exists: ``bind`` always makes a new one.
+Guarantee: the process that is checked is the one that is then used. A path may lead elsewhere a moment later, a
+descriptor cannot. So the socket file is opened once (``O_PATH``), and every connection is made through that descriptor.
+A socket file belongs to one socket for as long as it exists: ``bind`` always creates a new one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from scrubber.domain.errors import ScrubberError, Unavailable
 __all__ = ["ListeningProcess", "PinnedSocket", "PodUidLookup", "listening_process", "reason_not_kubelet"]
 
 PodUidLookup = Callable[[int], Awaitable[str | None]]
-"""The UID of the pod that a PID runs in, None for nobody's (``Containers.pod_uid_of``)."""
+"""Returns the UID of the pod that a PID runs in, None when it is in no pod (``Containers.pod_uid_of``)."""
 
 _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h, Linux 6.5
 
 
+# See docs/decisions/0007-when-the-kubelets-list-is-trusted.md.
 class PinnedSocket:
-    """The socket that stands at ``path`` now, whatever stands there later.
+    """The socket that is at ``path`` now, even if another one replaces it later.
 
     Attributes:
-        address: where to connect to it, for as long as this is open. Short, however long the path.
+        address: address to connect to while this object is open. Short, regardless of the length of the path.
 
     Raises:
-        Unavailable: there is none, or something that is no socket.
+        Unavailable: The path does not exist, or is not a socket.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +56,7 @@ class PinnedSocket:
             raise Unavailable(f"{path} is not a socket: name the kubelet's pod-resources/kubelet.sock.")
 
     def close(self) -> None:
-        """Let go of it; the second call does nothing."""
+        """Close the descriptor; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -66,9 +67,9 @@ class ListeningProcess:
     """The process that made a socket listen.
 
     Attributes:
-        pid: in our PID namespace; 0 when it is in none that we see.
-        uid: in our user namespace.
-        pidfd: a pidfd of it; None when it has ended, or is not in our PID namespace.
+        pid: PID in this service's PID namespace; 0 when it has none there.
+        uid: uid in this service's user namespace.
+        pidfd: a pidfd of the process; None when it has exited, or is not in this PID namespace.
     """
 
     pid: int
@@ -77,7 +78,7 @@ class ListeningProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether that very process still runs: what was read of its PID before this answered was about it."""
+        """Whether that very process still runs: if so, everything read about its PID before this call applies to it."""
         if self.pidfd is None:
             return False
         poll = select.poll()
@@ -87,10 +88,10 @@ class ListeningProcess:
 
 @contextmanager
 def listening_process(address: str) -> Iterator[ListeningProcess]:
-    """Connect to the socket at ``address``, ask who listens, and hang up without a word. Never waits.
+    """Connect to the socket at ``address``, query the listening process, and disconnect without sending. Never waits.
 
     Raises:
-        OSError: nobody listens, or so many wait to be accepted that there is no place for one more.
+        OSError: No process listens, or the accept queue is full.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -109,24 +110,25 @@ def _pidfd(connection: socket.socket, pid: int) -> int | None:
         return struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]  # type: ignore[no-any-return]
     except OSError as exc:
         if exc.errno != errno.ENOPROTOOPT:
-            return None  # the kernel's way to say that it has ended
+            return None  # the kernel reports this way that the process has exited
     try:
-        # Before Linux 6.5 only the number is known: if it was given to another process since, that one is asked about.
+        # Before Linux 6.5 only the PID is known: if it was reused since, the new process is checked.
         return os.pidfd_open(pid)
     except OSError:
         return None
 
 
 async def reason_not_kubelet(address: str, *, own_uid: int, pod_uid_of: PodUidLookup | None) -> str:
-    """Why whoever listens at ``address`` cannot be the kubelet, as the rest of a sentence; empty if it may be.
+    """Return why the process that listens at ``address`` cannot be the kubelet, as a predicate; empty if it may be.
 
-    Not asked: what the program is called, for anybody may call it so.
+    The name of the program is not checked, because any program may use it.
 
     Args:
-        own_uid: a test bench runs its kubelet as whoever runs the service; a real one is root.
+        own_uid: the service's uid: in a test setup the kubelet runs as the same user as the service; a real one is
+            root.
 
     Raises:
-        OSError: see :func:`listening_process`.
+        OSError: See :func:`listening_process`.
     """
     with listening_process(address) as found:
         if found.pid == 0:

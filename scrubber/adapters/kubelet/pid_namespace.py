@@ -1,22 +1,24 @@
-"""Whether the service is in the node's PID namespace: without that its witnesses are blind, and nothing says so.
+"""Check that the service is in the node's PID namespace: otherwise process information is silently incomplete.
 
-The driver names whoever uses a GPU by PID, the walk over ``/proc`` sees the processes of one namespace and of those
-below it, and a process is signalled by its PID. In a PID namespace of its own, as a pod without ``hostPID`` has, the
-service sees itself and nobody else: every device looks unused.
+The driver reports the users of a GPU by PID, the walk over ``/proc`` sees the processes of one namespace and of those
+below it, and a process is signalled by its PID. In a separate PID namespace, such as that of a pod without ``hostPID``,
+the service sees only itself: every device looks unused.
 
-What can tell the node's namespace from another, and why these two:
+Two facts can distinguish the node's namespace from another:
 
-- **The initial one has a fixed inode number**, which no other can have (``PROC_PID_INIT_INO``, include/linux/proc_ns.h).
-  Whoever is in it sees every process of the machine. Nothing else needs to be known then: the service may start long
-  before the kubelet.
-- **Elsewhere the kubelet is the witness.** A node may itself be a container (kind, k3d, LXD), whose namespace is not the
-  initial one. There the kubelet has a PID for us if, and only if, its namespace is ours or below ours; and its pods' are
-  below its own. The kernel says which (``SO_PEERCRED``: 0 is "none of yours"). While no kubelet answers, nothing is proved.
+- **The initial namespace has a fixed inode number**, which no other can have (``PROC_PID_INIT_INO``,
+  include/linux/proc_ns.h). A process in it sees every process of the machine. Nothing else needs to be known then: the
+  service may start long before the kubelet.
+- **Otherwise the kubelet is the evidence.** A node may itself be a container (kind, k3d, LXD), whose namespace is not
+  the initial one. There the kubelet has a PID visible to this service if, and only if, its namespace is the same or
+  below it; and the namespaces of its pods are below the kubelet's. The kernel reports this (``SO_PEERCRED``: 0 means
+  "not in your namespace"). While no kubelet answers, nothing is proved.
 
-What cannot: PID 1's name or cgroup (a pod may run systemd, and a cgroup namespace shows ``/`` to whoever is in it);
-kernel threads (absent in kind, too); the PIDs that NVML lists (none is in use while the service starts).
+These cannot: the name or cgroup of PID 1 (a pod may run systemd, and a cgroup namespace shows ``/`` to the processes in
+it); kernel threads (absent in kind, too); the PIDs that NVML lists (no device is in use while the service starts).
 
-Residual: in a node that is a container, processes outside it are seen by nobody in it. Memory that they use is.
+Residual risk: in a node that is a container, processes outside it are invisible to all processes in it. The memory they
+use is visible.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _REMEDY = "Set hostPID: true in the service's pod, or run it on the node itself.
 
 @dataclass(frozen=True, slots=True)
 class PidNamespaceProblem:
-    """Why this is not the node's PID namespace, or may not be, and what to do."""
+    """Why this is not, or may not be, the node's PID namespace, and what to do about it."""
 
     message: str
     remedy: str = _REMEDY
@@ -55,12 +57,12 @@ class PidNamespaceView:
     """What a process sees of PID namespaces.
 
     Attributes:
-        pid: its PID as it knows it itself.
-        proc_pids: its PIDs as ``/proc`` shows them: in the namespace that ``/proc`` is of first, then in each one below,
-            down to its own; empty when ``/proc`` does not have it.
-        namespace_inode: inode number of its PID namespace; None when that cannot be read.
-        kubelet_pid: PID of whoever listens on the kubelet's PodResources socket: 0 when it has none in this namespace; None
-            when nobody listens.
+        pid: its own PID as reported by ``getpid``.
+        proc_pids: its PIDs as ``/proc`` shows them: first in the namespace that ``/proc`` belongs to, then in each one
+            below, down to its own; empty when ``/proc`` does not contain the process.
+        namespace_inode: inode number of its PID namespace; None when it cannot be read.
+        kubelet_pid: PID of the process that listens on the kubelet's PodResources socket: 0 when it has none in this
+            namespace; None when no process listens.
     """
 
     pid: int
@@ -69,8 +71,9 @@ class PidNamespaceView:
     kubelet_pid: int | None
 
 
+# See docs/decisions/0016-host-pid-namespace.md.
 def find_problem(view: PidNamespaceView) -> PidNamespaceProblem | None:
-    """Whether this is the node's PID namespace: None when that is certain."""
+    """Return why this may not be the node's PID namespace; None when it certainly is."""
     if view.proc_pids != (view.pid,):
         return PidNamespaceProblem(
             "/proc shows another PID namespace than this one, so the PIDs in it mean other processes here."
@@ -90,15 +93,15 @@ def find_problem(view: PidNamespaceView) -> PidNamespaceProblem | None:
 
 
 def read_pid_namespace(pod_resources_socket: Path, proc: Path = Path("/proc")) -> PidNamespaceView:
-    """What this process sees; raises nothing. ``proc`` is the proc file system that is read for everything else."""
+    """Return the view of this process; never raises. ``proc`` is the proc file system that is used everywhere else."""
     return PidNamespaceView(os.getpid(), _pids_in(proc), _namespace_in(proc), _kubelet_pid(pod_resources_socket))
 
 
 def require_node_pid_namespace(pod_resources_socket: Path) -> None:
-    """See that this process is in the node's PID namespace; asked once, for nobody leaves the one he was born in.
+    """Check that this process is in the node's PID namespace; once is enough, because a process cannot change its own.
 
     Raises:
-        InvalidConfiguration: it is not, or nothing shows that it is.
+        InvalidConfiguration: It is not, or nothing proves that it is.
     """
     doubt = find_problem(read_pid_namespace(pod_resources_socket))
     if doubt is not None:

@@ -1,10 +1,10 @@
-"""From a pod's name to its UID and back, by the directories that the kubelet makes for its logs.
+"""Mapping between a pod's name and its UID, from the directories that the kubelet creates for pod logs.
 
-``<namespace>_<name>_<uid>`` is there before the pod's sandbox is, and stays for a while after the pod. Neither
-namespaces nor names hold an underscore.
+``<namespace>_<name>_<uid>`` exists before the pod's sandbox does, and remains for a while after the pod. Neither
+namespaces nor names contain an underscore.
 
-A UID is one pod's for ever. Two names that have it are somebody's forgery (whoever may write there, a log collector
-perhaps), and nothing says which of them: it names nobody.
+A UID belongs to one pod forever. If it appears with two names, one of them is forged (by a process with write access to
+the directory, such as a log collector), and nothing indicates which one: the UID then maps to no pod.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ PodName = tuple[str, str]
 
 _LOG = re.compile(r"([0-9]{1,9})\.log(?:\..*)?", re.ASCII | re.DOTALL)
 _MAX_LOGS = 4096
-"""Entries of one pod's log directory that are read: rotated logs stay beside the current one."""
+"""Maximum number of entries read from one pod's log directory: rotated logs remain next to the current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodLogs:
-    """Both directions. Several UIDs of one name are a pod and those it replaced.
+    """Both directions of the mapping. Several UIDs of one name are a pod and the pods it replaced.
 
     Attributes:
-        uids: by namespace and name.
+        uids: UIDs by namespace and name.
         names: namespace and name by UID.
-        disputed: UIDs that stand under several names, with those names. They are in neither of the two above.
-        error: why there is nothing here, in a sentence; empty when the directory could be read.
+        disputed: UIDs that appear with several names, and those names. They are in neither of the two mappings above.
+        error: message why the mapping is empty; empty when the directory could be read.
     """
 
     uids: Mapping[PodName, frozenset[str]] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class PodLogs:
     error: str = ""
 
     def names_of(self, uid: str) -> frozenset[PodName]:
-        """Every name under which ``uid`` left logs: one at most, unless it is disputed."""
+        """Return every name under which ``uid`` left logs: at most one, unless the UID is disputed."""
         return frozenset({self.names[uid]}) if uid in self.names else self.disputed.get(uid, frozenset())
 
 
 def read_pod_logs(directory: Path) -> PodLogs:
-    """What ``directory`` (``/var/log/pods``) holds; never raises."""
+    """Read ``directory`` (``/var/log/pods``); never raises."""
     try:
         return index_pod_logs(os.listdir(directory))
     except FileNotFoundError:
@@ -59,10 +59,11 @@ def read_pod_logs(directory: Path) -> PodLogs:
 
 
 def count_container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
-    """How often each container of ``pod`` was started, by its logs in ``directory`` (``/var/log/pods``).
+    """Return how often each container of ``pod`` was started, from its logs in ``directory`` (``/var/log/pods``).
 
-    ``<container>/<restarts>.log`` is opened by the runtime at each start, after ``PreStartContainer`` was answered; a
-    directory without logs counts as 0 starts, and is there. None when the pod's UID is not known, its directory is not there, or it cannot be read.
+    The runtime opens ``<container>/<restarts>.log`` at each start, after ``PreStartContainer`` was answered. A
+    container directory without logs is included with 0 starts. None when the pod's UID is unknown, or when its
+    directory does not exist or cannot be read.
     """
     if pod.uid is None:
         return None
@@ -82,7 +83,7 @@ def count_container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | Non
 
 
 def index_pod_logs(entries: Iterable[str]) -> PodLogs:
-    """Index directory names; those of another shape are not the kubelet's and are left aside."""
+    """Index directory names; names in another format are not the kubelet's and are ignored."""
     claims: defaultdict[str, set[PodName]] = defaultdict(set)
     for entry in entries:
         parts = entry.split("_")

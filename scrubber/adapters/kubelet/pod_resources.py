@@ -1,6 +1,6 @@
-"""The kubelet's PodResources socket: ask for the list, and say in a sentence why there is none.
+"""Client of the kubelet's PodResources socket: requests the list, and reports in a message why there is none.
 
-Nothing is asked of whoever cannot be the kubelet: a forged list would make rightful pods leftovers.
+No request is sent to a process that cannot be the kubelet: a forged list would turn legitimate pods into leftovers.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ if TYPE_CHECKING:
 
 __all__ = ["KubeletBusy", "PodResourcesClient", "PodUidLookup"]
 
-_MAX_PATH_LENGTH = 107  # bytes that a Unix socket's address holds
+_MAX_PATH_LENGTH = 107  # maximum length of a Unix socket address, in bytes
 _MAX_BYTES = 16 * 1024 * 1024
 _LIST = "/v1.PodResourcesLister/List"
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # In spite of its name, how long one attempt to connect may take: a loaded kubelet is not an absent one.
+    # Despite its name, this is how long one connection attempt may take: a loaded kubelet is not an absent one.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # Channels share connections, and so their back-off, unless told not to: a new channel must try at once.
+    # By default channels share connections, and therefore their backoff: a new channel must try at once.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", _MAX_BYTES),
 )
-_TOO_LARGE = "larger than max"  # in what gRPC says of it, under the very code of a kubelet that is asked too often
+_TOO_LARGE = "larger than max"  # in gRPC's message for it, which has the same code as too many requests
 
 
 class KubeletBusy(Unavailable):
-    """The kubelet is there and says that it is asked too often."""
+    """The kubelet is reachable and rejects requests because there are too many."""
 
 
 class PodResourcesClient:
     """A client of one kubelet at a time: another socket at the same path gets another channel.
 
-    Only ``List`` is asked. ``Get`` costs the kubelet as much of its allowance, needs a name that nobody has told us yet
-    when a container is about to start, and would hide a second pod that has the same device.
+    Only ``List`` is called. ``Get`` uses as much of the kubelet's rate limit, needs a pod name that is not known yet
+    when a container is about to start, and would hide a second pod with the same device.
 
-    Who listens is asked of the kernel once for each channel, and all connections of a channel lead to that listener.
+    The listening process is identified by the kernel once for each channel, and all connections of a channel lead to
+    that listener.
 
     Args:
-        pod_uid_of: the UID of the pod that a process runs in, by its cgroups; whoever answers as the kubelet must be in
-            none. Without it only the uid and the PID namespace are looked at.
+        pod_uid_of: returns the UID of the pod that a process runs in, by its cgroups; the process that answers as the
+            kubelet must be in no pod. Without it only the uid and the PID namespace are checked.
 
     Raises:
-        InvalidConfiguration: the path is too long for a Unix socket.
+        InvalidConfiguration: The path is too long for a Unix socket.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class PodResourcesClient:
         self._connected_to: SocketIdentity | None = None
 
     def socket_identity(self) -> SocketIdentity:
-        """Which socket is there now.
+        """Return the identity of the socket that exists now.
 
         Raises:
-            Unavailable: none, or something that is no socket.
+            Unavailable: The path does not exist, or is not a socket.
         """
         pinned = PinnedSocket(self._socket)
         try:
@@ -97,16 +98,16 @@ class PodResourcesClient:
             pinned.close()
 
     async def list_pods(self, identity: SocketIdentity) -> tuple[ListedPod, ...]:
-        """All active pods, from the kubelet that owns the socket ``socket_identity``.
+        """Return all active pods, from the kubelet that owns the socket with this ``identity``.
 
         Raises:
-            KubeletBusy: it turned every question down until the deadline.
-            Unavailable: whoever owns it cannot be the kubelet and was asked nothing; or no answer within the deadline, or
-                one that makes no sense. The channel is given up, so that the next question does not wait for a back-off; only a
-                kubelet that is merely busy keeps its channel.
+            KubeletBusy: The kubelet rejected every request until the deadline.
+            Unavailable: The owner of the socket cannot be the kubelet and no request was sent; or there was no answer
+                within the deadline, or a malformed one. The channel is closed, so that the next request does not wait
+                for a backoff; only a kubelet that is merely busy keeps its channel.
         """
         channel = await self._channel_to(identity)
-        # Decoded here and not by the channel: grpc.aio turns an answer that cannot be decoded into None.
+        # Decoded here and not by the channel: grpc.aio turns a response that cannot be decoded into None.
         question: grpc.aio.UnaryUnaryMultiCallable[messages.ListPodResourcesRequest, bytes] = channel.unary_unary(
             _LIST, request_serializer=messages.ListPodResourcesRequest.SerializeToString
         )
@@ -140,14 +141,14 @@ class PodResourcesClient:
             raise
 
     async def _wait_for_rate_limit(self, due: float) -> None:
-        """Wait until one more question is within the allowance, but not beyond ``due``."""
+        """Wait until the rate limit permits another request, but not beyond ``due``."""
         now = self._clock.monotonic()
         wait = min(self._rate_limiter.reserve(now), due - now)
         if wait > 0:
             await self._clock.sleep(wait)
 
     async def close(self) -> None:
-        """Close the channel; a later question opens another."""
+        """Close the channel; a later request opens another."""
         channel, self._channel = self._channel, None
         pinned, self._pinned = self._pinned, None
         if channel is not None:
@@ -202,7 +203,7 @@ def _pods(answer: bytes) -> tuple[ListedPod, ...]:
 
 
 def _pod(pod: messages.PodResources) -> ListedPod:
-    # One entry per device and NUMA node: they are one container's all the same.
+    # There is one entry per device and NUMA node; they all belong to the container.
     containers: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     claims: defaultdict[str, set[ClaimedDevice]] = defaultdict(set)
     for container in pod.containers:

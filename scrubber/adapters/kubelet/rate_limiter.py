@@ -1,7 +1,8 @@
-"""How often the kubelet may be asked, so that nobody else on the node is turned away because of us.
+"""Rate limiting of requests to the kubelet, so that the service does not cause other clients to be rejected.
 
-The kubelet answers 100 questions a second with a burst of 10 to the whole node together: monitoring asks it too, now and
-then. Most of that is ours when many pods start at once, never all of it; and one that says that it is asked too often is left alone for longer each time.
+The kubelet serves 100 requests per second with a burst of 10 to the whole node together; monitoring also queries it
+occasionally. When many pods start at once the service uses most of that, never all of it. A kubelet that reports too
+many requests is retried after an increasing delay.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _MAX_DELAY = 0.5
 
 
 class RateLimiter:
-    """A bucket of ``burst`` questions that fills at ``rate`` a second.
+    """A bucket of ``burst`` requests that refills at ``rate`` per second.
 
     Args:
-        rate: questions a second, above 0.
-        burst: questions that may follow each other at once, at least 1.
+        rate: requests per second, above 0.
+        burst: requests that may follow each other immediately, at least 1.
     """
 
     def __init__(self, *, rate: float, burst: float) -> None:
@@ -31,7 +32,7 @@ class RateLimiter:
         self._last: float | None = None
 
     def reserve(self, now: float) -> float:
-        """Take one question; answers the seconds to wait before it is asked.
+        """Take one request from the bucket; return the seconds to wait before sending it.
 
         Args:
             now: monotonic seconds.
@@ -44,7 +45,7 @@ class RateLimiter:
 
 
 def backoff_delays() -> Iterator[float]:
-    """Seconds to leave a kubelet alone that said it is asked too often: twice as long each time, up to half a second."""
+    """Yield the seconds to wait after each rejection for too many requests: doubles each time, up to half a second."""
     pause = _FIRST_DELAY
     while True:
         yield pause

@@ -1,11 +1,12 @@
-"""Under which service account a pod runs, by the token that the kubelet itself put into the pod's volume.
+"""The service account of a pod, from the token that the kubelet itself wrote into the pod's volume.
 
-The kubelet writes the token that it was given for the pod into a projected volume; its payload names pod, namespace and
-account. The signature is not checked: no key of the API server is on the node, and the file is the kubelet's.
+The kubelet writes the token that it received for the pod into a projected volume; the payload contains pod, namespace
+and account. The signature is not verified: no key of the API server is on the node, and the kubelet owns the file.
 
-But a pod's author can lay out projected volumes too, with a file of that name and any content. So a token counts only in
-a pod of the very namespace, name and UID that the kubelet made a log directory for: what an author can claim falsely is
-then only another account of a namespace that he may start pods in, and any of those he could have asked for.
+However, the author of a pod can also define projected volumes, with a file of that name and any content. So a token
+counts only in a pod with exactly the namespace, name and UID for which the kubelet created a log directory. What an
+author can then claim falsely is only another account of a namespace in which they may start pods, and they could have
+requested any of those anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAX_VOLUMES = 64
 
 
 class ServiceAccount(NamedTuple):
-    """An account of the cluster."""
+    """A service account of the cluster."""
 
     namespace: str
     name: str
@@ -58,11 +59,11 @@ class _Payload(BaseModel):
 
 
 class ServiceAccounts:
-    """The accounts of this node's pods.
+    """The service accounts of this node's pods.
 
     Args:
         kubelet_dir: the kubelet's directory (``/var/lib/kubelet``).
-        pod_logs: where it makes a directory for each pod's logs.
+        pod_logs: directory in which the kubelet creates a directory for the logs of each pod.
     """
 
     def __init__(self, kubelet_dir: Path, pod_logs: Path = Path("/var/log/pods")) -> None:
@@ -70,9 +71,10 @@ class ServiceAccounts:
         self._pod_logs = pod_logs
 
     def find(self, pod_uid: str) -> ServiceAccount | None:
-        """The account that the pod with this UID runs under.
+        """Return the account that the pod with this UID runs under.
 
-        None when it has no token, when its tokens disagree or make no sense, and when no log directory bears it out.
+        None when the pod has no token, when its tokens disagree or are malformed, or when no log directory confirms
+        them.
         """
         if not pod_uid or "/" in pod_uid or pod_uid in (".", ".."):
             return None
@@ -84,10 +86,10 @@ class ServiceAccounts:
 
 
 def parse_account(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAccount | None:
-    """The account that ``token`` names.
+    """Return the account in ``token``.
 
     Args:
-        pod: namespace and name, by the kubelet. A token that is another pod's names nobody.
+        pod: namespace and name, as recorded by the kubelet. A token of another pod yields None.
     """
     parts = token.strip(b" \t\r\n").split(b".")
     if len(parts) != 3:
@@ -103,7 +105,7 @@ def parse_account(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAc
 
 
 def _tokens(volumes: Path) -> list[bytes]:
-    """What the files called ``token`` hold; one that cannot be read whole counts as a token that says nothing."""
+    """Return the content of the files called ``token``; one that cannot be read completely counts as an empty token."""
     try:
         names = sorted(os.listdir(volumes))[:_MAX_VOLUMES]
     except OSError:
@@ -112,9 +114,9 @@ def _tokens(volumes: Path) -> list[bytes]:
 
 
 def _token(volume: Path) -> bytes | None:
-    """The token in ``volume``: None when there is none, nothing when what is there is not to be read.
+    """Return the token in ``volume``: None when there is none, empty when it must not be read.
 
-    The kubelet writes a volume by exchanging a link in it, so links are followed, but never out of it.
+    The kubelet updates a volume by replacing a symlink in it, so symlinks are followed, but never out of the volume.
     """
     if not os.path.lexists(volume / _TOKEN):
         return None
@@ -123,7 +125,7 @@ def _token(volume: Path) -> bytes | None:
         if not place.is_relative_to(volume.resolve(strict=True)) or volume.is_symlink():
             return b""
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, RuntimeError):  # gone meanwhile, or links that lead in a circle
+    except (OSError, RuntimeError):  # removed meanwhile, or a symlink loop
         return b""
     try:
         found = os.fstat(descriptor)

@@ -1,8 +1,8 @@
-"""How far a list of PodResources can be believed: one pure rule.
+"""The rule that decides whether a list from PodResources is trusted. Pure.
 
-An empty or short list is what a kubelet answers for a while after its start (43 s were seen while the API server was
-away), when containers run on unchanged. Believing it would make rightful processes look like leftovers. So after a
-start, as far as we can know of one, a list must prove itself before an absence in it counts.
+For a while after its start a kubelet returns an empty or short list, although containers continue to run (43 s were
+observed while the API server was unreachable). Trusting it would make legitimate processes look like leftovers. So
+after each known start, a list must prove itself before the absence of a pod counts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ __all__ = ["ListAttempt", "SocketIdentity", "TrustState", "TrustVerdict", "judge
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """Which socket it was. Inode numbers are reused at once, so the time of its creation counts as well.
+    """The identity of a socket. Inode numbers are reused immediately, so the creation time is part of it.
 
     Attributes:
-        created_ns: modification time of the socket's file. ``bind`` sets it, and neither use nor a change of mode, owner or
-            label does (they change ``st_ctime``). ``touch`` does, and then the socket counts as another: it errs to that side.
+        created_ns: modification time of the socket file. ``bind`` sets it; use and changes of mode, owner or label do
+            not change it (they change ``st_ctime``). ``touch`` does, and then the socket counts as another one, which
+            is the safe error.
         age: seconds since that time, by the wall clock; not part of the identity.
     """
 
@@ -39,12 +40,13 @@ class ListAttempt:
     Attributes:
         started_at: monotonic seconds.
         socket: None when there was none.
-        pod_count: how many pods the list has; None when it could not be read.
-        missing_pods: pods that the checkpoint still assigns our devices, whose log directories are there, and that the
-            list lacks.
-        checkpoint_unreliable: the checkpoint was there and could not be read, or is not this kubelet's, so ``missing_pods`` says nothing.
-        answered: the kubelet that owns the socket answered, if only that it is asked too often.
-        failure: why the list could not be read, in a sentence.
+        pod_count: number of listed pods; None when the list could not be read.
+        missing_pods: pods that the checkpoint still assigns our devices, whose log directories exist, and that the list
+            lacks.
+        checkpoint_unreliable: whether the checkpoint exists and could not be read, or is not this kubelet's, so that
+            ``missing_pods`` proves nothing.
+        answered: whether the kubelet that owns the socket answered, even if only to reject the request as one too many.
+        failure: message why the list could not be read.
     """
 
     started_at: float
@@ -58,12 +60,12 @@ class ListAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TrustState:
-    """What is remembered between two readings.
+    """State kept between two readings.
 
     Attributes:
         socket: the last one seen; None before the first.
-        untrusted_since: monotonic seconds of the kubelet's last start, as far as we can know of it, while its lists
-            have not proved themselves since; None once they have.
+        untrusted_since: monotonic seconds of the kubelet's last known start, while its lists have not proved themselves
+            since; None once they have.
     """
 
     socket: SocketIdentity | None = None
@@ -73,21 +75,22 @@ class TrustState:
 
 @dataclass(frozen=True, slots=True)
 class TrustVerdict:
-    """The verdict, a sentence where it is not "trusted", and what to remember."""
+    """The verdict, a message if it is not "trusted", and the state to keep."""
 
     trust: Trust
     untrusted_reason: str
     state: TrustState
 
 
+# See docs/decisions/0007-when-the-kubelets-list-is-trusted.md.
 def judge_trust(state: TrustState, attempt: ListAttempt, *, restart_grace: float) -> TrustVerdict:
-    """Judge one attempt in the light of what came before.
+    """Judge one attempt, given the previous state.
 
-    - Not read: ``UNREADABLE``; the next list must prove itself, for the kubelet may have restarted meanwhile. Unless
-      it was the same kubelet that had no time: what it proved stands.
-    - After a start (another socket, an attempt that failed, or a socket younger than ``restart_grace`` seconds when we
-      first ask): an empty list proves itself by age alone (``restart_grace`` seconds), and not even so while the checkpoint
-      names pods that are still there. A list with pods proves itself when it lacks none of those, or by age.
+    - Not read: ``UNREADABLE``; the next list must prove itself, because the kubelet may have restarted meanwhile. The
+      exception is a kubelet with the same socket that was busy: what it has proved remains valid.
+    - After a start (another socket, a failed attempt, or a socket younger than ``restart_grace`` seconds at the first
+      query): an empty list proves itself only by age (``restart_grace`` seconds), and not at all while the checkpoint
+      contains pods that still exist. A list with pods proves itself when it lacks none of those, or by age.
     - Once proved, every list of the same kubelet is trusted, empty or not.
     """
     if attempt.pod_count is None or attempt.socket is None:
@@ -99,7 +102,7 @@ def judge_trust(state: TrustState, attempt: ListAttempt, *, restart_grace: float
 
     since = state.untrusted_since
     if not state.queried_before:
-        # A wall clock that was set back makes an age below zero: as young as can be.
+        # A wall clock that was set back yields a negative age: treat it as zero.
         age = max(attempt.socket.age, 0.0)
         since = attempt.started_at - age if age < restart_grace else None
     elif state.socket is None or not state.socket.is_same_socket(attempt.socket):

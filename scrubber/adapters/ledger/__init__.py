@@ -1,1 +1,1 @@
-"""The durable record: SQLite on a local disk, the audit chain in it, and a ledger in memory that keeps the same contract."""
+"""The durable record: SQLite on a local disk, its audit chain, and an in-memory ledger with the same contract."""

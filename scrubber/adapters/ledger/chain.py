@@ -1,11 +1,12 @@
-"""The audit chain: each row carries the hash of the row before it, so that history cannot be rewritten unnoticed.
+"""The audit chain: each row carries the hash of the previous row, so that history cannot be rewritten unnoticed.
 
-Tamper-evident, not tamper-proof: whoever can write the file can compute a new chain from any row on, and only a copy
-of the head kept elsewhere shows it. What is noticed by the file alone: an edited row, a deleted one, a swapped pair,
-and a tail that was cut behind the recorded head.
+The chain is tamper-evident, not tamper-proof: a process with write access to the file can compute a new chain from any
+row on, and only a copy of the head stored elsewhere reveals it. The file alone reveals an edited row, a deleted one, a
+swapped pair, and a tail truncated before the recorded head.
 
 ``hash`` is SHA-256, in hexadecimal, over the ASCII bytes of the previous row's hash (empty for the first row) followed
-by the row as canonical JSON without its two hashes; ``fields`` is in it as text, so that not even a blank can change.
+by the row as canonical JSON without its two hashes; ``fields`` is included as text, so that not even whitespace can
+change.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ __all__ = ["ChainReport", "ChainVerifier", "chain_events", "compute_hash", "even
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """What a look at a whole trail found.
+    """The result of checking a whole trail.
 
     Attributes:
         message: what is wrong and where, or that nothing is.
-        rows: how many rows were looked at.
-        pruned: the last row that was given up to keep the trail bounded; the first row present follows it.
-        head: the last row as recorded beside the trail. Compare it with a copy kept elsewhere.
+        rows: number of rows checked.
+        pruned: the last row pruned to keep the trail bounded; the first row present follows it.
+        head: the last row as recorded next to the trail. Compare it with a copy stored elsewhere.
     """
 
     intact: bool
@@ -40,29 +41,29 @@ class ChainReport:
 
 
 def compute_hash(row: AuditRow) -> str:
-    """What the hash of ``row`` has to be, given everything else in it."""
+    """Return the correct hash of ``row``, computed from all its other columns."""
     hashed: dict[str, Json] = {
         "actor": row.actor,
-        "at": row.at,
-        "device": row.device,
+        "timestamp": row.at,
+        "deviceID": row.device,
         "fields": row.fields,
-        "name": row.name,
-        "scrub": row.scrub,
+        "event": row.name,
+        "scrubID": row.scrub,
         "sequence": row.sequence,
     }
     return hashlib.sha256((row.prev_hash + canonical_json(hashed)).encode("ascii")).hexdigest()
 
 
 def event_of(row: AuditRow) -> Event:
-    """The event that ``row`` remembers; raises ``CodecError`` when its fields make no sense."""
+    """Return the event stored in ``row``; raises ``CodecError`` when its fields are malformed."""
     return Event(row.name, row.at, row.device, row.scrub, row.actor, decode_fields(row.fields))
 
 
 def chain_events(head: AuditHead, events: Iterable[Event]) -> tuple[AuditRow, ...]:
-    """The rows of ``events``, chained to ``head``; raises ``CodecError`` when one cannot be stored."""
+    """Return the rows of ``events``, chained to ``head``; raises ``CodecError`` when one cannot be stored."""
     rows: list[AuditRow] = []
     for event in events:
-        # SQLite stores -0.0 as 0.0: adding 0.0 makes both the same before the hash is taken.
+        # SQLite stores -0.0 as 0.0: adding 0.0 makes them equal before the hash is computed.
         at = NUMBER.decode(event.at) + 0.0
         fields = encode_fields(event.fields)
         row = AuditRow(
@@ -75,10 +76,10 @@ def chain_events(head: AuditHead, events: Iterable[Event]) -> tuple[AuditRow, ..
 
 
 class ChainVerifier:
-    """A trail, checked row by row in the order in which it is read: :meth:`add_row` for each, then :meth:`report`.
+    """Checks a trail row by row in the order in which it is read: :meth:`add_row` for each, then :meth:`report`.
 
     Args:
-        pruned: what the first row has to follow.
+        pruned: the head that the first row must follow.
     """
 
     def __init__(self, pruned: AuditHead) -> None:
@@ -87,13 +88,13 @@ class ChainVerifier:
         self._flaw = ""
 
     def add_row(self, row: AuditRow) -> None:
-        """Go on to ``row``. After the first flaw rows are only counted."""
+        """Check the next row. After the first flaw rows are only counted."""
         self._rows += 1
         self._flaw = self._flaw or _flaw(self._position, row)
         self._position = row.head
 
     def report(self, head: AuditHead) -> ChainReport:
-        """What was found, given that the trail has to end at ``head``."""
+        """Return the result, given that the trail must end at ``head``."""
         at, flaw = self._position, self._flaw
         if not flaw and at.sequence < head.sequence:
             flaw = f"The audit trail ends at row {at.sequence}, but {head.sequence} rows were written: its end was cut off."
@@ -104,7 +105,7 @@ class ChainVerifier:
 
 
 def verify_chain(rows: Iterable[AuditRow], pruned: AuditHead, head: AuditHead) -> ChainReport:
-    """Walk a trail from where it was pruned to its recorded head; ``rows`` come in order of their sequence."""
+    """Check a trail from where it was pruned to its recorded head; ``rows`` are in order of their sequence."""
     walk = ChainVerifier(pruned)
     for row in rows:
         walk.add_row(row)

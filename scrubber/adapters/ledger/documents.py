@@ -1,7 +1,7 @@
-"""What the ledger's documents look like: every field of every stored value, named once.
+"""The stored form of the ledger's documents: every field of every stored value, named once.
 
-A change to one of these dataclasses is a change of format: raise the number of each document that contains it, and
-:data:`scrubber.adapters.ledger.schema.SCHEMA`.
+A change to one of these dataclasses is a change of format: increase the format number of each document that contains
+it, and :data:`scrubber.adapters.ledger.schema.SCHEMA`.
 """
 
 from __future__ import annotations
@@ -163,12 +163,12 @@ SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 
 
 def encode_fields(values: Mapping[str, str | int | float | bool | None]) -> str:
-    """An event's fields as canonical JSON; raises :class:`CodecError` for anything but scalars."""
+    """Return an event's fields as canonical JSON; raises :class:`CodecError` for anything but scalars."""
     return canonical_json(SCALARS.encode(values))
 
 
 def decode_fields(text: str) -> Mapping[str, str | int | float | bool | None]:
-    """The fields that :func:`encode_fields` wrote; raises :class:`CodecError` for anything else."""
+    """Return the fields that :func:`encode_fields` wrote; raises :class:`CodecError` for anything else."""
     try:
         return SCALARS.decode(json.loads(text))
     except json.JSONDecodeError as problem:

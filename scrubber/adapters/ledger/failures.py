@@ -1,4 +1,4 @@
-"""Every error of SQLite and the file system under the ledger, as one sentence that says what to do. Translated once, here."""
+"""Translation of SQLite and file system errors into messages that state what to do, in this one place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_OVER_HINT = (
     "key signs, and what people quarantined is forgotten. An older copy put in its place would be believed. Hand-overs are "
     "refused until then."
 )
-"""The way out when the ledger cannot be believed any more."""
+"""The remedy when the ledger cannot be trusted any more."""
 
 
 def _full(directory: Path) -> str:
@@ -37,10 +37,10 @@ def _broken(directory: Path, detail: object) -> str:
 
 
 def ledger_failure(error: sqlite3.Error | OSError, directory: Path) -> LedgerFailure:
-    """``error`` as a :class:`LedgerFailure` about the ledger in ``directory``; raise it ``from error``."""
+    """Return ``error`` as a :class:`LedgerFailure` about the ledger in ``directory``; raise it ``from error``."""
     if isinstance(error, OSError):
         return LedgerFailure(_of_system(error, directory))
-    # Errors that the module raises without asking SQLite carry no code.
+    # Errors that the module raises without calling SQLite have no code.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     return LedgerFailure(_of_sqlite(code, error, directory))
 
@@ -78,5 +78,5 @@ def _of_sqlite(code: int, error: sqlite3.Error, directory: Path) -> str:
 
 
 def contradiction_message(problem: str) -> str:
-    """The sentence for a change that must not be stored: never the storage's fault, always a defect of the program."""
+    """Return the message for a change that must not be stored: always a defect of the program, never of the storage."""
     return f"A change {problem}. Nothing of it was stored; this is a defect of the service, please report it."

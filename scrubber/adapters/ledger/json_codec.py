@@ -1,9 +1,9 @@
-"""How a frozen dataclass becomes JSON and comes back exactly as it was, or not at all.
+"""Conversion of a frozen dataclass to JSON and back, either exactly or not at all.
 
-A :class:`JsonCodec` writes one sort of value and reads it back; :func:`dataclass_codec` builds the kind of a dataclass from the kinds
-of its fields. The promise: what is written reads back equal, and nothing is guessed. A field that this program does
-not know, one that is missing, or a value of another type is :class:`CodecError`, never a default. A dataclass that
-gains a field without a kind for it fails at import, not at the first restart after an upgrade.
+A :class:`JsonCodec` encodes one type of value and decodes it; :func:`dataclass_codec` builds the codec of a dataclass
+from the codecs of its fields. Guarantee: what is encoded decodes to an equal value, and nothing is guessed. An unknown
+field, a missing one, or a value of another type is a :class:`CodecError`, never a default. A dataclass that gains a
+field without a codec fails at import, not at the first restart after an upgrade.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ C = TypeVar("C", bound=StrEnum)
 
 
 class CodecError(ValueError):
-    """Stored text is not what this program writes, or a value cannot be written; the text says which field."""
+    """Stored text is not what this program writes, or a value cannot be encoded; the message names the field."""
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def canonical_json(value: Json) -> str:
-    """The one way this program writes ``value``: sorted keys, no blanks, ASCII, finite numbers only."""
+    """Return ``value`` in this program's only form: sorted keys, no whitespace, ASCII, finite numbers only."""
     return _CANONICAL.encode(value)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCodec(Generic[T]):
-    """Writes values of one sort and reads them back; both raise :class:`CodecError` for anything else."""
+    """Encodes values of one type and decodes them; both raise :class:`CodecError` for anything else."""
 
     encode: Callable[[T], Json]
     decode: Callable[[Json], T]
@@ -104,7 +104,7 @@ FLAG: JsonCodec[bool] = JsonCodec(_flag, _flag)
 
 
 def optional(codec: JsonCodec[T]) -> JsonCodec[T | None]:
-    """``codec``, or null for None."""
+    """Return a codec for ``codec`` or None, which is encoded as null."""
     return JsonCodec(
         lambda value: None if value is None else codec.encode(value),
         lambda json: None if json is None else codec.decode(json),
@@ -112,7 +112,7 @@ def optional(codec: JsonCodec[T]) -> JsonCodec[T | None]:
 
 
 def enum_codec(enum: type[C]) -> JsonCodec[C]:
-    """A member of ``enum``, by its value."""
+    """Return the codec of a member of ``enum``, encoded as its value."""
 
     def write(value: C) -> Json:
         return enum(_text(value)).value
@@ -133,7 +133,7 @@ def _items(json: Json) -> list[Json]:
 
 
 def tuple_of(kind: JsonCodec[T]) -> JsonCodec[tuple[T, ...]]:
-    """A tuple of ``kind``, in order."""
+    """Return the codec of a tuple of ``kind``, in order."""
     return JsonCodec(
         lambda values: [kind.encode(value) for value in values],
         lambda json: tuple(kind.decode(item) for item in _items(json)),
@@ -157,14 +157,14 @@ def _pairs(kind: JsonCodec[T]) -> JsonCodec[tuple[tuple[str, T], ...]]:
 
 
 COUNTS: JsonCodec[tuple[tuple[str, int], ...]] = _pairs(INTEGER)
-"""Pairs of a name and a whole number, in order."""
+"""Pairs of a name and an integer, in order."""
 PAIRS: JsonCodec[tuple[tuple[str, str], ...]] = _pairs(TEXT)
-"""Pairs of a name and a text, in order."""
+"""Pairs of a name and a string, in order."""
 
 STRING_SET: JsonCodec[frozenset[str]] = JsonCodec(
     _sorted_set, lambda json: frozenset(_text(item) for item in _items(json))
 )
-"""A frozenset of texts; written sorted, so that equal sets are equal text."""
+"""A frozenset of strings; encoded in sorted order, so that equal sets are equal text."""
 
 
 def _write_scalars(values: Mapping[str, Scalar]) -> Json:
@@ -178,14 +178,14 @@ def _read_scalars(json: Json) -> Mapping[str, Scalar]:
 
 
 SCALARS: JsonCodec[Mapping[str, Scalar]] = JsonCodec(_write_scalars, _read_scalars)
-"""Evidence and event fields: names to text, numbers, flags or null."""
+"""Evidence and event fields: names mapped to strings, numbers, booleans or null."""
 
 
 def dataclass_codec(cls: type[T], **kinds: JsonCodec[Any]) -> JsonCodec[T]:
-    """The kind of the dataclass ``cls``; ``kinds`` names each of its fields, no more and no fewer.
+    """Return the codec of the dataclass ``cls``; ``kinds`` contains exactly one codec for each of its fields.
 
     Raises:
-        TypeError: at import, when the dataclass and ``kinds`` do not name the same fields.
+        TypeError: At import, when the dataclass and ``kinds`` do not have the same fields.
     """
     names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
     if names != kinds.keys():
@@ -223,23 +223,23 @@ def dataclass_codec(cls: type[T], **kinds: JsonCodec[Any]) -> JsonCodec[T]:
 
 @dataclass(frozen=True, slots=True)
 class Document(Generic[T]):
-    """A value that is stored by itself: canonical JSON that names its format.
+    """A value stored separately: canonical JSON that contains its format number.
 
     Attributes:
-        format: grows whenever a field is added, dropped or changes its meaning.
+        format: increases whenever a field is added, dropped or changes its meaning.
     """
 
     codec: JsonCodec[T]
     format: int
 
     def encode(self, value: T) -> str:
-        """Canonical JSON of ``value``; raises :class:`CodecError` when it would not read back."""
+        """Return ``value`` as canonical JSON; raises :class:`CodecError` when it would not decode to the same value."""
         written = self.codec.encode(value)
-        assert isinstance(written, dict)  # documents are shapes
+        assert isinstance(written, dict)  # documents are encoded dataclasses
         return canonical_json({"format": self.format, **written})
 
     def decode(self, text: str) -> T:
-        """The value that ``text`` holds; raises :class:`CodecError` for anything :meth:`encode` does not write."""
+        """Return the value in ``text``; raises :class:`CodecError` for anything that :meth:`encode` does not write."""
         try:
             json_value = json.loads(text)
         except ValueError as problem:

@@ -1,6 +1,6 @@
-"""A ledger without a disk, for tests of the engine: the same contract, and a crash at any commit on demand.
+"""A ledger without a disk, for tests of the engine: the same contract, with a crash at any commit on demand.
 
-It stores text, as the one on a disk does, so that a value which would not survive a restart is found at once.
+It stores text, like the one on disk, so that a value that would not survive a restart is detected at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CommitHook = Callable[[LedgerChange], None]
 
 @dataclass(slots=True)
 class _Rows:
-    """What a disk would hold. Documents are stored with the audit head at which they were last written."""
+    """The equivalent of the disk. Documents are stored with the audit head at which they were last written."""
 
     devices: dict[str, str] = field(default_factory=dict)
     grants: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
@@ -56,10 +56,10 @@ class MemoryLedger:
     """A :class:`scrubber.ports.record.Ledger` whose rows outlive it through :meth:`successor`.
 
     Args:
-        before_commit: called with each change before anything of it is stored; what it raises is raised by ``commit``
-            (a crash, or a ``LedgerFailure``), and nothing is stored.
-        after_commit: called when the change is stored; what it raises is raised by ``commit`` (a crash before the
-            caller could act on it).
+        before_commit: called with each change before any of it is stored; its exception is raised by ``commit`` (a
+            crash, or a ``LedgerFailure``), and nothing is stored.
+        after_commit: called when the change is stored; its exception is raised by ``commit`` (a crash before the caller
+            could act on the change).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class MemoryLedger:
         self._head = CHAIN_START
 
     def successor(self) -> MemoryLedger:
-        """The ledger that the next service finds. This one stores nothing any more, as if its process were gone."""
+        """Return the ledger for the next service. This one stores nothing any more, as if its process had exited."""
         self._open, self._ended = False, True
         following = MemoryLedger(
             max_audit_rows=self._retention.max_audit_rows,
@@ -90,7 +90,7 @@ class MemoryLedger:
         return following
 
     async def load(self) -> LedgerState:
-        """What is stored, decoded anew."""
+        """Return the stored state, decoded again."""
         await asyncio.sleep(0)
         if self._ended:
             raise self._record_failure("The ledger in memory is closed.")
@@ -108,7 +108,7 @@ class MemoryLedger:
         )
 
     async def commit(self, change: LedgerChange) -> None:
-        """Store ``change`` whole, or raise and store nothing of it; other tasks run first, as beside a real disk."""
+        """Store ``change`` completely, or raise and store none of it; other tasks run first, as with a real disk."""
         await asyncio.sleep(0)
         if not self._open:
             raise self._record_failure("The ledger in memory is not open.")
@@ -163,19 +163,19 @@ class MemoryLedger:
         return None if found is None else CERTIFICATE.decode(found[1])
 
     def head(self) -> AuditHead:
-        """The last audit row that was committed; the start of the chain before a load."""
+        """Return the last committed audit row; the start of the chain before a load."""
         return self._head
 
     async def close(self) -> None:
-        """Nothing may be committed afterwards; see :meth:`successor`."""
+        """Close the ledger; nothing can be committed afterwards. See :meth:`successor`."""
         self._open, self._ended = False, True
 
     def health(self) -> str:
-        """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it."""
+        """Return ``"ok"``, or the message of the last load or change that failed; a stored change clears it."""
         return self._health
 
     async def _yield_to_tasks(self) -> None:
-        """Let other tasks run first, as beside a real disk."""
+        """Let other tasks run first, as with a real disk."""
         await asyncio.sleep(0)
         if not self._open:
             raise LedgerFailure("The ledger in memory is not open.")
@@ -205,7 +205,7 @@ class MemoryLedger:
                 raise LedgerFailure(contradiction_message(f"repeats grant {grant.sequence} of device {device}"))
             grants[key] = (head.sequence, GRANT.encode(grant))
         scrubs = {scrub.id: (head.sequence, SCRUB.encode(scrub)) for scrub in change.scrubs}
-        # Everything was checked above: from here on nothing can fail, so the change is stored whole.
+        # Everything was checked above: nothing can fail from here on, so the change is stored completely.
         rows.devices |= devices
         rows.certificates |= certificates
         rows.grants |= grants
@@ -280,7 +280,7 @@ def _matches(row: AuditRow, query: HistoryQuery) -> bool:
     if not query.matches_event(row.name) or (query.before is not None and row.sequence >= query.before):
         return False
     fields = event_of(row).fields
-    if query.tenant is not None and fields.get("tenant_namespace") != query.tenant:
+    if query.tenant is not None and fields.get("tenant") != query.tenant:
         return False
     if query.outcome is not None and query.outcome in HAND_OVER_EVENTS:
         return row.name == HAND_OVER_EVENTS[query.outcome]

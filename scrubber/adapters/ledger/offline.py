@@ -1,7 +1,7 @@
-"""Looking at a ledger that no service has open: the copy that an auditor was given, or the one on a stopped node.
+"""Reading a ledger that no service has open: a copy provided to an auditor, or the one on a stopped node.
 
-The promise: what is looked at stays as it is. A database in write-ahead mode cannot be read without writing beside it,
-and evidence is not written to, so the work is done on a copy.
+Guarantee: the original is not modified. A database in write-ahead mode cannot be read without writing next to it, and
+evidence must not be written to, so all work is done on a copy.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = ["read_pages", "verify_ledger"]
 
 
 def verify_ledger(directory: Path) -> ChainReport:
-    """Walk the audit chain of the ledger in ``directory``.
+    """Check the audit chain of the ledger in ``directory``.
 
     Raises:
-        LedgerFailure: there is no ledger, or it is damaged, newer or not readable as one.
-        AlreadyRunning: a service has it open; ask that service, or stop it first.
+        LedgerFailure: There is no ledger, or it is damaged, newer or not readable as one.
+        AlreadyRunning: A service has it open; query that service, or stop it first.
     """
     with _open_copy(directory) as connection:
         return verify_stored_chain(connection)
 
 
 def read_pages(directory: Path, after: int = 0) -> Iterator[TrailPage]:
-    """The trail of the ledger in ``directory``, as :meth:`scrubber.ports.record.AuditTrail.pages` answers it.
+    """Yield the trail of the ledger in ``directory``, like :meth:`scrubber.ports.record.AuditTrail.pages`.
 
     Raises:
-        InvalidRequest: the trail ends before row ``after``.
-        LedgerFailure, AlreadyRunning: as :func:`verify_ledger`.
+        InvalidRequest: The trail ends before row ``after``.
+        LedgerFailure, AlreadyRunning: As for :func:`verify_ledger`.
     """
     with _open_copy(directory) as connection:
         page: TrailPage | None = first_page(connection, after)
@@ -56,7 +56,7 @@ def read_pages(directory: Path, after: int = 0) -> Iterator[TrailPage]:
 
 @contextmanager
 def _open_copy(directory: Path) -> Iterator[sqlite3.Connection]:
-    """A copy of the ledger in ``directory``, and a service kept from starting on the original meanwhile."""
+    """Open a copy of the ledger in ``directory``, and prevent a service from starting on the original meanwhile."""
     place = StateDirectory(directory)
     held: int | None = None
     try:
@@ -72,7 +72,7 @@ def _open_copy(directory: Path) -> Iterator[sqlite3.Connection]:
             finally:
                 connection.close()
     except FileNotFoundError as error:
-        if error.filename is None:  # of tempfile: nowhere to put a copy
+        if error.filename is None:  # raised by tempfile: there is no directory for a copy
             raise LedgerFailure(f"The ledger is looked at on a copy. {error.strerror}.") from error
         raise LedgerFailure(f"There is no ledger in {directory}: {error.filename} is missing.") from error
     except PermissionError as error:
@@ -102,7 +102,7 @@ def _copy_file(original: Path, copy: Path) -> None:
 
 
 def _lock_original(place: StateDirectory) -> int | None:
-    """Keep a service from starting on the ledger meanwhile; None for a copy that came without its lock file."""
+    """Prevent a service from starting on the ledger meanwhile; None for a copy without its lock file."""
     try:
         descriptor = os.open(place.lock_file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

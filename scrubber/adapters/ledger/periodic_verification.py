@@ -1,8 +1,8 @@
-"""The service's own look at its whole trail, while it goes on writing it, and the head that others keep.
+"""Verification of the service's own audit trail while it continues to grow, and publication of its head.
 
-The promise: it holds up neither the event loop nor a change for longer than one page takes; a trail that could not be
-read to its end is called neither intact nor broken; and one that is found to be broken is told of and stops no hand-over:
-whoever broke it is met by people.
+Guarantee: neither the event loop nor a change is blocked for longer than one page takes. A trail that could not be read
+to its end is reported neither as intact nor as broken. A broken trail is reported and does not block hand-overs:
+dealing with the cause is left to people.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from scrubber.ports.runtime import Clock
 __all__ = ["log_head", "verify_periodically", "verify_trail"]
 
 _PAGE_PAUSE = 0.02
-"""Seconds between two pages, for whoever else wants the ledger's thread."""
+"""Seconds between two pages, for other users of the ledger's thread."""
 _HEAD_POLL_INTERVAL = 1.0
-"""Seconds between two looks at the audit's head."""
+"""Seconds between two reads of the audit trail's head."""
 _HEAD_LOG_INTERVAL = 60.0
-"""Seconds between two log lines with it, at least."""
+"""Minimum seconds between two log lines with the head."""
 _RETRY_DELAY = 60.0
-"""Seconds after which a trail that could not be read is looked through again."""
+"""Seconds after which a trail that could not be read is verified again."""
 
 
 async def verify_trail(trail: AuditTrail, clock: Clock) -> TrailVerification:
-    """What an examination of all pages finds.
+    """Verify all pages and return the result.
 
     Raises:
-        NotReady: rows were given up while they were read.
-        LedgerFailure: the disk did not give them.
+        NotReady: Rows were pruned while they were read.
+        LedgerFailure: The disk did not return them.
     """
     examination = TrailVerifier()
     try:
@@ -44,30 +44,31 @@ async def verify_trail(trail: AuditTrail, clock: Clock) -> TrailVerification:
             await asyncio.to_thread(examination.add_page, page)
             await clock.sleep(_PAGE_PAUSE)
     except LedgerFailure as failure:
-        if isinstance(failure.__cause__, CodecError):  # it was read, and is not what was written
+        if isinstance(failure.__cause__, CodecError):  # it was readable, but is not what was written
             return examination.result(str(failure))
         raise
     return examination.result()
 
 
 async def log_head(ledger: SqliteLedger, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
-    """Have the audit's head kept by others: a trail that was cut or written anew agrees with itself, and not with them."""
+    """Log the head of the trail, so that copies exist elsewhere: a truncated or rewritten trail does not match them."""
     told, at = "", -_HEAD_LOG_INTERVAL
     while True:
         head, now = ledger.head(), clock.monotonic()
         if str(head) != told and now - at >= _HEAD_LOG_INTERVAL:
-            log.info("audit.head", head=str(head))
+            log.info("audit.head-published", head=str(head))
             told, at = str(head), now
         await clock.sleep(_HEAD_POLL_INTERVAL)
 
 
+# See docs/decisions/0034-audit-log-is-verified-by-its-reader.md.
 async def verify_periodically(
     trail: AuditTrail, journal: Journal, clock: Clock, interval: float, *, on_verified: Callable[[bool, float], None]
 ) -> None:
-    """Look through the whole trail each ``interval`` seconds; the first time was when the ledger was loaded.
+    """Verify the whole trail every ``interval`` seconds; the first verification is made when the ledger is loaded.
 
     Args:
-        on_verified: is told whether the trail is intact, and when the look at it began (wall-clock seconds).
+        on_verified: called with whether the trail is intact, and when its verification began (wall-clock seconds).
     """
     pause = interval
     while True:
@@ -76,10 +77,10 @@ async def verify_periodically(
         try:
             found = await verify_trail(trail, clock)
         except (NotReady, LedgerFailure) as failure:
-            journal.record([Event("audit.unread", clock.wall(), fields={"sentence": str(failure)})])
+            journal.record([Event("audit.unverified", clock.wall(), fields={"message": str(failure)})])
             pause = min(interval, _RETRY_DELAY)
             continue
         intact = found.verdict is ChainVerdict.INTACT
         on_verified(intact, began)
         if not intact:
-            journal.record([Event("audit.broken", clock.wall(), fields={"sentence": found.message})])
+            journal.record([Event("audit.broken", clock.wall(), fields={"message": found.message})])

@@ -1,4 +1,4 @@
-"""Reading a ledger back: everything is decoded in full, and what does not decode or agree is an error, never skipped."""
+"""Reading a ledger: everything is decoded in full; malformed or inconsistent data is an error, never skipped."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_ROWS_PER_BATCH = 2_000
-"""How many audit rows one :func:`read_history_batch` looks at, however few of them are asked for."""
+"""Maximum number of audit rows that one :func:`read_history_batch` scans, however few of them are requested."""
 
 AUDIT_COLUMNS = "sequence, at, name, device, scrub, actor, fields, prev_hash, hash"
 """The columns of an :class:`AuditRow`, in order."""
 
 
 def trail_bounds(connection: sqlite3.Connection) -> tuple[AuditHead, AuditHead]:
-    """Where the audit trail was pruned, and its recorded head."""
+    """Return the point up to which the audit trail was pruned, and its recorded head."""
     row = connection.execute("SELECT pruned_sequence, pruned_hash, head_sequence, head_hash FROM chain").fetchone()
     if row is None:
         raise CodecError("the recorded head of the audit trail is gone")
@@ -45,15 +45,15 @@ def trail_bounds(connection: sqlite3.Connection) -> tuple[AuditHead, AuditHead]:
 
 
 def verify_stored_chain(connection: sqlite3.Connection) -> ChainReport:
-    """Walk the whole audit trail."""
+    """Check the whole audit trail."""
     pruned, head = trail_bounds(connection)
-    # Closed by hand: a cursor that an exception's traceback keeps alive would keep SQLite's lock, too.
+    # Closed explicitly: a cursor kept alive by the traceback of an exception would also keep SQLite's lock.
     with closing(connection.execute(f"SELECT {AUDIT_COLUMNS} FROM audit ORDER BY sequence")) as rows:
         return verify_chain((AuditRow(*row) for row in rows), pruned, head)
 
 
 def read_records(connection: sqlite3.Connection) -> Iterator[DeviceRecord]:
-    """The current record of every device."""
+    """Yield the current record of every device."""
     for device, version, hygiene, health, document in connection.execute(
         "SELECT device, version, hygiene, health, document FROM devices"
     ).fetchall():
@@ -64,7 +64,7 @@ def read_records(connection: sqlite3.Connection) -> Iterator[DeviceRecord]:
 
 
 def read_state(connection: sqlite3.Connection) -> LedgerState:
-    """What a start finds; the audit trail is not walked here."""
+    """Return the state needed at startup; the audit trail is not checked here."""
     _, head = trail_bounds(connection)
     under_way = connection.execute("SELECT id, document FROM scrubs WHERE finished = 0 ORDER BY seen, id").fetchall()
     return LedgerState(
@@ -77,10 +77,10 @@ def read_state(connection: sqlite3.Connection) -> LedgerState:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBatch:
-    """What one look at a part of the trail found, newest first.
+    """The result of scanning a part of the trail, newest first.
 
     Attributes:
-        below: the next visit looks at what lies below this sequence; None when nothing is left to look at.
+        below: the next batch scans rows below this sequence; None when nothing is left to scan.
     """
 
     entries: tuple[HistoryEntry, ...]
@@ -88,10 +88,10 @@ class HistoryBatch:
 
 
 def read_history_batch(connection: sqlite3.Connection, query: HistoryQuery, below: int | None) -> HistoryBatch:
-    """The newest ``query.limit`` audit rows that ``query`` asks for with a sequence under ``below`` (None: of all).
+    """Return the newest ``query.limit`` audit rows that match ``query`` with a sequence under ``below`` (None: of all).
 
-    It looks at a bounded number of rows, so it may find fewer, or none, and there may still be some below. Each comes
-    with the scrub and the certificate that it names, as far as the ledger still has them.
+    The scan covers a bounded number of rows, so it may find fewer, or none, although there are matches further below.
+    Each row comes with the scrub and the certificate that it references, if the ledger still has them.
     """
     reach = _where({"sequence < ?": below, "device = ?": query.device})
     lowest = connection.execute(
@@ -106,7 +106,7 @@ def read_history_batch(connection: sqlite3.Connection, query: HistoryQuery, belo
             "sequence >= ?": floor,
             "device = ?": query.device,
             "at >= ?": query.since,
-            "json_extract(fields, '$.tenant_namespace') = ?": query.tenant,
+            "json_extract(fields, '$.tenant') = ?": query.tenant,
             "name = ?": named,
             "json_extract(fields, '$.outcome') = ?": query.outcome if named is None else None,
             _any_of(query.events): query.events or None,
@@ -121,7 +121,7 @@ def read_history_batch(connection: sqlite3.Connection, query: HistoryQuery, belo
 
 
 def read_certificate(connection: sqlite3.Connection, certificate_id: str) -> Certificate | None:
-    """The certificate that is called ``certificate_id``, as far as the ledger still has it."""
+    """Return the certificate with the ID ``certificate_id``, if the ledger still has it."""
     return _read_document(connection, CERTIFICATE, "certificates", certificate_id)
 
 
@@ -132,14 +132,14 @@ class _Where:
 
 
 def _where(asked: dict[str, str | int | float | tuple[str, ...] | None]) -> _Where:
-    """The conditions that have a value; those with several question marks have a tuple of values."""
+    """Combine the conditions that have a value; those with several question marks have a tuple of values."""
     given = {condition: value for condition, value in asked.items() if value is not None}
     values = [value if isinstance(value, tuple) else (value,) for value in given.values()]
     return _Where(f"WHERE {' AND '.join(given)}" if given else "", tuple(each for some in values for each in some))
 
 
 def _any_of(events: tuple[str, ...]) -> str:
-    """The condition that an event is called as one of ``events`` says; its values are those."""
+    """Return the condition that an event's name matches one of ``events``, which are also its values."""
     asked = (f"substr(name, 1, {len(each)}) = ?" if each.endswith(".") else "name = ?" for each in events)
     return f"({' OR '.join(asked)})"
 

@@ -1,14 +1,14 @@
-"""Room on the disk that is the ledger's own, for what has to be recorded when there is no other.
+"""Disk space reserved for the ledger, for changes that must be stored when the disk is full.
 
-Any pod can fill the disk: with logs, image layers, an ``emptyDir``. A file beside the ledger holds blocks that nobody
-else gets, and gives them back when a change could not be stored for want of space.
+Any pod can fill the disk: with logs, image layers, an ``emptyDir``. A file next to the ledger holds blocks that no
+other process can use, and releases them when a change could not be stored for lack of space.
 
-Which changes may use it: all but those with grants. A grant is the one thing that we may refuse, and that brings new
-work with it; everything else tells what has already happened, or takes trust away (a quarantine, a finding, a release,
-a scrub's end, an operator's word), and comes to an end when no more is granted.
+All changes except those with grants may use it. A grant is the only operation that can be refused, and it causes
+further changes. Every other change records what has already happened, or reduces trust (a quarantine, a finding, a
+release, the end of a scrub, an operator action), and their number is bounded when nothing more is granted.
 
-The promise: it is given back slice by slice, each right before the change that needs it is tried again, so whoever
-fills the disk in the same moment gets what one change left of one slice and no more.
+Guarantee: the reserve is released in slices, each immediately before the change that needs it is retried. A process
+that fills the disk at the same moment gets only what one change left of one slice.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ SLICE_BYTES = 16 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+# See docs/decisions/0035-full-disk-and-bounded-history.md.
 class DiskReserve:
-    """Blocks that the file at ``path`` holds; nothing is ever written into it.
+    """Blocks held by the file at ``path``; nothing is ever written into it.
 
-    On a file system that copies on write or compresses, blocks that are held may not be blocks that can be had.
+    On a copy-on-write or compressing file system, held blocks may not become usable blocks.
 
     Args:
-        size: bytes; 0: there is none, and it is always whole.
+        size: size in bytes; 0: there is no reserve, and it is always complete.
 
     Raises (all methods):
-        OSError: the storage fails in another way than by being full.
+        OSError: The storage fails for another reason than being full.
     """
 
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
@@ -44,7 +45,7 @@ class DiskReserve:
         self._complete = size == 0
 
     def allocate(self) -> bool:
-        """Hold all of it, if there is room for all; whether it is whole. Costs nothing while it is."""
+        """Allocate the whole reserve if there is room; return whether it is complete. Costs nothing while it is."""
         if self._complete:
             return True
         descriptor = self._open()
@@ -52,7 +53,7 @@ class DiskReserve:
         try:
             os.posix_fallocate(descriptor, 0, self._size)
         except OSError as exc:
-            os.ftruncate(descriptor, held)  # some file systems leave what they had found by then
+            os.ftruncate(descriptor, held)  # some file systems keep what they had allocated by then
             if exc.errno in _FULL:
                 return False
             raise
@@ -60,7 +61,7 @@ class DiskReserve:
         return True
 
     def release_slice(self) -> bool:
-        """Let go of one slice; False when nothing is left."""
+        """Release one slice; False when nothing is left."""
         if self._size == 0:
             return False
         descriptor = self._open()
@@ -69,12 +70,12 @@ class DiskReserve:
             return False
         self._complete = False
         os.ftruncate(descriptor, max(held - SLICE_BYTES, 0))
-        # A journalling file system gives blocks out again only when it is on the disk that they are free.
+        # A journalling file system reuses blocks only after the journal on disk records them as free.
         os.fsync(descriptor)
         return True
 
     def close(self) -> None:
-        """Close the file; its blocks stay held, for the next instance."""
+        """Close the file; its blocks remain allocated for the next instance."""
         descriptor, self._descriptor = self._descriptor, None
         self._complete = self._size == 0
         if descriptor is not None:

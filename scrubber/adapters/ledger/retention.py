@@ -1,8 +1,8 @@
-"""What the ledger may forget, so that it never fills the disk, and what it must not.
+"""What the ledger may delete, so that it never fills the disk, and what it must keep.
 
-The audit trail sets the pace: once it is longer than its bound, its oldest part goes, and with it everything that was
-last written before the first row that stays. No clock is asked, because a node's clock may jump. What a device's
-current record names stays, however old.
+The length of the audit trail is decisive: once it exceeds its bound, its oldest part is deleted, together with
+everything last written before the first remaining row. No clock is used, because the clock of a node may jump. What the
+current record of a device references is kept, however old.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ MAX_AUDIT_ROWS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 
 _PRUNE_ROWS = 100
-"""One part in this many goes at a time, so that the commit that prunes is not much slower than the others."""
+"""One part in this many is deleted at a time, so that a commit that prunes is not much slower than the others."""
 
 _MIN_AUDIT_ROWS = 10
 
 
+# See docs/decisions/0035-full-disk-and-bounded-history.md.
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much is kept.
+    """The limits on what is kept.
 
     Attributes:
         max_audit_rows: rows of the audit trail, at least ten.
-        max_bytes: live pages of the database; once above, each commit prunes until they are below again.
+        max_bytes: size of the live pages of the database; above it, each commit prunes until it is below again.
     """
 
     max_audit_rows: int = MAX_AUDIT_ROWS
@@ -42,11 +43,11 @@ class Retention:
             raise ValueError("a ledger needs room")
 
     def cutoff(self, pruned: int, head: int, live_bytes: int) -> int | None:
-        """The sequence through which to forget; None while everything is within bounds.
+        """Return the sequence up to which to delete; None while everything is within bounds.
 
         Args:
-            pruned: the last sequence that was forgotten before.
-            head: the last sequence written, this commit's rows included.
+            pruned: the last sequence deleted before.
+            head: the last sequence written, including the rows of this commit.
         """
         if head - pruned > self.max_audit_rows:
             return head - self.max_audit_rows + max(1, self.max_audit_rows // _PRUNE_ROWS)
@@ -57,7 +58,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ReferencedRows:
-    """What the current records name. An unused certificate that no record names is void, and may go."""
+    """What the current records reference. An unused certificate without a reference is void, and may be deleted."""
 
     certificates: frozenset[str]
     grants: frozenset[tuple[str, int]]

@@ -1,7 +1,7 @@
-"""Heads that were kept outside the node, held against a trail: the only proof that it was not cut or written anew.
+"""Comparison of a trail with heads saved outside the node: the only proof that it was not truncated or rewritten.
 
-The promise: "found" is said of a row that is in the trail with that hash, and of nothing else. What the trail cannot tell
-any more, because that row was given up, is neither yes nor no.
+Guarantee: "found" is reported only for a row that is in the trail with that hash. If the trail cannot answer, because
+the row was pruned, the result is neither yes nor no.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from scrubber.ports.record import AuditHead, AuditRow
 __all__ = ["HeadComparison", "HeadStatus", "SavedHead", "SavedHeadChecker"]
 
 _DIGITS = 64
-"""Hexadecimal digits of a SHA-256. A beginning is no proof: another trail with the same one can be computed."""
+"""Number of hexadecimal digits of a SHA-256. A prefix is no proof: another trail with the same one can be computed."""
 _SHOWN_DIGITS = 12
-"""Digits of a hash that a sentence shows, for a person to tell two apart."""
+"""Number of digits of a hash in a message, for a person to distinguish two."""
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedHead:
-    """The sequence of a row, from 1, and its hash, in lower case."""
+    """The sequence of a row, starting at 1, and its hash, in lower case."""
 
     sequence: int
     hash: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The head that is ``text`` as SEQ:HASH; raises ``ValueError`` with what is wrong with it."""
+        """Parse ``text`` in the form SEQ:HASH; raises ``ValueError`` with the reason when it is invalid."""
         sequence, colon, digits = text.strip().partition(":")
         digits = digits.lower()
         if not colon or not (sequence.isascii() and sequence.isdecimal()) or len(sequence) > 18 or int(sequence) == 0:
@@ -49,20 +49,20 @@ class SavedHead:
 
 
 class HeadStatus(StrEnum):
-    """What a trail says of a head that was kept."""
+    """The result of comparing a trail with a saved head."""
 
     FOUND = "found"
     REPLACED = "replaced"
-    """That row has another hash now, or is gone from the midst of the trail."""
-    CUT_OFF = "cut-off"
-    """The trail ends before it, whatever is recorded of its end."""
-    CANNOT_TELL = "cannot-tell"
-    """The trail begins behind it."""
+    """The row has another hash now, or is missing from the middle of the trail."""
+    CUT_OFF = "truncated"
+    """The trail ends before the row, regardless of the recorded end."""
+    CANNOT_TELL = "unknown"
+    """The trail begins after the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadComparison:
-    """One head that was kept, and what a trail says of it."""
+    """One saved head, and its status in a trail."""
 
     saved_head: SavedHead
     status: HeadStatus
@@ -70,7 +70,7 @@ class HeadComparison:
 
 
 class SavedHeadChecker:
-    """Looks out for the rows of ``saved_heads`` while a trail is walked; see :meth:`compare`."""
+    """Collects the rows of ``saved_heads`` while a trail is read; see :meth:`compare`."""
 
     def __init__(self, saved_heads: Iterable[SavedHead]) -> None:
         self._saved_heads = tuple(dict.fromkeys(saved_heads))
@@ -84,7 +84,7 @@ class SavedHeadChecker:
             self._hashes.setdefault(row.sequence, row.hash)
 
     def compare(self, pruned: AuditHead, head: AuditHead) -> Sequence[HeadComparison]:
-        """What the trail between ``pruned`` and ``head`` says of each, once every row of it was shown."""
+        """Compare each saved head with the trail between ``pruned`` and ``head``, once every row of it was added."""
         return tuple(HeadComparison(each, *self._compare_head(each, pruned, head)) for each in self._saved_heads)
 
     def _compare_head(self, kept: SavedHead, pruned: AuditHead, head: AuditHead) -> tuple[HeadStatus, str]:
@@ -104,7 +104,7 @@ class SavedHeadChecker:
             return HeadStatus.CUT_OFF, f"The audit trail ends at row {head.sequence}: its end was cut off."
         last = max(self._last, pruned.sequence)
         if row > last:
-            # The record of the end says that it was there: rows are missing behind the last one that was seen.
+            # The recorded end shows that the row existed: rows are missing after the last one seen.
             return (
                 HeadStatus.CUT_OFF,
                 f"The audit trail ends at row {last} here: its end was cut off, or cannot be read.",

@@ -1,8 +1,8 @@
-"""The tables, and how a database is made and opened.
+"""The tables, and how a database is created and opened.
 
-The schema itself keeps the audit trail append-only and contiguous: a row can be added at the head, and taken away at
-the pruned end, and nothing else. SQLite's own locks are exclusive, so nobody changes the ledger behind the service's
-back, and no shared-memory file can fault when the disk is full.
+The schema itself keeps the audit trail append-only and contiguous: rows can only be added at the head and removed at
+the pruned end. SQLite's locks are exclusive, so no other process changes the ledger while the service has it open, and
+no shared-memory file can fault when the disk is full.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from scrubber.domain.errors import LedgerFailure
 __all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database"]
 
 APPLICATION_ID = 0x53435242
-"""``SCRB``; tells a ledger from any other database."""
+"""``SCRB``; distinguishes a ledger from any other database."""
 
 SCHEMA = 1
-"""``PRAGMA user_version``. Grows with every change to the tables or to a document's format."""
+"""``PRAGMA user_version``. Increases with every change to the tables or to a document's format."""
 
 _BUSY_SECONDS = 2.0
 
@@ -31,7 +31,8 @@ _TABLES = (
         health TEXT NOT NULL,
         document TEXT NOT NULL
     ) STRICT, WITHOUT ROWID""",
-    # `seen` is the head of the audit trail when a row was last written: the row goes when the trail is pruned past it.
+    # `seen` is the head of the audit trail when a row was last written: the row is deleted when the trail is pruned
+    # past it.
     """CREATE TABLE grants (
         device TEXT NOT NULL REFERENCES devices (device),
         sequence INTEGER NOT NULL,
@@ -123,7 +124,7 @@ def _define(connection: sqlite3.Connection) -> None:
 
 
 def create_database(path: Path) -> None:
-    """Make a complete, empty ledger at ``path`` and close it; raises ``sqlite3.Error``."""
+    """Create a complete, empty ledger at ``path`` and close it; raises ``sqlite3.Error``."""
     connection = _connect(str(path))
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -133,14 +134,15 @@ def create_database(path: Path) -> None:
 
 
 def open_database(path: Path, *, reported_directory: Path | None = None) -> sqlite3.Connection:
-    """Open the ledger at ``path`` for this thread and see that it is one, whole and of our schema.
+    """Open the ledger at ``path`` for this thread and check that it is an undamaged ledger with the expected schema.
 
     Args:
-        reported_directory: the directory that errors name, for a copy that is made to be looked at; else where it is.
+        reported_directory: directory named in errors, when ``path`` is a copy made for inspection; by default the
+            directory of ``path``.
 
     Raises:
-        LedgerFailure: it is another program's, newer, damaged, or its tables were changed.
-        sqlite3.Error: everything that SQLite finds by itself.
+        LedgerFailure: It belongs to another program, is newer or damaged, or its tables were changed.
+        sqlite3.Error: Any error reported by SQLite.
     """
     reported_directory = path.parent if reported_directory is None else reported_directory
     connection = _connect(str(path))
@@ -158,7 +160,8 @@ def open_database(path: Path, *, reported_directory: Path | None = None) -> sqli
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != ("wal",):
             raise LedgerFailure(f"The ledger in {reported_directory} cannot keep a write-ahead log; use a local disk.")
-        # The ledger checkpoints behind its commits; SQLite's own, before one, is for when that falls behind.
+        # The ledger checkpoints after its commits; SQLite's own checkpoint, before a commit, is a fallback when that is
+        # late.
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 16777216")
     except BaseException:

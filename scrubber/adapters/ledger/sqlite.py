@@ -1,9 +1,9 @@
-"""The ledger on a disk. One thread of its own does all the work of SQLite; the event loop never waits for the disk.
+"""The ledger on a disk. A dedicated thread does all SQLite work; the event loop never waits for the disk.
 
-The promise: once :meth:`SqliteLedger.commit` returns, the change survives a power cut, and is in the files that the next
-instance will open; when it raises, nothing of the change is there. While the ledger cannot be written, nothing is
-handed over, and :meth:`SqliteLedger.health` says why. On a full disk everything but grants is still stored, from a
-reserve of our own (:mod:`scrubber.adapters.ledger.reserve`). A look at the past that fails is its caller's failure alone.
+Guarantee: once :meth:`SqliteLedger.commit` returns, the change survives a power failure and is in the files that the
+next instance opens; when it raises, none of the change is stored. While the ledger cannot be written, nothing is handed
+over, and :meth:`SqliteLedger.health` reports the reason. On a full disk everything except grants is still stored, from
+a private reserve (:mod:`scrubber.adapters.ledger.reserve`). The failure of a history query affects only its caller.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ __all__ = ["SqliteLedger"]
 T = TypeVar("T")
 
 _CHECKPOINT_EVERY = 250
-"""Commits between two checkpoints. They run behind a commit's answer; SQLite's own would run before one."""
+"""Commits between two checkpoints. They run after the result of a commit is returned; SQLite's own would run before."""
 
 _HISTORY_BATCH_ROWS = 100
 """Entries read at a time."""
 
 
 class SqliteLedger:
-    """A :class:`scrubber.ports.record.Ledger` in ``directory``, which it owns alone.
+    """A :class:`scrubber.ports.record.Ledger` in ``directory``, for its exclusive use.
 
-    Nothing is opened before :meth:`load`. A failed load may be repeated once its cause is mended.
+    Nothing is opened before :meth:`load`. A failed load may be repeated once its cause is fixed.
 
     Args:
-        directory: made with mode 0700 when it is not there.
+        directory: created with mode 0700 when it does not exist.
         max_audit_rows, max_bytes: see :class:`Retention`.
-        reserve_bytes: what is held back for a full disk; while there is no room for it nothing is granted.
-        filesystem: tells which file system a directory is on (``f_type`` of statfs).
-        observe: is told of every change: the seconds that it took, and whether it was stored. Never raises.
+        reserve_bytes: space reserved for a full disk; while there is no room for it nothing is granted.
+        filesystem: returns the file system type of a directory (``f_type`` of statfs).
+        observe: called for every change with the seconds that it took and whether it was stored. Must not raise.
 
     Attributes:
-        size_bytes: of the database and its log, as of the last change; None before a load.
+        size_bytes: size of the database and its log, as of the last change; None before a load.
     """
 
     def __init__(
@@ -99,17 +99,18 @@ class SqliteLedger:
         self.size_bytes: int | None = None
 
     async def load(self) -> LedgerState:
-        """Take the directory, check everything in it, and answer what is there.
+        """Lock the directory, check everything in it, and return its state.
 
         Raises:
-            LedgerFailure: corrupt, truncated, missing, newer than this program, or its audit chain is broken.
-            AlreadyRunning: another process owns it.
-            InvalidConfiguration: the directory is not a place for a ledger.
+            LedgerFailure: The ledger is corrupt, truncated, missing, newer than this program, or its audit chain is
+                broken.
+            AlreadyRunning: Another process owns it.
+            InvalidConfiguration: The directory is not suitable for a ledger.
         """
         return await self._run(partial(self._record_health, self._load))
 
     async def commit(self, change: LedgerChange) -> None:
-        """Store ``change`` whole and durably, or raise :class:`LedgerFailure` and store nothing of it."""
+        """Store ``change`` completely and durably, or raise :class:`LedgerFailure` and store none of it."""
         began = monotonic()
         try:
             await self._run(partial(self._record_health, partial(self._commit, change)))
@@ -125,7 +126,7 @@ class SqliteLedger:
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         """See :class:`scrubber.ports.record.Ledger`.
 
-        Read visit by visit, so that no question about the past holds up a hand-over for long.
+        Reads in batches, so that no history query delays a hand-over for long.
         """
         check_before(query.before, self._head)
         found: list[HistoryEntry] = []
@@ -151,30 +152,30 @@ class SqliteLedger:
         return await self._run(lambda: read_certificate(self._require_connection(), id))
 
     def head(self) -> AuditHead:
-        """The last audit row that was committed, without asking the disk; the start of the chain before a load."""
+        """Return the last committed audit row, without reading the disk; the start of the chain before a load."""
         return self._head
 
     async def close(self) -> None:
-        """Let go of the files and the lock; the second call does nothing."""
+        """Close the files and release the lock; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
         released = asyncio.get_running_loop().run_in_executor(self._thread, self._release)
         self._thread.shutdown(wait=False)
-        # Shielded: whoever is cancelled here still leaves a ledger that the next instance can open.
+        # Shielded: a caller cancelled here still leaves a ledger that the next instance can open.
         await asyncio.shield(released)
 
     def health(self) -> str:
-        """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it.
+        """Return ``"ok"``, or the message of the last load or change that failed; a stored change clears it.
 
-        Except that a ledger without its whole reserve says that there is no space, whatever it could store.
+        Exception: a ledger without its whole reserve reports that there is no space, even if it could store a change.
         """
         return self._health
 
     # -- on the ledger's thread ----------------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Run ``work``; whatever the storage does wrong becomes a :class:`LedgerFailure`."""
+        """Run ``work``; every storage error becomes a :class:`LedgerFailure`."""
         if self._closed:
             raise LedgerFailure(f"The ledger in {self._directory.directory} is closed; the service is stopping.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._translate_errors, work)
@@ -190,7 +191,7 @@ class SqliteLedger:
             ) from error
 
     def _record_health(self, work: Callable[[], T]) -> T:
-        """Run ``work``, on which hand-overs depend; its failure is the ledger's health."""
+        """Run ``work``, on which hand-overs depend; its failure becomes the ledger's health."""
         try:
             return self._translate_errors(work)
         except FatalError as failure:
@@ -232,7 +233,7 @@ class SqliteLedger:
             self._directory.check_unchanged({path: before[path] for path in before if path != self._directory.log})
             self._files = (
                 self._directory.file_identities()
-            )  # the log is there now, and stays until the connection is closed
+            )  # the log exists now, and remains until the connection is closed
         except BaseException:
             self._release()
             raise
@@ -260,10 +261,10 @@ class SqliteLedger:
     def _store_using_reserve(
         self, connection: sqlite3.Connection, change: LedgerChange, failed: sqlite3.OperationalError
     ) -> None:
-        """Store ``change`` in room that is ours; raises ``failed``, or a later failure, when there is none left.
+        """Store ``change`` in the reserved space; raises ``failed``, or a later failure, when none is left.
 
-        The log starts anew in the place that it has once all of it is in the database, which grows by less: so that is
-        done before each try, and the reserve lasts for many changes.
+        The log reuses its space from the start once all of it has been copied to the database, which grows by less. A
+        checkpoint is therefore made before each attempt, and the reserve lasts for many changes.
         """
         while True:
             self._checkpoint()
@@ -278,7 +279,7 @@ class SqliteLedger:
                 raise failed
 
     def _refill_reserve(self) -> None:
-        """Take back what was given; raises nothing, for what was stored by now is stored."""
+        """Allocate the released space again; never raises, because the change is already stored."""
         try:
             self._health = "ok" if self._reserve.allocate() else str(self._disk_full_failure())
         except OSError as error:
@@ -292,14 +293,14 @@ class SqliteLedger:
 
     def _first_page(self, after: int) -> TrailPage:
         connection = self._require_connection()
-        connection.execute("PRAGMA shrink_memory")  # what the disk has is looked at, and not what was read from it once
+        connection.execute("PRAGMA shrink_memory")  # read what is on the disk now, not what was cached from it
         return first_page(connection, after)
 
     def _next_page(self, page: TrailPage) -> TrailPage | None:
         return next_page(self._require_connection(), page)
 
     def _checkpoint(self) -> None:
-        """Move the write-ahead log into the database. When that fails the log grows, and nothing is lost."""
+        """Copy the write-ahead log into the database. When that fails the log grows, and nothing is lost."""
         if self._connection is not None:
             try:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

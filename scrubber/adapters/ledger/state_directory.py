@@ -1,8 +1,8 @@
-"""Where a ledger may live: a directory of our own on a local disk, for one instance at a time.
+"""The location of a ledger: a private directory on a local disk, for one instance at a time.
 
-The promise: a ledger that was here before is never replaced by an empty one. A marker is written once the first
-ledger is complete, and from then on a missing database is a loss that a person has to look at. And a ledger whose files
-are taken away while they are open is noticed: what is written into them then, no restart would find.
+Guarantee: an existing ledger is never replaced by an empty one. A marker is written once the first ledger is complete;
+from then on a missing database is a loss that an operator must investigate. Removal of ledger files while they are open
+is detected: data written into them afterwards would not be found by a restart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MARKER_TEXT = "A scrub ledger lives here, in ledger.db. If that file is missing
 
 
 def filesystem_magic(directory: Path) -> int:
-    """``f_type`` of the file system that ``directory`` is on, as statfs(2) tells; ``os.statvfs`` does not have it."""
+    """Return ``f_type`` of the file system of ``directory``, from statfs(2); ``os.statvfs`` does not provide it."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(512)  # struct statfs is 120 bytes on 64-bit Linux; its first member is a long
     if libc.statfs(os.fsencode(directory), buffer) != 0:
@@ -69,7 +69,7 @@ class StateDirectory:
     """The directory of one ledger and the files in it.
 
     Args:
-        filesystem: tells the magic number of the file system that a directory is on.
+        filesystem: returns the magic number of the file system of a directory.
     """
 
     def __init__(self, directory: Path, filesystem: Callable[[Path], int] = filesystem_magic) -> None:
@@ -83,12 +83,12 @@ class StateDirectory:
         self._filesystem = filesystem
 
     def prepare(self) -> None:
-        """Make the directory, or see that the one there is ours alone and on a local disk.
+        """Create the directory, or check that the existing one is private to this user and on a local disk.
 
-        A directory that others may only read is made private: the kubelet creates a ``hostPath`` with mode 0755.
+        A directory that other users may only read is made private: the kubelet creates a ``hostPath`` with mode 0755.
 
         Raises:
-            InvalidConfiguration: it belongs to another user, others may write into it, or it is on a network file
+            InvalidConfiguration: It belongs to another user, other users may write into it, or it is on a network file
                 system.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,10 +112,11 @@ class StateDirectory:
         self._make_private()
 
     def _make_private(self) -> None:
-        """Take all rights of other users away from a state directory.
+        """Remove all permissions of other users from a state directory.
 
-        Only from a directory that is empty or already holds a ledger: ``--state-dir /etc`` by mistake must not lock the
-        node's users out. A symbolic link, and what cannot be changed, stays as it is; ``scrubber doctor`` reports it.
+        Only from a directory that is empty or already holds a ledger: ``--state-dir /etc`` by mistake must not lock out
+        the users of the node. A symbolic link, and what cannot be changed, is left as it is; ``scrubber doctor``
+        reports it.
         """
         with suppress(OSError):
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -129,10 +130,10 @@ class StateDirectory:
                 os.close(descriptor)
 
     def lock(self) -> int:
-        """Take the directory for this process; the descriptor holds it until it is closed.
+        """Lock the directory for this process; the returned descriptor holds the lock until it is closed.
 
         Raises:
-            AlreadyRunning: another process has it.
+            AlreadyRunning: Another process holds the lock.
         """
         descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -145,32 +146,32 @@ class StateDirectory:
                     "this one a directory of its own with --state-dir."
                 ) from None
             written = os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
-            os.ftruncate(descriptor, written)  # afterwards: a full disk has the place that the last one's PID had
+            os.ftruncate(descriptor, written)  # after the write: on a full disk the space of the previous PID is reused
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
 
     def size(self) -> int | None:
-        """Bytes of the database and its log together; None when that cannot be told."""
+        """Return the size in bytes of the database and its log together; None when it cannot be determined."""
         try:
             return sum(path.stat().st_size for path in (self.database, self.log) if path.exists())
         except OSError:
             return None
 
     def file_identities(self) -> dict[Path, FileIdentity]:
-        """Which files stand now at the paths that carry the ledger: database, write-ahead log and lock.
+        """Return the identities of the current files of the ledger: database, write-ahead log and lock.
 
-        A path where nothing stands is left out; :meth:`check_unchanged` says nothing about it.
+        A path without a file is omitted; :meth:`check_unchanged` does not check it.
         """
         found = ((path, _file_identity(path)) for path in (self.database, self.log, self.lock_file))
         return {path: identity for path, identity in found if identity is not None}
 
     def check_unchanged(self, opened: Mapping[Path, FileIdentity]) -> None:
-        """See that the files that were ``opened`` still stand at their paths. One ``stat`` each.
+        """Check that the files that were ``opened`` are still at their paths. One ``stat`` each.
 
         Raises:
-            LedgerFailure: one was removed, renamed or replaced.
+            LedgerFailure: One was removed, renamed or replaced.
         """
         for path, identity in opened.items():
             if _file_identity(path) != identity:
@@ -181,16 +182,16 @@ class StateDirectory:
                 )
 
     def ensure_database(self, create: Callable[[Path], None]) -> None:
-        """See that the database is there: the one that always was, or, in a place that never had one, a new one.
+        """Ensure that the database exists: the existing one or, in a location that never had one, a new one.
 
-        Precondition: the lock is held, and nothing in this process has the database open. (Closing any descriptor of
-        it would drop SQLite's own locks.)
+        Precondition: the lock is held, and nothing in this process has the database open. (Closing any descriptor of it
+        would release SQLite's own locks.)
 
         Args:
-            create: makes a complete, closed database at the path it is given. The path exists, empty and private.
+            create: creates a complete, closed database at the given path. The path exists, empty and private.
 
         Raises:
-            LedgerFailure: there was a ledger here and its database is gone or empty.
+            LedgerFailure: There was a ledger here and its database is missing or empty.
         """
         for leftover in self.directory.glob(self.temporary_database.name + "*"):
             leftover.unlink()

@@ -1,6 +1,6 @@
-"""The trail from one end to the other, in bounded pages: each is read by itself, and nothing stays open in between.
+"""Reading the trail from one end to the other, in bounded pages read separately; nothing stays open in between.
 
-The promise: the pages of one reading are everything that lies between its two ends, or the reading says that it is not.
+Guarantee: the pages of one reading contain everything between its two ends, or the reading raises an error.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["ROWS_PER_PAGE", "check_before", "first_page", "next_page", "past_end
 ROWS_PER_PAGE = 500
 
 _BYTES_PER_PAGE = 1024 * 1024
-"""Of text, about. A page of longer rows is shorter, so that it fits into a message."""
+"""Approximate size of the text in a page. A page of longer rows has fewer of them, so that it fits into a message."""
 
 
 def first_page(connection: sqlite3.Connection, after: int) -> TrailPage:
-    """The first page of the trail as it stands now, without the rows up to sequence ``after``.
+    """Return the first page of the current trail, without the rows up to sequence ``after``.
 
     Raises:
-        InvalidRequest: the trail ends before row ``after``.
+        InvalidRequest: The trail ends before row ``after``.
     """
     pruned, head = trail_bounds(connection)
     if after > head.sequence:
@@ -40,10 +40,10 @@ def first_page(connection: sqlite3.Connection, after: int) -> TrailPage:
 
 
 def next_page(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | None:
-    """The page after ``page``; None when that was the last one.
+    """Return the page after ``page``; None when that was the last one.
 
     Raises:
-        NotReady: rows that come next were given up.
+        NotReady: The rows that follow were pruned.
     """
     if not page.rows or page.rows[-1].sequence >= page.head.sequence:
         return None
@@ -56,10 +56,10 @@ def next_page(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | No
 
 
 def check_before(before: int | None, head: AuditHead) -> None:
-    """Let a look begin below the row ``before``, which may be the one that comes after ``head``.
+    """Check that a query may start below row ``before``, which may be at most the row that follows ``head``.
 
     Raises:
-        InvalidRequest: it lies further ahead.
+        InvalidRequest: It lies beyond that.
     """
     if before is not None and before > head.sequence + 1:
         raise InvalidRequest(
@@ -68,12 +68,12 @@ def check_before(before: int | None, head: AuditHead) -> None:
 
 
 def past_end_error(after: int, head: AuditHead) -> InvalidRequest:
-    """Why there is nothing to read after row ``after``."""
+    """Return the error for a trail without rows after row ``after``."""
     return InvalidRequest(f"The audit trail ends at row {head.sequence}: there is no row {after} to read on from.")
 
 
 def pruned_error(last: int, pruned: AuditHead) -> NotReady:
-    """Why a reading that has come to row ``last`` cannot go on."""
+    """Return the error for a reading that has reached row ``last`` and cannot continue."""
     return NotReady(
         f"Audit rows {last + 1} to {pruned.sequence} were given up, to keep the trail bounded, while it was read; ask again."
     )
@@ -82,7 +82,7 @@ def pruned_error(last: int, pruned: AuditHead) -> NotReady:
 def _rows(connection: sqlite3.Connection, above: int, head: AuditHead) -> tuple[AuditRow, ...]:
     rows: list[AuditRow] = []
     size = 0
-    # Closed by hand: a cursor that is left half read would keep SQLite's lock, and no change could be stored.
+    # Closed explicitly: a cursor that is only partly read would keep SQLite's lock, and no change could be stored.
     with closing(
         connection.execute(
             f"SELECT {AUDIT_COLUMNS} FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",

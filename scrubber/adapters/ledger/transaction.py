@@ -1,7 +1,7 @@
 """One change, one transaction: records, grants, certificates, scrubs and audit rows are stored together or not at all.
 
-Every function here runs on the ledger's own thread, raises ``sqlite3.Error``, ``CodecError`` or ``LedgerFailure``,
-and leaves no transaction open.
+Every function here runs on the ledger's thread, raises ``sqlite3.Error``, ``CodecError`` or ``LedgerFailure``, and
+leaves no transaction open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["store_change"]
 
 
 def store_change(connection: sqlite3.Connection, change: LedgerChange, retention: Retention) -> AuditHead:
-    """Store ``change`` durably, and prune what is beyond ``retention`` in the same transaction; answers the new head."""
+    """Store ``change`` durably and prune rows beyond ``retention`` in the same transaction; return the new head."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         pruned, head = trail_bounds(connection)
@@ -47,7 +47,7 @@ def store_change(connection: sqlite3.Connection, change: LedgerChange, retention
             _prune(connection, cut)
         connection.execute("COMMIT")
     except BaseException:
-        # SQLite ends some failed transactions by itself.
+        # SQLite ends some failed transactions automatically.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
@@ -93,7 +93,7 @@ def _put_records(connection: sqlite3.Connection, changed: Iterable[DeviceRecord]
 
 
 def _put_certificate(connection: sqlite3.Connection, certificate: Certificate, head: AuditHead) -> None:
-    """Single use, kept by the storage too: a certificate that is used up is never written differently again."""
+    """Store a certificate; the storage also enforces single use: a used certificate is never rewritten differently."""
     stored = connection.execute(
         "INSERT INTO certificates VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
         " device = excluded.device, next_grant = excluded.next_grant, seen = excluded.seen,"
@@ -113,7 +113,7 @@ def _live_bytes(connection: sqlite3.Connection) -> int:
 
 
 def _prune(connection: sqlite3.Connection, cut: int) -> None:
-    # The head of the pruned part is recorded first: the trail lets go only of what lies behind it.
+    # The head of the pruned part is recorded first: the triggers permit deletion only up to that point.
     connection.execute(
         "UPDATE chain SET pruned_sequence = ?, pruned_hash = (SELECT hash FROM audit WHERE sequence = ?)", (cut, cut)
     )

@@ -1,6 +1,6 @@
-"""A whole trail, judged: its chain, and the heads that were kept elsewhere, in one walk over its pages.
+"""Verification of a whole trail: its chain, and the heads saved elsewhere, in one pass over its pages.
 
-The promise: it is intact only when nothing speaks against it and every question that was put to it could be answered.
+Guarantee: a trail is intact only when nothing contradicts it and every saved head could be compared.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ __all__ = ["ChainVerdict", "TrailVerification", "TrailVerifier"]
 
 
 class ChainVerdict(StrEnum):
-    """What is to be thought of a trail."""
+    """The overall result of a verification."""
 
     INTACT = "intact"
     BROKEN = "broken"
-    CANNOT_TELL = "cannot-tell"
+    CANNOT_TELL = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class TrailVerification:
-    """What an examination found.
+    """The details of a verification.
 
     Attributes:
         message: what is wrong and where, or that nothing is.
-        rows: how many there were; ``first`` and ``last`` are None when there was none.
-        pruned, head: the two ends of the trail, as recorded beside it.
-        comparisons: one for each head that was kept.
+        rows: number of rows; ``first`` and ``last`` are None when there are none.
+        pruned, head: the two ends of the trail, as recorded next to it.
+        comparisons: one for each saved head.
     """
 
     verdict: ChainVerdict
@@ -45,6 +45,7 @@ class TrailVerification:
     comparisons: Sequence[HeadComparison]
 
 
+# See docs/decisions/0034-audit-log-is-verified-by-its-reader.md.
 class TrailVerifier:
     """Takes the pages of one reading in order: :meth:`add_page` for each, then :meth:`result`."""
 
@@ -65,10 +66,10 @@ class TrailVerifier:
             self._first, self._last = self._first or row, row
 
     def result(self, flaw: str = "") -> TrailVerification:
-        """What there is to say.
+        """Return the result of the verification.
 
         Args:
-            flaw: why the rows stopped coming before the end, if they did.
+            flaw: why reading stopped before the end, if it did.
         """
         report = (self._chain_verifier or ChainVerifier(CHAIN_START)).report(self._head)
         comparisons = self._head_checker.compare(self._pruned, self._head)

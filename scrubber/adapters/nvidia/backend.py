@@ -1,6 +1,6 @@
-"""The NVIDIA backend: NVML says which GPUs there are and which processes hold them, CUDA clears and diagnoses them.
+"""The NVIDIA backend: NVML lists the GPUs and the processes that hold them, CUDA clears and diagnoses them.
 
-This is the only module of either adapter that imports the other one.
+Of the two adapters, NVIDIA and CUDA, this is the only module that imports the other one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 __all__ = ["nvidia_backend"]
 
 _WAKE_TIMEOUT = 30.0
-"""Seconds that GPUs get to wake up; one that takes longer is asked all the same, and found to be stuck."""
+"""Seconds that GPUs get to wake up. A GPU that takes longer is queried anyway and reported as stuck."""
 
 
 class _WatchedInventory:
-    """:class:`scrubber.ports.Inventory` that has the events of what it finds watched."""
+    """:class:`scrubber.ports.Inventory` that starts the event watch for the devices it lists."""
 
     def __init__(self, inventory: NvidiaInventory, watch: EventWatch, holders: NvidiaHolders) -> None:
         self._inventory = inventory
@@ -48,12 +48,12 @@ class _WatchedInventory:
         found = await self._inventory.devices()
         known = {device.id for device in self.last_devices}
         for device in found:
-            if device.id not in known:  # also one that was away: a GPU back from MIG mode, or on the bus again
+            if device.id not in known:  # also a device that was absent: a GPU back from MIG mode, or on the bus again
                 self._holders.forget(device.id)
         self.last_devices = found
         self._watch.follow(found)
-        # Whoever opens a GPU first wakes it, which takes seconds where nothing keeps it awake. The events' children have
-        # that time; a question that is asked before would be called stuck.
+        # The first process that opens a GPU wakes it, which takes seconds unless something keeps the GPU awake. The
+        # event children have that time; a driver call made earlier would be reported as stuck.
         await self._watch.wait_until_ready(_WAKE_TIMEOUT)
         return found
 
@@ -62,7 +62,7 @@ class _WatchedInventory:
 
 
 class _ResetListeners:
-    """Whoever keeps something about a GPU that does not outlive its reset."""
+    """Caches and watchers whose state about a GPU does not outlive its reset."""
 
     def __init__(self, watch: EventWatch, holders: NvidiaHolders) -> None:
         self._watch = watch
@@ -91,18 +91,19 @@ async def nvidia_backend(
     children: Children | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[DeviceBackend]:
-    """The node's NVIDIA GPUs.
+    """Build the backend for the node's NVIDIA GPUs.
 
     Args:
-        state: a directory of the service's own: locks, fences, compiled kernels.
-        driver_call_timeout: seconds that one question to the driver may take.
-        walk_timeout: seconds within which one walk over ``/proc`` is answered; its processes share four fifths of that.
-        environment: more variables for the CUDA children.
+        state: a directory that only the service uses: locks, fences, compiled kernels.
+        driver_call_timeout: timeout of one driver call, in seconds.
+        walk_timeout: deadline for the reply to one walk over ``/proc``, in seconds; the processes that it inspects
+            share four fifths of that.
+        environment: additional variables for the CUDA children.
 
     Raises:
-        InvalidConfiguration: nvidia-ml-py is not installed, or CuPy is not or cannot be loaded.
+        InvalidConfiguration: nvidia-ml-py is not installed, or CuPy is missing or cannot be loaded.
     """
-    if find_spec("pynvml") is None:  # looked for and not loaded; without it every child of the driver would only die
+    if find_spec("pynvml") is None:  # searched for, not loaded; without it every driver child would only exit
         raise InvalidConfiguration(
             "nvidia-ml-py is not installed, so no GPU can be asked anything: install the service with its extra cuda12 "
             "(or cuda13, as the driver's version asks)."
@@ -127,7 +128,7 @@ async def nvidia_backend(
         programs = ProgramLauncher(own, state, libraries=paths.library_directories(), environment=environment)
         stack.push_async_callback(programs.close)
         try:
-            await programs.warm_up()  # a CuPy that is missing is told now, and not by the first scrub
+            await programs.warm_up()  # a missing CuPy is reported now, not by the first scrub
         except Unavailable as away:
             raise InvalidConfiguration(str(away)) from away
         workplace = GpuJobRunner(programs, NvmlGpuControl(questions, holders), locks)

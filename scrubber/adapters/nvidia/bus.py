@@ -1,4 +1,4 @@
-"""Which GPUs the kernel knows, read from sysfs and /proc alone: no GPU is attached, and nothing here can hang on one."""
+"""GPUs that the kernel knows, read from sysfs and /proc alone: no GPU is attached, and nothing here can hang on one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PciGpu:
     """One GPU on the PCI bus.
 
     Attributes:
-        address: as sysfs writes it (``0000:3b:00.0``).
-        unusable_reason: why the driver cannot be asked about it: a sentence; None when it can.
+        address: PCI address as sysfs writes it (``0000:3b:00.0``).
+        unusable_reason: message why the driver cannot be queried about this GPU; None when it can.
     """
 
     address: str
@@ -32,7 +32,7 @@ class PciGpu:
 
 
 def list_gpus(paths: DriverPaths) -> tuple[PciGpu, ...]:
-    """All of NVIDIA's GPUs, in the order of their addresses, whichever driver has them."""
+    """Return all NVIDIA GPUs in the order of their addresses, whichever driver is bound to them."""
     named = _entry_names(paths.proc_driver / "gpus")
     addresses = {*named, *(each for each in _entry_names(paths.pci_devices) if _is_gpu(paths.pci_devices / each))}
     return tuple(
@@ -42,9 +42,9 @@ def list_gpus(paths: DriverPaths) -> tuple[PciGpu, ...]:
 
 
 def numa_node(paths: DriverPaths, address: str) -> int | None:
-    """The NUMA node that the GPU at ``address`` is attached to.
+    """Return the NUMA node that the GPU at ``address`` is attached to.
 
-    Read from sysfs: NVML's ``GetNumaNodeId`` is another thing, the node that a coherent GPU's own memory is.
+    Read from sysfs: NVML's ``GetNumaNodeId`` is something else, the node that a coherent GPU's own memory forms.
     """
     try:
         node = int(value_in((paths.pci_devices / address / "numa_node").read_bytes()))
@@ -54,7 +54,7 @@ def numa_node(paths: DriverPaths, address: str) -> int | None:
 
 
 def mig_minors(paths: DriverPaths) -> Mapping[str, int]:
-    """Minor numbers of the capability nodes by name (``gpu0/gi1/ci0/access``); empty where there is no MIG."""
+    """Return the minor numbers of the capability nodes by name (``gpu0/gi1/ci0/access``); empty without MIG."""
     try:
         lines = lines_in(paths.mig_minors.read_bytes())
     except OSError:
@@ -64,7 +64,7 @@ def mig_minors(paths: DriverPaths) -> Mapping[str, int]:
 
 
 def fingerprint(paths: DriverPaths) -> str:
-    """A text that changes whenever a GPU or an instance comes or goes, changes its driver, or the driver is loaded anew."""
+    """Return a text that changes when a GPU or instance appears or disappears, or its driver changes or is reloaded."""
     digest = hashlib.sha256()
     for line in _fingerprint_lines(paths):
         digest.update(os.fsencode(line) + b"\n")
@@ -102,7 +102,7 @@ def _excluded(information: Path) -> bool:
 
 
 def _is_gpu(place: Path) -> bool:
-    """A display controller of NVIDIA's; the GPU's audio and USB functions have other classes."""
+    """Whether this is an NVIDIA display controller; the GPU's audio and USB functions have other classes."""
     try:
         vendor, kind = (int(value_in((place / each).read_bytes()), 16) for each in ("vendor", "class"))
     except (OSError, ValueError):
@@ -125,7 +125,7 @@ def _entry_names(directory: Path) -> frozenset[str]:
 
 
 def _order(address: str) -> tuple[int, ...]:
-    """Domain, bus, device, function: the order in which NVML counts."""
+    """Sort key: domain, bus, device, function, which is the order in which NVML counts."""
     try:
         return tuple(int(part, 16) for part in address.replace(".", ":").split(":"))
     except ValueError:

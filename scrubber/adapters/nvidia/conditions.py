@@ -1,4 +1,4 @@
-"""What NVIDIA's driver can report about a GPU while it lasts, and what each condition means. XIDs have a file: ``xid.yaml``."""
+"""Conditions of a GPU that NVIDIA's driver can report while they last, and what each one means. XIDs: ``xid.yaml``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _CONDITIONS: Mapping[str, Classification] = {
     "inforom-corrupt": Classification(_WARNING, _PERSON, "its InfoROM does not check out", acceptable=True),
     "ecc-mode-pending": Classification(_WARNING, _RESET, "a change of its ECC mode waits for a reset"),
     "mig-mode-pending": Classification(_WARNING, _RESET, "a change of its MIG mode waits for a reset"),
-    "events-unheard": Classification(
+    "event-stream-lost": Classification(
         _WARNING, _WAIT, "what its driver reports by itself, XIDs among it, may go unseen"
     ),
     "scrub-on-free-disabled": Classification(_NOTE, _PERSON, "the driver was told not to clear memory that is freed"),
 }
 
 NVIDIA_SIGNALS = COMMON_SIGNALS.with_conditions(_CONDITIONS, ErrorCodeFormat(prefix="xid", name="XID"))
-"""Everything that can go wrong with a GPU of NVIDIA's."""
+"""Every signal that can report a problem with an NVIDIA GPU."""

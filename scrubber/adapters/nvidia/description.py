@@ -1,4 +1,4 @@
-"""From what the driver says about a GPU to the devices that can be handed out: pure, so that every shape can be tried."""
+"""From the driver's description of a GPU to the devices that can be granted. Pure, so every shape can be tested."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRAITS = ("architecture", "compute_capability", "serial", "vbios", "inforom", "
 
 @dataclass(frozen=True, slots=True)
 class InstanceDescription:
-    """A MIG instance; ``index`` is NVML's among its GPU's, ``memory_bytes`` its memory in bytes."""
+    """A MIG instance. ``index`` is NVML's index within the GPU; ``memory_bytes`` is the instance's memory in bytes."""
 
     uuid: str
     index: int
@@ -43,7 +43,10 @@ class InstanceDescription:
 
 @dataclass(frozen=True, slots=True)
 class GpuDescription:
-    """A GPU; ``memory_bytes`` is its memory in bytes, ``nvlinks`` has the far end of each active NVLink: address and kind."""
+    """A GPU.
+
+    ``memory_bytes`` is its memory in bytes; ``nvlinks`` is the far end of each active NVLink: address and kind.
+    """
 
     uuid: str
     name: str
@@ -56,10 +59,10 @@ class GpuDescription:
 
 
 def parse_description(answer: Message) -> GpuDescription:
-    """The answer to ``describe``.
+    """Parse the reply to ``describe``.
 
     Raises:
-        Unreadable: it makes no sense.
+        Unreadable: the reply is malformed.
     """
     total = count(answer, "total")
     traits = {name: optional_text(answer, name) for name in _TRAITS}
@@ -78,7 +81,7 @@ def parse_description(answer: Message) -> GpuDescription:
 
 
 def exclusion_reason(gpu: GpuDescription, address: str) -> str | None:
-    """Why nothing of ``gpu`` is handed out: a sentence; None when something is."""
+    """Return the message why no device of ``gpu`` is advertised; None when at least one is."""
     mode = dict(gpu.traits).get("virtualization")
     if mode in _HOSTS_OF_VGPUS:
         return f"The GPU at {address} is a host of vGPUs ({mode}): virtual machines share it, and it is not ours to hand out."
@@ -88,9 +91,9 @@ def exclusion_reason(gpu: GpuDescription, address: str) -> str | None:
 
 
 def peers_of(gpus: Mapping[str, GpuDescription]) -> Mapping[str, frozenset[str]]:
-    """UUIDs of the GPUs that each of ``gpus`` (by address) is joined to by NVLink, by UUID.
+    """Map each of ``gpus`` (given by address) to the GPUs that NVLink connects it with; both by UUID.
 
-    All that hang on switches are joined to each other. A GPU in MIG mode is joined to nobody.
+    All GPUs that are connected to switches count as connected to each other. A GPU in MIG mode is connected to none.
     """
     whole = {address: gpu for address, gpu in gpus.items() if not gpu.mig}
     switched = {gpu.uuid for gpu in whole.values() if any(_to_switch(link, gpus) for link in gpu.nvlinks)}
@@ -114,15 +117,15 @@ def devices_of(
     nodes: Path,
     traits: Iterable[tuple[str, str]] = (),
 ) -> tuple[Device, ...]:
-    """What is handed out of ``gpu``: itself, or its instances.
+    """Return the devices that can be granted of ``gpu``: the GPU itself, or its instances.
 
     Args:
-        minors: of the capability nodes, by name.
+        minors: minor numbers of the capability nodes, by name.
         nodes: the host's directory with the device nodes.
-        traits: what is to be said of each device besides.
+        traits: additional traits for each device.
     """
-    # A container that is given a node which is not there does not start. The one for tools is made with that for unified
-    # memory, at the first use of CUDA, where it is made at all.
+    # A container that is assigned a device node which does not exist fails to start. Where the node for tools exists at
+    # all, it is created together with the unified-memory node, at the first use of CUDA.
     tools = (
         ("nvidia-uvm-tools",) if (nodes / "nvidia-uvm-tools").exists() or not (nodes / "nvidia-uvm").exists() else ()
     )
@@ -159,11 +162,12 @@ def devices_of(
 
 
 def profile_name(slices: int, compute_slices: int, mebibytes: int, total: int) -> str:
-    """The name of an instance's kind, as NVIDIA's tools write it (``1g.10gb``, ``1c.2g.20gb``).
+    """Return the profile name of an instance as NVIDIA's tools write it (``1g.10gb``, ``1c.2g.20gb``).
 
     Args:
-        mebibytes: the instance's memory.
-        total: the GPU's memory in bytes. Instances get eighths of it, and names round them to the GPU's own GiB.
+        mebibytes: the instance's memory in MiB.
+        total: the GPU's memory in bytes. Instances get eighths of it, and profile names round these to the GPU's own
+            GiB.
     """
     eighths = ceil(mebibytes * 1024**2 / total * 8)
     gigabytes = int(eighths / 8 * ceil(total / _GIB) + 0.5)
@@ -183,7 +187,7 @@ def _instance(row: Mapping[str, object], total: int) -> InstanceDescription:
 
 
 def _profile(row: Mapping[str, object], total: int) -> str:
-    """The driver's own word; made up after the same rule where it says none."""
+    """Return the driver's profile name; where the driver reports none, derive it by the same rule."""
     named = _NAMED_PROFILE.search(optional_text(row, "name") or "" if row.get("name") else "")
     if named is not None:
         return (named[1] or "") + named[2]
@@ -194,7 +198,10 @@ def _profile(row: Mapping[str, object], total: int) -> str:
 
 
 def _to_switch(link: tuple[str | None, str | None], gpus: Mapping[str, GpuDescription]) -> bool:
-    """A driver that does not say what is at the far end means a switch, unless it is a GPU that we know."""
+    """Whether ``link`` leads to a switch.
+
+    Where the driver does not report the far end, any remote but a known GPU is one.
+    """
     remote, kind = link
     return kind == "switch" or (kind is None and remote not in gpus)
 

@@ -1,21 +1,22 @@
-"""The child that asks NVML: what there is, how it is, who uses it, and how it is set.
+"""The child that queries NVML: which devices there are, their health, the processes that use them, and their settings.
 
-Every call here may hang in the kernel, so it runs behind
-:class:`~scrubber.adapters.children.request_pool.RequestPool`. A question names its GPU by PCI address and by UUID: a GPU
-that was exchanged is never taken for the one that was asked about. Runs as ``python -m scrubber.adapters.nvidia.driver
-PROC_DRIVER PCI_DEVICES``.
+Every call here may hang in the kernel, so this child runs behind
+:class:`~scrubber.adapters.children.request_pool.RequestPool`. A request names its GPU by PCI address and by UUID, so
+that a GPU that was replaced is never mistaken for the requested one. Runs as ``python -m
+scrubber.adapters.nvidia.driver PROC_DRIVER PCI_DEVICES``.
 
 ====================  ==============================  =====================================================
-question              besides pci, gpu, instance      answer
+request               besides pci, gpu, instance      reply
 ====================  ==============================  =====================================================
 ``identity``          (none of those)                 ``driver``, ``nvml``, ``cuda``
 ``describe``          (``pci`` alone)                 see :mod:`scrubber.adapters.nvidia.driver_description`
-``snapshot``                                          health, settings, and what ``used`` answers
+``snapshot``                                          health, settings, and the reply to ``used``
 ``used``                                              ``total``, ``reserved``, ``used``, ``processes``: rows of
                                                       PID, bytes or None, list
 ``restore``           ``wanted``                      ``values``
 ``compute_mode``                                      ``mode``; None for instances
-``fence``                                             ``before``: as ``compute_mode`` would have answered
+``fence``                                             ``before``: the mode that ``compute_mode`` would have
+                                                      returned
 ``unfence``           ``mode``                        nothing
 ``persistence``       ``mode`` (optional: to set)     ``mode``: ``enabled``, ``disabled`` or None
 ====================  ==============================  =====================================================
@@ -49,7 +50,7 @@ _DRIVER_GONE = frozenset({1, 9, 18})
 
 @dataclass(frozen=True, slots=True)
 class NvmlTarget:
-    """What a question is about: a GPU, or one instance of it."""
+    """The subject of a request: a GPU, or one instance of it."""
 
     gpu: NvmlGpu
     instance: NvmlInstance | None
@@ -58,7 +59,10 @@ class NvmlTarget:
         return (self.instance or self.gpu).memory()
 
     def processes(self) -> tuple[NvmlProcess, ...]:
-        """Those of the GPU or the instance. One that the driver ties to no instance counts for each of them."""
+        """Return the processes of the GPU or the instance.
+
+        One that the driver ties to no instance counts for each of them.
+        """
         everything = self.gpu.processes()
         if self.instance is None:
             return everything
@@ -67,11 +71,11 @@ class NvmlTarget:
 
 
 class NvmlRequestHandler:
-    """Answers questions with NVML.
+    """Handles requests by calling NVML.
 
     Args:
-        proc_driver: what the kernel module says about itself.
-        pci_devices: the PCI devices in sysfs.
+        proc_driver: the kernel module's directory in ``/proc``.
+        pci_devices: the directory of the PCI devices in sysfs.
     """
 
     def __init__(self, proc_driver: Path, pci_devices: Path) -> None:
@@ -88,10 +92,10 @@ class NvmlRequestHandler:
         }
 
     def handle(self, request: Message) -> Message:
-        """Answer one question.
+        """Handle one request.
 
         Raises:
-            Fault: there is no answer; its code and its sentence go to the parent.
+            Fault: the request failed; the code and the message are sent to the parent.
         """
         ask = request.get("ask")
         if ask == "identity":
@@ -106,7 +110,8 @@ class NvmlRequestHandler:
             if ask == "snapshot" and fault.nvml_code == RESET_REQUIRED:
                 return self._unresponsive()
             if fault.nvml_code in _DRIVER_GONE or isinstance(fault, DriverUnavailable):
-                # A node without a driver is away; a device without one is a device that nobody can vouch for.
+                # For the node, a missing driver is "away". A device without a driver is "unreadable": its state is
+                # unknown.
                 raise Fault("unreadable", fault.message) from fault
             raise
 
@@ -137,7 +142,7 @@ class NvmlRequestHandler:
         counters = health.read_error_counters(gpu)
         conditions = dict(health.read_conditions(gpu, counters))
         conditions.update(health.scrub_on_free_condition(self._proc_driver))
-        # An instance has no settings of its own, and whoever has the next one may live by its GPU's.
+        # An instance has no settings of its own, and the tenants of other instances may depend on its GPU's.
         defaults, values = ({}, {}) if target.instance is not None else read_defaults_and_values(gpu)
         return {
             **health.read_gauges(gpu),
@@ -174,13 +179,16 @@ def _restore(target: NvmlTarget, question: Message) -> Message:
 
 
 def _compute_mode(target: NvmlTarget, _: Message) -> Message:
-    """To be written down before the fence: what a killed eraser leaves behind has to be undone."""
+    """Return the compute mode.
+
+    The caller records it before the fence, so that what a killed eraser leaves can be undone.
+    """
     found = None if target.instance is not None else COMPUTE_MODE.read(target.gpu)
     return {"mode": None if found is None else found[0]}
 
 
 def _fence(target: NvmlTarget, question: Message) -> Message:
-    """One process at most from now on."""
+    """Allow at most one process on the GPU from now on."""
     before = _compute_mode(target, question)["mode"]
     if before is not None:
         COMPUTE_MODE.write(target.gpu, "exclusive-process")

@@ -1,4 +1,4 @@
-"""What a GPU is, as its driver describes it: the answer to ``describe``. Runs in a child."""
+"""The description of a GPU by its driver: the reply to ``describe``. Runs in a child."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
 
 
 def describe(gpu: NvmlGpu) -> Message:
-    """Everything about ``gpu`` and its MIG instances that does not change while the driver is loaded."""
+    """Return everything about ``gpu`` and its MIG instances that does not change while the driver is loaded."""
     memory = gpu.memory()
     mig = gpu.optional("nvmlDeviceGetMigMode")
     capability = gpu.optional("nvmlDeviceGetCudaComputeCapability")
@@ -58,7 +58,7 @@ def describe(gpu: NvmlGpu) -> Message:
 
 
 def links_of(gpu: NvmlGpu) -> tuple[tuple[int, bool], ...]:
-    """Its NVLinks, each with whether it is active."""
+    """Return the GPU's NVLinks, each with whether it is active."""
     found: list[tuple[int, bool]] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -66,7 +66,7 @@ def links_of(gpu: NvmlGpu) -> tuple[tuple[int, bool], ...]:
         except NvmlFault as fault:
             if fault.nvml_code != _INVALID_ARGUMENT:
                 raise
-            break  # it has fewer links than NVML can count
+            break  # the GPU has fewer links than NVML can count
         if state is not None:
             found.append((link, bool(state)))
     return tuple(found)
@@ -80,7 +80,7 @@ def _link(gpu: NvmlGpu, link: int) -> Message:
 
 
 def _far_end(gpu: NvmlGpu, function: str, link: int) -> Any:
-    """None also where the other end is on no PCI bus of this node."""
+    """Return NVML's reply about the far end of ``link``; None also where the far end is on no PCI bus of this node."""
     try:
         return gpu.optional(function, link)
     except NvmlFault as fault:
@@ -90,7 +90,7 @@ def _far_end(gpu: NvmlGpu, function: str, link: int) -> Any:
 
 
 def pci_address(domain: int, bus: int, device: int) -> str:
-    """As sysfs writes it. GPUs and switches are function 0 of their device."""
+    """Return the PCI address as sysfs writes it. GPUs and switches are function 0 of their device."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 

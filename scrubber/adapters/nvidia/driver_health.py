@@ -1,6 +1,7 @@
-"""What a GPU's driver says about its health: one reading of everything that lasts. Runs in a child.
+"""One reading of a GPU's lasting health state, from its driver. Runs in a child.
 
-Only what was read goes up: what a condition means for the device is decided in :mod:`scrubber.domain.health.signals`.
+Only readings are sent to the parent: :mod:`scrubber.domain.health.signals` decides what a condition means for the
+device.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 _RECOVERY_ACTION = 230
-"""Drivers from 565 on say themselves what a GPU needs (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``)."""
+"""Drivers from 565 on report what a GPU needs (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``)."""
 _RECOVERY = {
     0: "none",
     1: "reset",
@@ -38,17 +39,17 @@ _RECOVERY = {
     7: "system-reboot",
 }
 _NVLINK_ERRORS = (38, 45, 52, 59)
-"""CRC of flits, CRC of data, replays, recoveries: each over all links."""
+"""CRC errors of flits, CRC errors of data, replays, recoveries: each summed over all links."""
 _SLOWDOWNS = ((0x08, "hw-slowdown"), (0x40, "hw-thermal-slowdown"), (0x80, "power-brake"))
 _MAX_RETIRED_PAGES = 64
-"""How many pages the InfoROM can retire; there is no room for another one (NVIDIA, GPU memory error management)."""
+"""How many pages the InfoROM can retire; beyond it there is no room (NVIDIA, GPU memory error management)."""
 _FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 _FABRIC_COMPLETED = 3
 _TRUE = re.compile(rb"\bRMDisableScrubOnFree\b\s*[:=]\s*\"?(0x)?0*[1-9a-f]", re.IGNORECASE)
 
 
 def read_gauges(gpu: NvmlGpu) -> Message:
-    """Single values; None where they do not apply."""
+    """Return single values; None where they do not apply."""
     heat = gpu.optional("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
     if heat is None:
         heat = gpu.optional("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
@@ -60,12 +61,12 @@ def read_gauges(gpu: NvmlGpu) -> Message:
 
 
 def recovery_action_name(action: int | None) -> str | None:
-    """The word for what the driver asks for. One that this service does not know is not "none"."""
+    """Return the name of the recovery action that the driver requests. An unknown action is not "none"."""
     return None if action is None else _RECOVERY.get(action, f"unknown-{action}")
 
 
 def read_error_counters(gpu: NvmlGpu) -> Mapping[str, int]:
-    """Errors by name, as the driver counts them; those that do not apply are left out."""
+    """Return the driver's error counters by name, without those that do not apply."""
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     rows = gpu.optional("nvmlDeviceGetRemappedRows")
     links = [each for each in gpu.fields(_NVLINK_ERRORS).values() if each is not None]
@@ -82,7 +83,7 @@ def read_error_counters(gpu: NvmlGpu) -> Mapping[str, int]:
 
 
 def read_conditions(gpu: NvmlGpu, counters: Mapping[str, int]) -> Mapping[str, str]:
-    """What is wrong with ``gpu`` while it lasts, by code, each with what was read."""
+    """Return the lasting conditions of ``gpu`` by code, each with what was read."""
     found: dict[str, str] = {}
     for part in (_memory, _clocks, _pcie, _links, _modes):
         found.update(part(gpu))
@@ -93,12 +94,12 @@ def read_conditions(gpu: NvmlGpu, counters: Mapping[str, int]) -> Mapping[str, s
 
 
 def reset_required_condition() -> Mapping[str, str]:
-    """All that can be said about a GPU that answers nothing until it is reset."""
+    """Return the only condition that is known of a GPU that replies to nothing until it is reset."""
     return {"reset-required": "the driver answers nothing about it until it is reset"}
 
 
 def scrub_on_free_condition(proc_driver: Path) -> Mapping[str, str]:
-    """Whether the kernel module was told not to clear memory when a process lets go of it."""
+    """Return a condition if the kernel module is configured not to clear the memory that a process frees."""
     try:
         parameters = (proc_driver / "params").read_bytes()
     except OSError:
@@ -130,7 +131,7 @@ def _pcie(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     width, widest = _number(gpu, "nvmlDeviceGetCurrPcieLinkWidth"), _number(gpu, "nvmlDeviceGetMaxPcieLinkWidth")
     if width is not None and widest is not None and width < widest:
         yield "pcie-width", f"x{width} of x{widest}"
-    if _number(gpu, "nvmlDeviceGetPerformanceState") != 0:  # an idle link slows down, and that is how it should be
+    if _number(gpu, "nvmlDeviceGetPerformanceState") != 0:  # an idle link slows down by design
         return
     speed = _number(gpu, "nvmlDeviceGetCurrPcieLinkGeneration")
     fastest = _number(gpu, "nvmlDeviceGetMaxPcieLinkGeneration")
@@ -151,12 +152,12 @@ def _links(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     if state == _FABRIC_COMPLETED and status:
         yield "fabric-failed", f"registration ended with NVML error {status}"
     elif state in _FABRIC_STATES and state != _FABRIC_COMPLETED and joined:
-        # Without an active link it is no part of a fabric, and waits for nothing.
+        # A GPU without an active link is not part of a fabric, and waits for nothing.
         yield "fabric-failed", f"registration {_FABRIC_STATES[state]}"
 
 
 def _fabric(gpu: NvmlGpu) -> tuple[int, int] | None:
-    """State and status of its registration with the NVLink fabric."""
+    """Return the state and status of the GPU's registration with the NVLink fabric."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),

@@ -1,7 +1,7 @@
-"""Where NVIDIA's driver keeps its things on this node: libraries, device nodes, and what it says in /proc and /sys.
+"""Where NVIDIA's driver is on this node: libraries, device nodes, and its files in /proc and /sys.
 
-The driver may live in the node's root, or below another one (a driver container's). Everything that looks for a file of
-the driver asks here, so that a test can point all of it at a directory.
+The driver may be installed in the node's root, or below another root (a driver container's). All code that needs a file
+of the driver takes its path from here, so that a test can point all of it at one directory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class DriverPaths:
     """Paths of the driver.
 
     Attributes:
-        driver_root: where the driver's libraries and programs are installed.
-        dev: where its device nodes are.
-        proc_driver: what the kernel module says about itself and its GPUs.
+        driver_root: the root below which the driver's libraries and programs are installed.
+        dev: the directory of its device nodes.
+        proc_driver: the kernel module's directory in ``/proc``, about itself and its GPUs.
         sys: the node's sysfs.
         run: the node's ``/run``.
     """
@@ -45,7 +45,7 @@ class DriverPaths:
 
     @classmethod
     def below(cls, driver_root: Path) -> DriverPaths:
-        """Those of a driver that is installed below ``driver_root``: its own device nodes, where it has made some."""
+        """Paths of a driver installed below ``driver_root``, with the device nodes there if the driver created any."""
         below = driver_root / "dev"
         return cls(driver_root, below if (below / "nvidiactl").exists() else Path("/dev"))
 
@@ -55,22 +55,22 @@ class DriverPaths:
 
     @property
     def mig_minors(self) -> Path:
-        """Which capability node belongs to which MIG instance."""
+        """The file that maps MIG instances to their capability nodes."""
         return self.proc_driver.with_name("nvidia-caps") / "mig-minors"
 
     def library_directories(self) -> tuple[str, ...]:
-        """Directories that hold NVML; none for the node's own root, where the loader finds it by itself."""
+        """Return the directories that contain NVML; none for the node's root, where the loader finds it."""
         if self.driver_root == Path("/"):
             return ()
         candidates = (self.driver_root / each for each in _LIBRARIES)
         return tuple(str(each) for each in candidates if (each / _LIBRARY).exists())
 
     def environment(self) -> Mapping[str, str]:
-        """What a child's environment needs so that its loader finds the driver's libraries."""
+        """Return the environment variables with which a child's loader finds the driver's libraries."""
         directories = self.library_directories()
         return {"LD_LIBRARY_PATH": ":".join(directories)} if directories else {}
 
     def find_program(self, name: str) -> Path | None:
-        """One of the driver's programs, ``nvidia-smi`` say; None when it is not installed."""
+        """Return the path of one of the driver's programs, such as ``nvidia-smi``; None when it is not installed."""
         candidates = (self.driver_root / each / name for each in _PROGRAMS)
         return next((each for each in candidates if each.is_file()), None)

@@ -1,7 +1,7 @@
-"""How the driver's children are asked about a device, and how their answers are read.
+"""How requests about a device are made to the driver's children, and how the replies are parsed.
 
-Every question about a GPU or one of its instances goes under one key, the GPU's: a call that hangs, hangs for all of its
-instances, and they should cost the node one killed child between them.
+Every request about a GPU or one of its instances uses one key, the GPU's: a call that hangs does so for all of its
+instances, and together they should cost the node only one killed child.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ DRIVER_MODULE = "scrubber.adapters.nvidia.driver"
 
 
 def driver_arguments(paths: DriverPaths) -> tuple[str, ...]:
-    """What a child of :data:`DRIVER_MODULE` is started with, beside ``paths.environment()``."""
+    """Return the arguments of a child of :data:`DRIVER_MODULE`; it also needs ``paths.environment()``."""
     return str(paths.proc_driver), str(paths.pci_devices)
 
 
 def gpu_uuid(device: Device) -> str:
-    """UUID of the GPU that ``device`` is, or is cut from: the key under which a pool is asked about it."""
+    """Return the UUID of the GPU that ``device`` is or belongs to: the key of requests about it in a pool."""
     return device.parent or device.id
 
 
 def pci_address_of(device: Device) -> str:
-    """Its GPU's address on the PCI bus, as sysfs writes it.
+    """Return the address of the device's GPU on the PCI bus, as sysfs writes it.
 
     Raises:
-        Unreadable: it is no device of ours.
+        Unreadable: the device is not one of this backend.
     """
     address = dict(device.traits).get("pci_address")
     if address is None:
@@ -54,7 +54,7 @@ def pci_address_of(device: Device) -> str:
 
 
 def device_request(device: Device, name: str, **more: object) -> Message:
-    """The question ``name`` about ``device``, for a pool of :data:`DRIVER_MODULE` under the key :func:`gpu_uuid`."""
+    """Build the request ``name`` about ``device``, for a pool of :data:`DRIVER_MODULE` with key :func:`gpu_uuid`."""
     return {
         "ask": name,
         "pci": pci_address_of(device),
@@ -65,10 +65,10 @@ def device_request(device: Device, name: str, **more: object) -> Message:
 
 
 def text(answer: Mapping[str, object], key: str) -> str:
-    """The text under ``key``.
+    """Return the text under ``key``.
 
     Raises:
-        Unreadable: there is none. So for all that follow.
+        Unreadable: there is none. This holds for all functions that follow.
     """
     found = answer.get(key)
     if not isinstance(found, str) or not found:
@@ -77,7 +77,7 @@ def text(answer: Mapping[str, object], key: str) -> str:
 
 
 def optional_text(answer: Mapping[str, object], key: str) -> str | None:
-    """The text under ``key``; None where it does not apply."""
+    """Return the text under ``key``; None where it does not apply."""
     return None if answer.get(key) is None else text(answer, key)
 
 
@@ -89,7 +89,7 @@ def count(answer: Mapping[str, object], key: str) -> int:
 
 
 def optional_count(answer: Mapping[str, object], key: str) -> int | None:
-    """The number under ``key``; None where it does not apply."""
+    """Return the number under ``key``; None where it does not apply."""
     return None if answer.get(key) is None else count(answer, key)
 
 
@@ -108,7 +108,7 @@ def counts(answer: Mapping[str, object], key: str) -> dict[str, int]:
 
 
 def objects(answer: Mapping[str, object], key: str) -> Sequence[Mapping[str, object]]:
-    """The list of objects under ``key``."""
+    """Return the list of objects under ``key``."""
     found = answer.get(key)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise _malformed(key, "is no list of objects")

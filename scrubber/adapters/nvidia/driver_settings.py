@@ -1,8 +1,8 @@
-"""A GPU's settings as names and texts: what they are, what the driver's defaults are, and how they are written.
+"""A GPU's settings as names and texts: the present values, the driver's defaults, and how values are written.
 
-Runs in a child. One :class:`NvmlSetting` a name; where a GPU or its driver has no such setting, it is in no answer. Locked
-clocks can only be lifted, because NVML does not tell what they are: that, and forgetting which processes were accounted
-for, belongs to every restoring.
+Runs in a child. There is one :class:`NvmlSetting` per name; a setting that a GPU or its driver lacks is in no reply.
+NVML does not report locked clocks, so they can only be lifted. Every restore does that, and clears the list of
+processes that were accounted for.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class NvmlSetting:
     """One setting.
 
     Attributes:
-        read: its value and the driver's default for it; None where the GPU does not have it.
-        write: makes a text the value. Raises ``ValueError`` for what is no value of it.
+        read: returns the value and the driver's default; None where the GPU lacks the setting.
+        write: sets the value to a text. Raises ``ValueError`` for a text that is not a value of the setting.
     """
 
     name: str
@@ -54,7 +54,7 @@ class NvmlSetting:
 
 
 def read_defaults_and_values(gpu: NvmlGpu) -> tuple[dict[str, str], dict[str, str]]:
-    """The driver's defaults and the present values, for the same names."""
+    """Return the driver's defaults and the present values, under the same names."""
     defaults: dict[str, str] = {}
     values: dict[str, str] = {}
     for setting in SETTINGS:
@@ -64,11 +64,12 @@ def read_defaults_and_values(gpu: NvmlGpu) -> tuple[dict[str, str], dict[str, st
     return defaults, values
 
 
+# See docs/decisions/0025-device-settings.md.
 def restore(gpu: NvmlGpu, expected: Mapping[str, str]) -> dict[str, str]:
-    """Write what differs from ``expected``, and read everything in it back.
+    """Write the values that differ from ``expected``, and read back every setting in it.
 
     Raises:
-        Fault: a value that the setting cannot have, or that the driver refuses.
+        Fault: a value is not one of the setting's, or the driver rejects it.
     """
     after: dict[str, str] = {}
     for setting in SETTINGS:
@@ -96,13 +97,16 @@ def _write(gpu: NvmlGpu, setting: NvmlSetting, text: str) -> None:
 
 
 def _reset_locked_clocks(gpu: NvmlGpu) -> None:
-    """What has no getter is put back without being asked for."""
+    """Reset the settings that have no getter, without being requested to."""
     for function in _RESET_FUNCTIONS:
         gpu.optional(function)
 
 
 def _choice(name: str, getter: str, setter: str, words: Mapping[int, str], default: str | None) -> NvmlSetting:
-    """A setting whose values are a few words; without a ``default`` it is the operator's, and as it should be."""
+    """Build a setting with a few named values.
+
+    Without a ``default`` the operator decides: its default is the present value.
+    """
 
     def read(gpu: NvmlGpu) -> tuple[str, str] | None:
         found = gpu.optional(getter)
@@ -170,7 +174,7 @@ def _write_boost(gpu: NvmlGpu, text: str) -> None:
 
 
 def _read_ecc(gpu: NvmlGpu) -> tuple[str, str] | None:
-    """The mode that counts is the one after the next reset: that is what a tenant can have changed, and we can write."""
+    """Read the mode after the next reset: the one that a tenant can have changed, and that we can write."""
     modes, default = gpu.optional("nvmlDeviceGetEccMode"), gpu.optional("nvmlDeviceGetDefaultEccMode")
     if modes is None or default is None:
         return None
@@ -198,13 +202,13 @@ def _write_offsets(gpu: NvmlGpu, text: str) -> None:
 
 
 def _offsets(gpu: NvmlGpu) -> dict[tuple[str, int], int] | None:
-    """MHz by clock and performance state; None where there are none."""
+    """Return MHz by clock and performance state; None where there are none."""
     found: dict[tuple[str, int], int] = {}
     for pstate in _performance_states(gpu):
         for clock in _OFFSET_CLOCKS:
             info = _offset(clock, pstate)
             try:
-                # pynvml's own function drops the error, and would answer 0 for a GPU that is lost.
+                # pynvml's own function drops the error, and would return 0 for a GPU that is lost.
                 gpu.checked("nvmlDeviceGetClockOffsets", ctypes.byref(info))
             except NvmlFault as fault:
                 if not fault.not_applicable and fault.nvml_code != 2:  # a clock that this state does not have
@@ -233,7 +237,7 @@ COMPUTE_MODE = _choice(
 PERSISTENCE_MODE = _choice(
     "persistence_mode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceSetPersistenceMode", SWITCH_VALUES, default=None
 )
-"""The operator's: its default is whatever it is, so only a policy that names it brings it back."""
+"""Decided by the operator: its default is the present value, so only a policy that names it restores it."""
 
 SETTINGS: tuple[NvmlSetting, ...] = (
     COMPUTE_MODE,

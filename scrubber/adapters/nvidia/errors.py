@@ -1,7 +1,8 @@
-"""What each error of NVML means to this service: one row a code, translated here and nowhere else.
+"""What each NVML error means to this service: one row per code, translated here and nowhere else.
 
-A row says which fault the parent hears of, and what a person can do. Codes that mean "this GPU or driver has no such
-thing" are no faults where a value is optional: the value is then absent, which is never the same as fine.
+A row defines the fault that is reported to the parent, and what an operator can do. Codes that mean "this GPU or driver
+has no such feature" are not faults where a value is optional: the value is then absent, and an absent value never
+counts as fine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ CORRUPTED_INFOROM = 14
 
 
 class NvmlErrorKind(StrEnum):
-    """What follows from an error. All but the last are codes of :data:`scrubber.adapters.children.request_pool.FAULT_TYPES`."""
+    """The consequence of an error.
+
+    All but the last are codes of :data:`scrubber.adapters.children.request_pool.FAULT_TYPES`.
+    """
 
     LOST = "lost"
     UNREADABLE = "unreadable"
@@ -40,14 +44,14 @@ class NvmlErrorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NvmlErrorInfo:
-    """One row: what follows, and a sentence for the operator."""
+    """One row: the kind of the error, and a message for the operator."""
 
     kind: NvmlErrorKind
     message: str
 
 
 class NvmlFault(Fault):
-    """An error of NVML as an answer to the parent; ``nvml_code`` is NVML's code."""
+    """An NVML error as a reply to the parent; ``nvml_code`` is NVML's code."""
 
     def __init__(self, nvml_code: int, subject: str) -> None:
         meaning = error_info(nvml_code)
@@ -58,7 +62,7 @@ class NvmlFault(Fault):
 
 
 class DriverUnavailable(Fault):
-    """A failed initialisation. It says nothing about any GPU, so the driver is away, whatever the code."""
+    """A failed initialisation. It is not about any GPU, so the driver is unavailable, whichever the code."""
 
     def __init__(self, nvml_code: int) -> None:
         super().__init__(
@@ -151,5 +155,5 @@ _UNKNOWN_ERROR = NvmlErrorInfo(
 
 
 def error_info(nvml_code: int) -> NvmlErrorInfo:
-    """The row for NVML's code ``nvml_code``; a code in no row is unreadable, never fine."""
+    """Return the row for NVML's code ``nvml_code``; a code without a row is unreadable, never fine."""
     return NVML_ERRORS.get(nvml_code, _UNKNOWN_ERROR)

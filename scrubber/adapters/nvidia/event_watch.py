@@ -1,10 +1,11 @@
-"""What the driver reports by itself, gathered from one child a GPU, and the XIDs that stand until a reset.
+"""Collects what the driver reports on its own initiative, from one child per GPU, and the XIDs that last until a reset.
 
-Promises: a GPU that hangs costs its own child and no other GPU's events; a child that died is replaced; what may have
-been missed meanwhile is told as "changed", so that somebody looks. Silence says nothing: health is read from snapshots.
+Promises: a GPU that hangs costs its own child and no other GPU's events. A child that died is replaced. Events that may
+have been missed meanwhile are reported as "changed", so that the device is checked. Silence proves nothing: health is
+read from snapshots.
 
-NVML tells an XID once, as an event, and has no call that lists them. So they are kept here, for the GPU and the instance
-that they were told for, until :meth:`EventWatch.forget`.
+NVML reports an XID once, as an event, and has no call that lists XIDs. So they are recorded here, for the GPU and the
+instance that the event names, until :meth:`EventWatch.forget`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _XID = 0x8
 _MIG_CONFIGURED = 0x100
 _UNAVAILABLE = 0x4000
 _MEMORY = frozenset({0x1, 0x2, 0x200, 0x400, 0x800, 0x1000, 0x2000})
-"""ECC errors of one and two bits, storms of them, retired rows or pages, poison contained and not."""
+"""ECC errors of one and two bits, storms of such errors, retired rows or pages, and poison, contained or not."""
 
 _Part = tuple[int | None, int | None]
-"""A GPU instance and a compute instance; None is all of them."""
+"""A GPU instance and a compute instance; None means all of them."""
 
 
 def event_signal(device: str, kind: int, data: int) -> Signal:
-    """The signal for ``device`` that an event of NVML's type ``kind`` makes."""
+    """Return the signal for ``device`` of an event with NVML's type ``kind``."""
     if kind == _XID:
         return Signal(device, "xid", data)
     if kind in _MEMORY:
@@ -49,16 +50,21 @@ def event_signal(device: str, kind: int, data: int) -> Signal:
 
 
 def _concerns(told: _Part, part: _Part) -> bool:
-    """Whether an event that names ``told`` is one of ``part``. What names nobody is everybody's: it is the GPU's."""
+    """Whether an event that names ``told`` concerns ``part``.
+
+    An event without instances is the GPU's, and concerns all.
+    """
     return all(None in pair or pair[0] == pair[1] for pair in zip(told, part, strict=True))
 
 
 @dataclass(slots=True, eq=False)
 class _WatchedGpu:
-    """A GPU that is followed. ``parts`` are its devices, by id; ``child`` becomes its child, or the error of its start.
+    """A GPU whose events are watched.
 
-    ``ready`` is set once it is known whether its events can be heard. ``stream_error`` says why its last child failed, until
-    another one has registered. ``ending`` is the last end of its child, under way or over; see :meth:`EventWatch._end`.
+    ``parts`` are its devices, by id. ``child`` resolves to its child, or to the error of its start. ``ready`` is set
+    once it is known whether its events are received. ``stream_error`` is the reason why its last child failed, until
+    another one has registered. ``ending`` is the task that last ended its child, running or finished; see
+    :meth:`EventWatch._end`.
     """
 
     uuid: str
@@ -73,13 +79,17 @@ class _WatchedGpu:
     ending: asyncio.Task[Child | None] | None = None
 
 
+# See docs/decisions/0024-xids-and-error-counters.md.
 class EventWatch:
-    """Watches the GPUs that it was last told to :meth:`follow`, from :meth:`start` to :meth:`close`.
+    """Watches the GPUs of the last call of :meth:`follow`, from :meth:`start` to :meth:`close`.
 
     Args:
-        fingerprint: changes when a GPU or an instance comes or goes; asked every ``poll_interval`` seconds.
-        silence_timeout: seconds without a word after which a child is replaced; the first word may take that long as well.
-        restart_delays: seconds before a child is started again, longer from one failure to the next; the last is repeated.
+        fingerprint: returns a text that changes when a GPU or an instance appears or disappears; called every
+            ``poll_interval`` seconds.
+        silence_timeout: seconds without a message after which a child is replaced; the first message may take that long
+            as well.
+        restart_delays: seconds before a child is restarted, increasing from one failure to the next; the last is
+            repeated.
     """
 
     def __init__(
@@ -109,9 +119,10 @@ class EventWatch:
     # --- for telemetry
 
     def xids(self, device: str) -> Mapping[int, int]:
-        """XIDs of ``device`` (an id) since the last :meth:`forget`, each with how often it was seen.
+        """Return the XIDs of ``device`` (an id) since the last :meth:`forget`, each with how often it was seen.
 
-        One that names an instance is that instance's; one that names none is the whole GPU's, and so each instance's.
+        An XID that names an instance belongs to that instance. One that names none belongs to the whole GPU, and so to
+        each of its instances.
         """
         found: Counter[int] = Counter()
         if device in self._gpu_parts:
@@ -122,7 +133,10 @@ class EventWatch:
         return found
 
     def event_stream_error(self, device: str) -> str | None:
-        """Why XIDs of ``device`` (an id) may go unseen at present; None while they are heard, and where there are none."""
+        """Return why XIDs of ``device`` (an id) may be missed at present.
+
+        Return None while they are received, and where the driver reports none.
+        """
         gpu = self._gpus.get(self._gpu_parts[device][0]) if device in self._gpu_parts else None
         return None if gpu is None else gpu.stream_error
 
@@ -132,24 +146,24 @@ class EventWatch:
         return gpu is not None and gpu.inforom_corrupt
 
     def listen(self) -> SignalStream:
-        """Signals from now on, for one consumer."""
+        """Return the signals from now on, for one consumer."""
         return self._signals.subscribe()
 
     @property
     def unwatched_gpus(self) -> Mapping[str, str]:
-        """GPUs (by UUID) whose events cannot be heard at present, each with the reason."""
+        """GPUs (by UUID) whose events are not received at present, each with the reason."""
         return {gpu.uuid: gpu.unwatched_reason for gpu in self._gpus.values() if gpu.unwatched_reason is not None}
 
     # --- for the composition root
 
     def start(self) -> None:
-        """Begin to look for GPUs that come and go."""
+        """Start polling for GPUs that appear or disappear."""
         self._polling = asyncio.create_task(self._look_for_changes(), name="nvidia inventory changes")
 
     def follow(self, devices: Iterable[Device]) -> None:
-        """Watch the GPUs of ``devices`` and no others. To be told after each reading of the inventory.
+        """Watch the GPUs of ``devices`` and no others. The caller calls this after each reading of the inventory.
 
-        XIDs of a GPU that is not followed are kept: it may come back, and nothing was done about them.
+        XIDs of a GPU that is no longer watched are kept: it may return, and nothing was done about them.
         """
         groups: dict[str, list[Device]] = {}
         for device in devices:
@@ -170,11 +184,11 @@ class EventWatch:
                 self._watch(self._gpus[uuid])
 
     async def wait_until_ready(self, deadline: float) -> None:
-        """Return once it is known of every GPU whether its events are heard, or after ``deadline`` seconds."""
+        """Return once it is known of every GPU whether its events are received, or after ``deadline`` seconds."""
         await _wait_until_known(self._gpus.values(), deadline)
 
     async def close(self) -> None:
-        """End every child and every stream of signals."""
+        """Kill every child and close every stream of signals."""
         for uuid in tuple(self._gpus):
             self._unwatch(uuid)
         polling, self._polling = self._polling, None
@@ -188,12 +202,15 @@ class EventWatch:
     # --- for resets
 
     async def pause(self, gpu: str) -> None:
-        """End the child of ``gpu`` (a UUID), which has it open, and start none until as many calls of :meth:`resume`.
+        """End the child of ``gpu`` (a UUID), which has it open.
 
-        Whoever waits in :meth:`resume` for the same GPU waits no longer. The end goes on when the caller is cancelled.
+        No other child is started until :meth:`resume` was called as often as this.
+
+        A caller that waits in :meth:`resume` for the same GPU stops waiting. Ending the child continues when the caller
+        is cancelled.
 
         Raises:
-            DriverTimeout: it cannot be ended.
+            DriverTimeout: the child cannot be killed.
         """
         self._paused[gpu] += 1
         watched = self._gpus.get(gpu)
@@ -205,10 +222,12 @@ class EventWatch:
             raise DriverTimeout(_cannot_be_ended(undying, gpu))
 
     async def resume(self, gpu: str, deadline: float) -> None:
-        """Watch ``gpu`` again, from the return on, as what comes before that is never told; what it missed is a change.
+        """Watch ``gpu`` again, and return once its events are received.
 
-        Where that is not known after ``deadline`` seconds, or another reset pauses it before, its events are
-        :meth:`event_stream_error` until they are heard.
+        Events before that are never reported; a "changed" signal covers them.
+
+        If its events are still not received after ``deadline`` seconds, or another reset pauses it before then,
+        :meth:`event_stream_error` returns an error until they are.
         """
         if not self._paused[gpu]:
             return
@@ -224,7 +243,7 @@ class EventWatch:
         await _wait_until_known([watched], deadline)
 
     def forget(self, device: str) -> None:
-        """The XIDs of ``device`` were cured by a reset; one is always of the whole GPU, with all its instances."""
+        """Drop the XIDs of ``device``, which a reset cured; a reset covers the whole GPU with all its instances."""
         if device in self._gpu_parts:
             self._xids.pop(self._gpu_parts[device][0], None)
 
@@ -242,7 +261,7 @@ class EventWatch:
     async def _read_fingerprint(self) -> str:
         try:
             return await self._fingerprint()
-        except OSError as error:  # the kernel's own files: somebody shall look, and go on looking
+        except OSError as error:  # the kernel's own files: report a change, and continue polling
             return f"unreadable: {error}"
 
     # --- children
@@ -257,14 +276,14 @@ class EventWatch:
         self._end(self._gpus.pop(uuid))
 
     def _end(self, gpu: _WatchedGpu) -> asyncio.Task[Child | None]:
-        """Stop attending to ``gpu`` and end its child, also one that is just being started, whoever waits for that.
+        """Stop supervising ``gpu`` and kill its child, even one that is just being started.
 
-        The result is the child where it does not die.
+        This happens whether or not the caller awaits the returned task. Its result is the child if it does not die.
         """
         attending, gpu.task = gpu.task, None
         if attending is not None:
             attending.cancel()
-        gpu.ready.set()  # nobody is going to hear it now
+        gpu.ready.set()  # no task will receive its events now
         before: set[asyncio.Task[object]] = {each for each in (attending, gpu.ending) if each is not None}
         gpu.ending = asyncio.create_task(self._end_after(gpu, before))
         self._ending.add(gpu.ending)
@@ -272,7 +291,10 @@ class EventWatch:
         return gpu.ending
 
     async def _end_after(self, gpu: _WatchedGpu, before: set[asyncio.Task[object]]) -> Child | None:
-        """As the result of :meth:`_end`; two in conversation with one child would not hear it, so ``before`` ends first."""
+        """Implement :meth:`_end`.
+
+        Two readers of one child would interfere with each other, so ``before`` has to end first.
+        """
         if before:
             await asyncio.wait(before)
         if gpu.child is None:
@@ -281,21 +303,21 @@ class EventWatch:
         if gpu.child.exception() is not None:
             return None
         child = gpu.child.result()
-        last_words = asyncio.create_task(self._drain(gpu, child))  # runs first, and is still in it when it is killed
+        last_words = asyncio.create_task(self._drain(gpu, child))  # is already reading when the child is killed
         dead = await child.kill() or await child.wait(0.0)
         await last_words
         return None if dead else child
 
     async def _drain(self, gpu: _WatchedGpu, child: Child) -> None:
-        """Take what ``child`` says until its end: an XID that nobody has read yet would be told by nobody else."""
+        """Read the last messages of ``child`` until its end: an XID that was not read yet is reported nowhere else."""
         with suppress(ChildDied, Unreadable, _EventsEnded):
             while True:
                 message = await child.receive()
-                if "registered" not in message:  # it was, and whoever asks now would call the GPU heard
+                if "registered" not in message:  # handling that would mark the GPU as watched
                     self._handle_message(gpu, message)
 
     async def _supervise(self, gpu: _WatchedGpu) -> None:
-        """Keep a child at ``gpu``, for as long as this is not cancelled; the first once that of before has ended."""
+        """Keep a child running for ``gpu`` until cancelled. The first one starts after the end of its predecessor."""
         undying = None if gpu.ending is None else await asyncio.shield(gpu.ending)
         if undying is not None:
             gpu.unwatched_reason = gpu.stream_error = _cannot_be_ended(undying, gpu.uuid)
@@ -309,7 +331,10 @@ class EventWatch:
             await asyncio.sleep(self._restart_delays[min(failures, len(self._restart_delays)) - 1])
 
     async def _run_child(self, gpu: _WatchedGpu) -> bool:
-        """One child from its start to its end; whether it was of any use. Leaves the reason in ``unwatched_gpus``."""
+        """Run one child from start to end, and return whether it did its work.
+
+        Sets the reason in ``unwatched_gpus``.
+        """
         gpu.child = asyncio.ensure_future(
             self._children.start(
                 EVENTS_MODULE,
@@ -337,19 +362,19 @@ class EventWatch:
                 gpu.stream_error = None
                 child.start_kill()
                 gpu.ready.set()
-                await asyncio.Event().wait()  # until it is dropped or paused
+                await asyncio.Event().wait()  # until the GPU is dropped or paused
         gpu.stream_error = gpu.unwatched_reason
         gpu.ready.set()
         if not await child.kill():
-            await _wait_for_exit(child)  # a second one would hang as well: one process that cannot be ended is enough
+            await _wait_for_exit(child)  # another child would hang as well: one process that cannot be killed is enough
         return received
 
     def _handle_message(self, gpu: _WatchedGpu, message: Message) -> bool:
-        """Whether ``message`` shows that the child does its work: more than that it began.
+        """Handle ``message``, and return whether it shows that the child does its work, not only that it started.
 
         Raises:
-            _NoMore: it was the child's last.
-            Unreadable: it makes no sense.
+            _EventsEnded: it was the child's last message.
+            Unreadable: the message is malformed.
         """
         if "registered" in message:
             gpu.unwatched_reason = gpu.stream_error = None
@@ -366,7 +391,7 @@ class EventWatch:
         if "fault" in message:
             lost = message["fault"] == "lost"
             self._signals.publish(Signal(device, "lost" if lost else "changed") for device in gpu.parts)
-            raise _EventsEnded(str(message.get("sentence")), permanent=message["fault"] == "not-applicable")
+            raise _EventsEnded(str(message.get("message")), permanent=message["fault"] == "not-applicable")
         kind, data = count(message, "event"), count(message, "data")
         self._record_event(gpu, kind, data, (optional_count(message, "gi"), optional_count(message, "ci")))
         return True
@@ -381,7 +406,7 @@ class EventWatch:
 
 
 class _EventsEnded(Exception):
-    """A child says why it ends, and whether another one could do better."""
+    """The reason why a child ends, and whether a new child would end the same way (``permanent``)."""
 
     def __init__(self, message: str, *, permanent: bool) -> None:
         super().__init__(message)
@@ -390,7 +415,7 @@ class _EventsEnded(Exception):
 
 
 async def _wait_until_known(gpus: Iterable[_WatchedGpu], deadline: float) -> None:
-    """Return once it is known of each of ``gpus`` whether its events are heard, or after ``deadline`` seconds."""
+    """Return once it is known of each of ``gpus`` whether its events are received, or after ``deadline`` seconds."""
     waiting = [asyncio.create_task(gpu.ready.wait()) for gpu in gpus]
     try:
         if waiting:
@@ -413,7 +438,7 @@ async def _wait_for_exit(child: Child) -> None:
 
 
 def _part(device: Device) -> _Part:
-    """Which part of its GPU ``device`` is; all of it, unless the driver said otherwise."""
+    """Return the part of its GPU that ``device`` is: all of it, unless the driver reports an instance."""
     traits = dict(device.traits)
     return _number(traits.get("gpu_instance")), _number(traits.get("compute_instance"))
 

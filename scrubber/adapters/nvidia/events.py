@@ -1,16 +1,18 @@
-"""The child that waits for one GPU's events: XIDs, uncorrected memory errors, changes of its MIG layout. It also has the
-GPU's InfoROM checked, now and then: the driver reads all of its flash for it, and nobody waits for this child's answer.
+"""The child that waits for one GPU's events: XIDs, uncorrected memory errors, changes of its MIG layout.
 
-One a GPU, because registering attaches the GPU and can hang: a sick one costs only its own child. NVML hands events to
-whoever has registered and keeps none, so this child does nothing but wait, and says every few seconds that it does.
-Runs as ``python -m scrubber.adapters.nvidia.events PROC_DRIVER PCI_DEVICES ADDRESS``.
+It also has the GPU's InfoROM validated from time to time: the driver reads the whole flash for that, and nothing waits
+for a reply of this child.
+
+There is one child per GPU, because registering attaches the GPU and can hang: a faulty GPU costs only its own child.
+NVML delivers events to the process that has registered and stores none, so this child does nothing but wait, and sends
+a heartbeat every few seconds. Runs as ``python -m scrubber.adapters.nvidia.events PROC_DRIVER PCI_DEVICES ADDRESS``.
 
 ====================================================  ===================================================
 message                                               meaning
 ====================================================  ===================================================
-``registered``: types                                 from now on nothing of these types is missed
-``watching``: true                                    nothing came, and the driver still answers
-``inforom``: true or false                            whether its checksums are right
+``registered``: types                                 from now on no event of these types is missed
+``watching``: true                                    no event arrived, and the driver still responds
+``inforom``: true or false                            whether its checksums are correct
 ``event``: type, ``data``, ``gi``, ``ci``             one event; the last two are None for the whole GPU
 ``fault``: code, ``sentence``                         no more events; this process ends
 ====================================================  ===================================================
@@ -34,15 +36,15 @@ from scrubber.adapters.nvidia.nvml import NvmlGpu, NvmlSession
 __all__ = ["EVENT_WAIT_SECONDS", "watch_events"]
 
 EVENT_WAIT_SECONDS = 0.5
-"""How long one wait in the driver takes at most: this long after its parent is gone, the child is."""
+"""Maximum duration of one wait in the driver, in seconds: the child ends at most this long after its parent."""
 
 _HEARTBEAT_SECONDS = 5.0
 _INFOROM_SECONDS = 600.0
 _TIMEOUT = 10
 _NO_INSTANCE = 0xFFFFFFFF
 
-# These come with ordinary work, up to thousands a second, and say nothing about health. Corrected errors are read from
-# their counters; a storm of them has a type of its own.
+# These accompany ordinary work, up to thousands per second, and are not about health. Corrected errors are read from
+# their counters; a storm of them has its own type.
 _IGNORED_EVENTS = (
     pynvml.nvmlEventTypePState
     | pynvml.nvmlEventTypeClock
@@ -52,7 +54,7 @@ _IGNORED_EVENTS = (
 
 
 def watch_events(gpu: NvmlGpu, link: ParentSocket, monotonic: Callable[[], float]) -> None:
-    """Tell the parent about every event of ``gpu`` until the parent is gone.
+    """Report every event of ``gpu`` to the parent until the parent is gone.
 
     Raises:
         Fault: there will be no more events.
@@ -77,7 +79,7 @@ def watch_events(gpu: NvmlGpu, link: ParentSocket, monotonic: Callable[[], float
 
 
 def _inforom_intact(gpu: NvmlGpu) -> bool:
-    """Whether its checksums are right; also where there is no InfoROM."""
+    """Whether the checksums of the InfoROM are correct; also True where there is no InfoROM."""
     try:
         gpu.optional("nvmlDeviceValidateInforom")
     except NvmlFault as fault:
@@ -88,7 +90,7 @@ def _inforom_intact(gpu: NvmlGpu) -> bool:
 
 
 def _next_event(gpu: NvmlGpu, events: Any) -> Message | None:
-    """The next event, None when there is none for :data:`EVENT_WAIT_SECONDS`."""
+    """Return the next event; None when there is none for :data:`EVENT_WAIT_SECONDS`."""
     try:
         found = _checked(gpu, pynvml.nvmlEventSetWait_v2, events, int(EVENT_WAIT_SECONDS * 1000))
     except NvmlFault as fault:
@@ -120,7 +122,7 @@ def main() -> None:
     try:
         watch_events(NvmlSession(Path(proc_driver), Path(pci_devices)).gpu(address), link, time.monotonic)
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.message})
+        link.send({"fault": fault.code, "message": fault.message})
 
 
 if __name__ == "__main__":

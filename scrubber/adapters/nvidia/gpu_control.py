@@ -1,7 +1,7 @@
-"""What whoever works on a device asks of NVML around the work: its memory, its compute mode, and when it is idle again.
+"""The NVML calls that surround work on a device: its memory, its compute mode, and waiting until it is idle again.
 
-The compute mode is asked for and changed in two questions, so that the mode to go back to can be written down in between:
-a worker that is killed then leaves behind nothing that cannot be undone.
+Reading and changing the compute mode are two requests, so that the caller can record the mode to restore in between: a
+worker that is killed then leaves nothing behind that cannot be undone.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ __all__ = ["IdleWaiter", "NvmlGpuControl"]
 
 
 class IdleWaiter(Protocol):
-    """Who knows how much memory of a device is in use when nobody has it."""
+    """Knows how much memory of a device is in use when it is idle."""
 
     async def wait_until_idle(self, device: Device, deadline: float) -> int:
-        """Bytes in use above that level, once there are none or ``deadline`` seconds are over."""
+        """Wait until memory use is at the idle level, or for ``deadline`` seconds; return the bytes above it."""
 
 
 class NvmlGpuControl:
-    """Raises as :meth:`scrubber.ports.Telemetry.snapshot`."""
+    """Controls a GPU by NVML requests. Raises as :meth:`scrubber.ports.Telemetry.snapshot`."""
 
     def __init__(self, driver_pool: RequestPool, idle: IdleWaiter) -> None:
         self._driver_pool = driver_pool
         self._idle = idle
 
     async def compute_mode(self, device: Device) -> str | None:
-        """Its compute mode, in words that :meth:`unfence` takes; None when it has none of its own (an instance)."""
+        """Return the compute mode, in words that :meth:`unfence` accepts.
+
+        None for an instance, which has none of its own.
+        """
         return optional_text(await self._request(device, "compute_mode"), "mode")
 
     async def fence(self, device: Device) -> None:
-        """Let nobody open a second context on ``device``. Precondition: :meth:`compute_mode` was written down."""
+        """Let no second context be opened on ``device``. Precondition: the caller has recorded :meth:`compute_mode`."""
         await self._request(device, "fence")
 
     async def unfence(self, device: Device, compute_mode: str) -> None:
         await self._request(device, "unfence", mode=compute_mode)
 
     async def memory(self, device: Device) -> tuple[int, int, int]:
-        """Bytes in all, those that the driver keeps for itself (0 where it does not say), and those in use."""
+        """Return bytes: total, reserved by the driver (0 where it is not reported), and in use."""
         answer = await self._request(device, "used")
         return count(answer, "total"), optional_count(answer, "reserved") or 0, count(answer, "used")
 

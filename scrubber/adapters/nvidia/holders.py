@@ -1,9 +1,10 @@
-"""Who holds an NVIDIA device: the driver's lists, whoever has its node open or mapped, and memory that is nobody's.
+"""The holders of an NVIDIA device, from the driver's process lists, open or mapped device nodes, and orphaned memory.
 
-No witness is enough alone. The driver lists who has a context, and nobody who only has the node open; a walk over
-``/proc`` sees the node, and nobody in another PID namespace's dark corner; memory in use without anyone is what a process
-left that no one can name any more. Whatever one of them says and the others cannot explain counts as held. A process that
-the walk had no time for is told of as such: it explains what cannot be explained otherwise, and nobody is let in.
+No source is enough alone. The driver lists the processes that have a context, but none that only have the node open. A
+walk over ``/proc`` finds processes with the node open, but not those in another PID namespace that it cannot see.
+Memory in use without a process is what a process left behind that can no longer be identified. What one source reports
+and the others cannot explain counts as held. A process that the walk had no time for is reported as such: it accounts
+for memory that is otherwise unexplained, and the device is not granted.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ __all__ = ["IDLE_ALLOWANCE", "IDLE_MARGIN", "IdleMemory", "NvidiaHolders"]
 
 MIB = 1 << 20
 IDLE_ALLOWANCE = 64 * MIB
-"""Memory in use that may be the driver's own, on a whole GPU or for each slice of an instance, as long as nobody knows
-better. Idle whole GPUs are seen with 0 to 4 MiB, instances with 36 MiB a slice (an A100 of 80 GB, driver 570).
+"""Bytes in use that may be the driver's own, per whole GPU or per slice of an instance, until less is measured.
+
+Idle whole GPUs were measured with 0 to 4 MiB, instances with 36 MiB per slice (an A100 of 80 GB, driver 570).
 """
 IDLE_MARGIN = 16 * MIB
-"""What the driver's own use may differ by from one look to the next."""
+"""Bytes by which the driver's own use may vary between two readings."""
 
 _WALK_LIMITS = (
     "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
@@ -62,12 +64,13 @@ _CAPABILITIES = b"nvidia-caps"
 _CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]+)")
 
 
+# See docs/decisions/0022-idle-memory-level.md.
 class IdleMemory:
-    """How much memory of a device is in use while nobody uses it.
+    """How much memory of a device is in use while no process uses it.
 
-    Never what was found when the service started: that would make a leftover of yesterday the measure for today. The
-    level begins at ``allowance``, for each slice, and only falls, to ``margin`` above the least that was ever in use:
-    nobody can take less than nothing away.
+    This is never the amount found when the service started: that would make yesterday's leftovers the measure for
+    today. The level starts at ``allowance`` for each slice and only falls, to ``margin`` above the least that was ever
+    in use: a process cannot hold less than nothing.
     """
 
     def __init__(self, allowance: int = IDLE_ALLOWANCE, margin: int = IDLE_MARGIN) -> None:
@@ -76,26 +79,32 @@ class IdleMemory:
         self._least: dict[str, int] = {}
 
     def limit(self, device: str, slices: int = 1) -> int:
-        """Bytes that may be in use on ``device`` (an id), which has ``slices`` of its GPU; a whole one counts as one."""
+        """Return the bytes that may be in use on idle ``device`` (an id) with ``slices`` of its GPU.
+
+        A whole GPU counts as one.
+        """
         least, allowance = self._least.get(device), self._allowance * slices
         return allowance if least is None else min(allowance, least + self._margin)
 
     def excess(self, device: str, used: int, slices: int = 1) -> int:
-        """How many of ``used`` bytes are somebody's; 0 when the device is idle."""
+        """Return how many of ``used`` bytes belong to holders; 0 when the device is idle."""
         return max(0, used - self.limit(device, slices))
 
     def record_idle(self, device: str, used: int) -> None:
-        """``used`` bytes were in use while the driver listed no process."""
+        """Record that ``used`` bytes were in use while the driver listed no process."""
         self._least[device] = min(used, self._least.get(device, used))
 
     def forget(self, device: str) -> None:
-        """The driver was loaded anew, or the device was reset: what it keeps for itself may be another amount now."""
+        """Forget the level after the driver was reloaded or the device was reset: the driver's own use may differ."""
         self._least.pop(device, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """The driver's answer: bytes in use, and bytes by PID (0 where it cannot say). PID 0 is one it cannot name."""
+    """The driver's reply: bytes in use, and bytes by PID (0 where it cannot report them).
+
+    PID 0 is one it cannot name.
+    """
 
     used: int
     processes: Mapping[int, int]
@@ -103,16 +112,16 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True)
 class _HolderScan:
-    """One look at a device.
+    """One scan for the holders of a device.
 
     Attributes:
-        processes: who holds it, our own children left out.
+        processes: the holders, without this service's own children.
         names: those of ``processes`` that are infrastructure, by PID.
         gone: PIDs that the driver lists and the kernel does not have.
-        orphaned_bytes: bytes in use that none of ``processes`` explains; 0 while anybody is unfinished, who may be their owner.
-        unfinished: who may hold it as well, and is neither one of ``processes`` nor infrastructure.
+        orphaned_bytes: bytes in use that none of ``processes`` explains; 0 while an unfinished process may own them.
+        unfinished: processes that may hold it as well, and are neither in ``processes`` nor infrastructure.
         relays: groups whose processes come and go, which may hold it as well.
-        omitted: how many more of them there are than ``processes``.
+        omitted: how many more holders there are than ``processes``.
     """
 
     processes: tuple[ProcessMatch, ...]
@@ -132,19 +141,19 @@ class _HolderScan:
 class NvidiaHolders:
     """:class:`scrubber.ports.Holders` of GPUs and MIG instances. The service must be in the node's PID namespace.
 
-    A descriptor of a GPU's node ties nobody to one of its instances. For an instance count its own list of processes,
-    its capability nodes and its memory. Compute instances of one GPU instance share their memory: each counts as held
-    while another is.
+    A descriptor of a GPU's node does not tie its process to any of the GPU's instances. For an instance, its own
+    process list, its capability nodes and its memory count. Compute instances of one GPU instance share their memory:
+    each counts as held while another is.
 
     Args:
-        children: ours; they are no holders. Those that walk over ``/proc`` are started here.
-        driver_pool: asks children of :data:`~scrubber.adapters.nvidia.driver_requests.DRIVER_MODULE`.
-        walk_deadline: seconds within which one walk over ``/proc`` is answered.
-        process_budget: seconds of a walk that one process may take at most; None for half of what all have.
-        infrastructure: the name by which the policy knows a PID as infrastructure, or None.
-        confirm_seconds: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
-            just ending looks like both for as long as the driver takes its memory back, and either takes a device out
-            of service.
+        children: this service's children, which are not holders. Those that walk over ``/proc`` are started through it.
+        driver_pool: the pool of children of :data:`~scrubber.adapters.nvidia.driver_requests.DRIVER_MODULE`.
+        walk_deadline: seconds within which one walk over ``/proc`` returns its report.
+        process_budget: maximum seconds of a walk for one process; None for half of the budget of all processes.
+        infrastructure: returns the name by which the policy knows a PID as infrastructure, or None.
+        confirm_seconds: seconds for which untraceable use or an unkillable holder must persist before it is reported as
+            such. A process that is just ending looks like both while the driver reclaims its memory, and either takes a
+            device out of service.
     """
 
     def __init__(
@@ -172,7 +181,7 @@ class NvidiaHolders:
         return await self.usage_shows_holder(device, await self._request_usage(device))
 
     async def usage_shows_holder(self, device: Device, answer: Message) -> bool:
-        """As :meth:`is_held`, by an answer to ``used`` that was just given."""
+        """Evaluate :meth:`is_held` from a reply to ``used`` that was just received."""
         usage = self._parse_usage(device, answer)
         names = await self._infrastructure_names(usage.processes)
         return len(names) < len(usage.processes) or self._orphaned_bytes(device, usage, names) > 0
@@ -197,7 +206,10 @@ class NvidiaHolders:
         )
 
     async def list_users(self, device: Device) -> tuple[Holder, ...]:
-        """Whoever is in one of the driver's lists. One that it cannot name (PID 0) is nobody's to compare with."""
+        """Return the processes in the driver's lists.
+
+        One that the driver cannot name (PID 0) cannot be compared with grants.
+        """
         usage = await self._read_usage(device)
         started = {pid: each for pid in sorted(usage.processes) if pid and (each := live_start_time(pid)) is not None}
         names = await self._infrastructure_names(started, started=True)
@@ -213,11 +225,10 @@ class NvidiaHolders:
         return (_NOT_WALKED.format(nodes=nodes),)
 
     async def wait_until_idle(self, device: Device, deadline: float) -> int:
-        """Wait until no more memory of ``device`` is in use than when it is idle: the driver clears what is freed, and
-        that takes a while.
+        """Wait until ``device`` uses no more memory than when idle: clearing freed memory takes the driver time.
 
         Returns:
-            Bytes above that level after ``deadline`` seconds; 0 as soon as it is settled.
+            Bytes above that level after ``deadline`` seconds; 0 as soon as the level is reached.
 
         Raises:
             DriverTimeout, DeviceLost, Unreadable, Unavailable: as :meth:`scrubber.ports.Telemetry.snapshot`.
@@ -236,10 +247,10 @@ class NvidiaHolders:
         self._idle.forget(device)
 
     async def close(self) -> None:
-        """End the children that walk."""
+        """End the children that walk over ``/proc``."""
         await self._walk_pool.close()
 
-    # --- looking
+    # --- scanning
 
     async def _scan(self, device: Device, had: Collection[str], scrub: str | None) -> _HolderScan:
         usage = await self._read_usage(device)
@@ -266,7 +277,7 @@ class NvidiaHolders:
         names = await self._infrastructure_names(known, started=True)
         holding = {each.pid for each in members}
         unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
-        # A confined process would need a context to have memory, and be in the driver's lists.
+        # A confined process would need a context to have memory, and would then be in the driver's lists.
         maybe = any(not each.confined for each in unfinished) or any(not each.confined for each in walk.churning_groups)
         explained = maybe or any(pid not in names for pid in holding)
         return _HolderScan(
@@ -293,15 +304,15 @@ class NvidiaHolders:
         return usage
 
     def _orphaned_bytes(self, device: Device, usage: _Usage, names: Iterable[int]) -> int:
-        """Bytes above the idle level, without what the infrastructure has."""
+        """Return the bytes above the idle level that infrastructure does not account for."""
         explained = sum(usage.processes.get(pid, 0) for pid in names)
         return self._idle.excess(device.id, usage.used - explained, _slices(device))
 
     async def _infrastructure_names(self, pids: Mapping[int, int], *, started: bool = False) -> dict[int, str]:
-        """Those of ``pids`` that are infrastructure, with the name that the policy has for them.
+        """Return those of ``pids`` that are infrastructure, with their names in the policy.
 
         Args:
-            started: the values are start times, and a later process of the same PID is not meant.
+            started: whether the values are start times, so that a later process with the same PID does not match.
         """
         names: dict[int, str] = {}
         for pid in pids:
@@ -315,10 +326,10 @@ class NvidiaHolders:
 
 
 def _parse_usage(answer: Message, ours: frozenset[int]) -> _Usage:
-    """The answer to ``used``. A process that is in several lists has its memory once.
+    """Parse the reply to ``used``. The memory of a process that is in several lists counts once.
 
     Raises:
-        Unreadable: it makes no sense.
+        Unreadable: the reply is malformed.
     """
     rows = answer.get("processes")
     if not isinstance(rows, list):
@@ -334,16 +345,16 @@ def _parse_usage(answer: Message, ours: frozenset[int]) -> _Usage:
 
 
 def _slices(device: Device) -> int:
-    """How many slices of its GPU an instance has; 1 for a whole GPU, and where the profile does not say."""
+    """Return how many slices of its GPU an instance has; 1 for a whole GPU, or if the profile does not say."""
     found = _SLICES.search(device.profile or "")
     return 1 if found is None else int(found[1])
 
 
 def _nodes(device: Device, kernel_s_devices: Path) -> tuple[frozenset[int], frozenset[int], tuple[str, ...]]:
-    """Device numbers that are of ``device`` alone, the whole GPU's when it is an instance, and what is not known.
+    """Return the device numbers of ``device`` alone, the whole GPU's if it is an instance, and what is not covered.
 
     Raises:
-        Unreadable: the GPU's node is not there.
+        Unreadable: the GPU's node does not exist.
     """
     nodes = [each for each in device.access if each.kind is AccessKind.DEVICE_NODE]
     whole = frozenset(_number_of(each) for each in nodes if _GPU_NODE.fullmatch(each.container_path))
@@ -360,8 +371,10 @@ def _nodes(device: Device, kernel_s_devices: Path) -> tuple[frozenset[int], froz
 
 
 def _capability(node: Access, kernel_s_devices: Path) -> int | None:
-    """The number of a capability node. Often nobody has made the node on the host: a container may have one all the
-    same, so the number is then put together from the kernel's list of devices; None where that does not name it.
+    """Return the number of a capability node; None when the kernel's list of devices does not name its driver.
+
+    Often the node does not exist on the host, but a container may have one all the same, so its number is then composed
+    from the kernel's list of devices.
     """
     matched = _CAPABILITY_NODE.fullmatch(node.container_path)
     if matched is None or os.path.exists(node.host_path):
@@ -395,7 +408,7 @@ def _holder(found: ProcessMatch, name: str | None, hung: frozenset[tuple[int, in
 
 
 def _ghosts(gone: frozenset[int], orphaned: int) -> tuple[Holder, ...]:
-    """One ghost at most, with the reason to believe in it."""
+    """Return at most one holder for use that no process explains, with the reasons."""
     reasons = []
     if gone:
         pids = ", ".join(str(pid) for pid in sorted(gone) if pid) or "none that it can name"

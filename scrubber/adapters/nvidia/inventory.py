@@ -1,8 +1,9 @@
-"""Which GPUs and MIG instances this node hands out, and why it does not hand out the others.
+"""The GPUs and MIG instances that this node advertises, and why it does not advertise the others.
 
-Promise: a GPU that hangs, is lost or answers nonsense costs itself and no other. Each GPU is described by a child of its
-own, which ends with its answer: nothing is left that has the GPU attached and would block its reset. A GPU that was seen
-stays in the list until the PCI bus says that it is gone; out of order it is for the controllers to say, not for the capacity.
+Promise: a GPU that hangs, is lost or sends malformed replies affects no other GPU. Each GPU is described by its own
+child, which ends after its reply: no process remains that has the GPU attached and would block its reset. A GPU that
+was seen stays in the list until the PCI bus no longer has it: whether it is out of order is decided by the device
+controllers and must not change the node's capacity.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class NvidiaInventory:
     """:class:`scrubber.ports.Inventory` of the node's NVIDIA GPUs.
 
     Args:
-        node: the node's name, as certificates carry it.
-        deadline: seconds that the description of one GPU may take; the first one initialises the GPU, which takes
-            seconds where nothing keeps it awake.
-        retry_after: seconds after which a GPU that could not be described is worth another try.
-        monotonic: seconds that never go backwards.
+        node: the node's name, as certificates contain it.
+        deadline: timeout of the description of one GPU, in seconds; the first one initialises the GPU, which takes
+            seconds unless something keeps it awake.
+        retry_after: seconds after which a GPU that could not be described is described again.
+        monotonic: returns a time in seconds that never goes backwards.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class NvidiaInventory:
 
     @property
     def not_advertised(self) -> Mapping[str, str]:
-        """GPUs that nothing is handed out of, by PCI address, each with the reason; as of the last :meth:`devices`."""
+        """GPUs of which no device is advertised, by PCI address, with the reason; as of the last :meth:`devices`."""
         return self._not_advertised
 
     async def devices(self) -> tuple[Device, ...]:
@@ -87,18 +88,20 @@ class NvidiaInventory:
         return NodeIdentity(self._node, boot, text(versions, "driver"))
 
     async def fingerprint(self) -> str:
-        """Changes when a GPU or an instance comes or goes, and now and then while some GPU could not be described.
+        """Return a text that changes when a GPU or an instance appears or disappears.
 
-        Asks nobody but the kernel's own files.
+        While some GPU could not be described, it changes every ``retry_after`` seconds as well. Reads only files of the
+        kernel, and calls no driver.
         """
         rounds = 0 if self._failed_at is None else int((self._monotonic() - self._failed_at) / self._retry_after)
         return f"{bus.fingerprint(self._paths)} {rounds}"
 
     @asynccontextmanager
     async def suspend(self, addresses: Collection[str]) -> AsyncIterator[None]:
-        """Leave the GPUs at ``addresses`` alone meanwhile, as a reset demands: they are listed as they were last seen.
+        """Leave the GPUs at ``addresses`` alone while this is open: they are listed as last described.
 
-        Begins when the round that is under way is over. What is the address of no GPU is ignored.
+        A reset requires this. It takes effect when the reading in progress is over. Strings that are not the address of
+        a GPU are ignored.
         """
         async with self._refresh_lock:
             self._suspended.update(addresses)
@@ -108,15 +111,16 @@ class NvidiaInventory:
             self._suspended.difference_update(addresses)
 
     async def close(self) -> None:
-        """End every child that still describes something."""
+        """End every child that is still describing a GPU."""
         pools = list(self._pools.values())
         self._pools.clear()
         await asyncio.gather(*(pool.close() for pool in pools))
 
     async def _versions(self) -> Message:
-        """
+        """Return the versions of the driver.
+
         Raises:
-            Unavailable: whatever it is that keeps the driver from answering.
+            Unavailable: the driver does not reply, for any reason.
         """
         try:
             return await self._request(_THE_DRIVER, {"ask": "identity"})
@@ -126,7 +130,7 @@ class NvidiaInventory:
             raise Unavailable(str(error)) from error
 
     async def _describe_all(self) -> dict[str, str]:
-        """Describe every GPU on the bus; answers why some are not handed out."""
+        """Describe every GPU on the bus; return why some are not advertised."""
         there = bus.list_gpus(self._paths)
         refused = {gpu.address: gpu.unusable_reason for gpu in there if gpu.unusable_reason is not None}
         usable = [gpu.address for gpu in there if gpu.unusable_reason is None]
@@ -157,7 +161,7 @@ class NvidiaInventory:
             return error
 
     def _assign_indexes(self, addresses: Collection[str]) -> None:
-        """In the order of the bus, as NVML counts. A number once given stays: others come and go beside it."""
+        """Number the GPUs in bus order, as NVML counts. An assigned number stays when other GPUs come and go."""
         for position, address in enumerate(addresses):
             if address not in self._indexes:
                 taken = set(self._indexes.values())
@@ -186,7 +190,10 @@ class NvidiaInventory:
         return tuple(sorted(found.values(), key=_order))
 
     async def _request(self, key: str, message: Message) -> Message:
-        """Ask in a child for this one question. A child that hangs is remembered: no second one is hung up beside it."""
+        """Send ``message`` to a child started for it.
+
+        A child that hangs is remembered, so that no second one hangs beside it.
+        """
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = RequestPool(
@@ -209,7 +216,7 @@ class NvidiaInventory:
 
 
 def _device_number(node: Path) -> tuple[tuple[str, str], ...]:
-    """Major and minor number of the GPU's node, by which its holders are recognised; nothing where there is no node."""
+    """Return major and minor number of the GPU's node, by which holders are recognised; nothing without a node."""
     try:
         number = node.stat().st_rdev
     except OSError:

@@ -1,10 +1,10 @@
-"""NVML, typed and kept honest: the only way from a child to pynvml's functions.
+"""Typed access to NVML with strict error handling: the only way from a child to pynvml's functions.
 
-Promise: asking about one GPU attaches that GPU and no other, every error becomes one
+Promise: a request about one GPU attaches that GPU and no other, every error becomes one
 :class:`~scrubber.adapters.nvidia.errors.NvmlFault`, and a value that does not apply is None, never a number.
 
-Functions are named by text, because an older pynvml lacks some and an older driver lacks others: both are the same
-"not applicable". Runs in children only, and loads nothing that they need not have.
+Functions are given by name, because an older pynvml lacks some and an older driver lacks others: both count as "not
+applicable". Runs in children only, and loads nothing that they do not need.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _INVALID_ARGUMENT = 2
 _INSUFFICIENT_SIZE = 7
 _NOT_FOUND = 6
 _STALE = frozenset({1, 9, 18})
-"""What NVML answers when the driver that it was initialised with is gone."""
+"""NVML's error codes when the driver that it was initialised with is gone."""
 _LIST_UNSUPPORTED = frozenset({_INVALID_ARGUMENT, _NOT_FOUND, 28})
-"""What it answers about a GPU that was not there when it was initialised."""
+"""NVML's error codes for a GPU that was not present when it was initialised."""
 _NO_INSTANCE = 0xFFFFFFFF
 _NO_GPUS = 1
-"""``NVML_INIT_FLAG_NO_GPUS``: a driver that has no GPU, as when all are passed through, is no error.
+"""``NVML_INIT_FLAG_NO_GPUS``: a driver without a GPU, as when all are passed through, is not an error.
 
-A GPU is initialised by whoever asks for its handle, and not before. ``NVML_INIT_FLAG_NO_ATTACH`` must not be set: with it
-drivers up to 610 know no GPU at all, and later ones none until it is taken back.
+A GPU is initialised when its handle is requested, and not before. ``NVML_INIT_FLAG_NO_ATTACH`` must not be set: with
+it, drivers up to 610 find no GPU at all, and later ones find none until it is unset.
 """
 _MAX_ATTEMPTS = 4
 
@@ -44,14 +44,19 @@ _PROCESS_LISTS: Mapping[str, tuple[str, ...]] = {
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
 }
-"""The older ones first: their rows are the same in every driver. Those of the newer ones are longer in drivers 535.43 to
-535.86, which no version says, so that every PID but the first would be read from the wrong place.
+"""The older functions first: their rows are the same in every driver.
+
+In drivers 535.43 to 535.86 the rows of the newer functions are longer, which no version number reveals, so that every
+PID but the first would be read from the wrong offset.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlMemory:
-    """Bytes. ``reserved`` is what the driver keeps for itself; None where it does not say, and is then in ``used``."""
+    """Bytes.
+
+    ``reserved`` is what the driver keeps for itself; None where it is not reported, and is then part of ``used``.
+    """
 
     total: int
     reserved: int | None
@@ -60,7 +65,10 @@ class NvmlMemory:
 
 @dataclass(frozen=True, slots=True)
 class NvmlProcess:
-    """One row of a process list. ``memory`` is None where the driver cannot say; so are ``gi`` and ``ci`` without MIG."""
+    """One row of a process list.
+
+    ``memory`` is None where the driver cannot report it; so are ``gi`` and ``ci`` without MIG.
+    """
 
     pid: int
     memory: int | None
@@ -70,22 +78,22 @@ class NvmlProcess:
 
 
 class _NvmlHandle:
-    """Something with a handle. ``label`` names it in the sentences."""
+    """An object with an NVML handle. ``label`` names it in messages."""
 
     def __init__(self, handle: Any, about: str) -> None:
         self.handle = handle
         self.label = about
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What ``function`` answers for this handle.
+        """Call ``function`` for this handle, and return its result.
 
         Raises:
-            NvmlFault: anything but success.
+            NvmlFault: the call did not succeed.
         """
         return _call(self.label, function, self.handle, *arguments)
 
     def optional(self, function: str, *arguments: Any) -> Any:
-        """As :meth:`call`; None where it does not apply."""
+        """Call ``function`` as :meth:`call` does; return None where it does not apply."""
         try:
             return self.call(function, *arguments)
         except NvmlFault as fault:
@@ -94,7 +102,7 @@ class _NvmlHandle:
             raise
 
     def checked(self, function: str, *arguments: Any) -> None:
-        """Call the library itself, for functions whose Python wrapper drops the error."""
+        """Call the library directly, for functions whose Python wrapper drops the error."""
         try:
             status = int(pynvml._nvmlGetFunctionPointer(function)(self.handle, *arguments))
         except pynvml.NVMLError as error:
@@ -124,19 +132,19 @@ class NvmlInstance(_NvmlHandle):
         self.index = index
 
     def ids(self) -> tuple[int, int]:
-        """Of its GPU instance and its compute instance."""
+        """Return the ids of its GPU instance and its compute instance."""
         return int(self.call("nvmlDeviceGetGpuInstanceId")), int(self.call("nvmlDeviceGetComputeInstanceId"))
 
 
 class NvmlGpu(_NvmlHandle):
-    """One GPU, by its address on the PCI bus."""
+    """One GPU, identified by its address on the PCI bus."""
 
     def __init__(self, handle: Any, address: str) -> None:
         super().__init__(handle, f"GPU {address}")
         self.address = address
 
     def instances(self) -> tuple[NvmlInstance, ...]:
-        """Its MIG instances, in NVML's order; none where MIG is off or unknown."""
+        """Return its MIG instances, in NVML's order; none where MIG is off or unknown."""
         most = self.optional("nvmlDeviceGetMaxMigDeviceCount") or 0
         found: list[NvmlInstance] = []
         for index in range(int(most)):
@@ -151,7 +159,7 @@ class NvmlGpu(_NvmlHandle):
         return tuple(found)
 
     def fields(self, field_ids: Iterable[int]) -> dict[int, int | None]:
-        """Several values in one call, by field id; None for those that do not apply."""
+        """Return several values from one call, by field id; None for those that do not apply."""
         ids = list(field_ids)
         answers = self.optional("nvmlDeviceGetFieldValues", ids)
         if answers is None:
@@ -162,7 +170,10 @@ class NvmlGpu(_NvmlHandle):
         return values
 
     def processes(self) -> tuple[NvmlProcess, ...]:
-        """Everybody in any of its three lists. A list that this driver does not keep is skipped, but never all of them."""
+        """Return the processes of all three lists.
+
+        A list that this driver lacks is skipped, but the compute list is required.
+        """
         lists = {kind: self._processes(functions) for kind, functions in _PROCESS_LISTS.items()}
         if lists["compute"] is None:
             raise Fault("unreadable", f"{self.label}: the driver does not list the processes that use it.")
@@ -176,7 +187,7 @@ class NvmlGpu(_NvmlHandle):
         return None
 
     def _read_stable_list(self, function: str) -> Sequence[Any] | None:
-        """The list grows between the two calls that read it while processes start: then both are made again."""
+        """Return a process list. It may grow between the two calls that read it: then both calls are repeated."""
         for tries_left in reversed(range(_MAX_ATTEMPTS)):
             try:
                 rows: Sequence[Any] | None = self.optional(function)
@@ -189,10 +200,10 @@ class NvmlGpu(_NvmlHandle):
 
 
 class NvmlSession:
-    """NVML in this process. Initialising it attaches no GPU; asking for one does.
+    """NVML in this process. Initialising it attaches no GPU; requesting a GPU does.
 
-    It is initialised anew when the driver was loaded anew, and when a GPU was taken off the bus and found again: the
-    handles of before are those of something that is gone.
+    It is initialised again when the driver was reloaded, and when a GPU was removed from the bus and rediscovered:
+    older handles then refer to something that no longer exists.
     """
 
     def __init__(self, proc_driver: Path, pci_devices: Path) -> None:
@@ -204,10 +215,10 @@ class NvmlSession:
         self._missing: dict[str, int | None] = {}
 
     def open(self) -> None:
-        """Initialise NVML, if it is not.
+        """Initialise NVML unless it is initialised.
 
         Raises:
-            DriverUnavailable: the driver is not there, or not the one that its library belongs to.
+            DriverUnavailable: the driver is missing, or does not match its library.
         """
         driver = _inode(self._proc_driver)
         if self._open and driver != self._driver:
@@ -221,15 +232,15 @@ class NvmlSession:
         self._open, self._driver = True, driver
 
     def close(self) -> None:
-        """Let go of every GPU."""
+        """Release every GPU."""
         if self._open:
-            with suppress(pynvml.NVMLError):  # of a driver that is gone already
+            with suppress(pynvml.NVMLError):  # the driver may be gone already
                 pynvml.nvmlShutdown()
         self._open = False
         self._attached.clear()
 
     def system(self, function: str) -> Any:
-        """What a function answers that is about no GPU."""
+        """Return the result of a function that is about no GPU."""
         self.open()
         return _call("The driver", function)
 
@@ -242,7 +253,7 @@ class NvmlSession:
             raise
 
     def gpu(self, address: str) -> NvmlGpu:
-        """The GPU at ``address``, attached if it was not.
+        """Return the GPU at ``address``, and attach it if it was not attached.
 
         Raises:
             DriverUnavailable: as :meth:`open`.
@@ -265,7 +276,7 @@ class NvmlSession:
         return NvmlGpu(handle, address)
 
     def _should_retry(self, fault: NvmlFault, address: str, place: int | None) -> bool:
-        """Once for each time that the device appears: initialising again costs the other GPUs their attachment."""
+        """Retry once for each time that the device appears: initialising NVML again detaches the other GPUs."""
         if fault.nvml_code in _STALE:
             return True
         if fault.nvml_code not in _LIST_UNSUPPORTED or self._missing.get(address, -1) == place:
@@ -327,7 +338,7 @@ def _id(row: Any, name: str) -> int | None:
 
 
 def _inode(path: Path) -> int | None:
-    """Which one it is: what is made anew by the kernel has another inode."""
+    """Return the inode, as the identity of the file: one that the kernel creates again has another inode."""
     try:
         return path.stat().st_ino
     except OSError:

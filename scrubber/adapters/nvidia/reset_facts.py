@@ -1,7 +1,7 @@
-"""What decides about a reset, read from the driver, ``/proc`` and sysfs: the facts that :mod:`scrubber.domain.reset_plan` judges.
+"""Reads the facts about a reset from the driver, ``/proc`` and sysfs.
 
-Promise: it reads and changes nothing; and a GPU that answers nothing until it is reset can be looked at all the same,
-because that is the one that most needs it.
+They are the input of :mod:`scrubber.adapters.nvidia.reset_planner`. Promise: reading changes nothing, and also works
+for a GPU that replies to nothing until it is reset, because that is the one that most needs a reset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NVIDIA, _BRIDGE = "0x10de", "0x0680"
 
 
 class EraserLookup(Protocol):
-    """Who works on a device's memory: :meth:`scrubber.ports.Eraser.find_orphan`."""
+    """Reports which process works on a device's memory: :meth:`scrubber.ports.Eraser.find_orphan`."""
 
     async def find_orphan(self, device: Device) -> int | None: ...
 
@@ -40,8 +40,8 @@ class ResetFactsReader:
     """Reads the facts about resets.
 
     Args:
-        devices: all devices as they were last listed.
-        uid: the user that this service runs as.
+        devices: returns all devices as last listed.
+        uid: returns the user id that this service runs as.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ResetFactsReader:
         self._uid = uid
 
     async def read(self, device: Device) -> tuple[ResetFacts, tuple[Device, ...]]:
-        """What decides about a reset of ``device``, and every device that it would reach, ``device`` first."""
+        """Return the facts about a reset of ``device``, and every device that it would reach, ``device`` first."""
         everything = {each.id: each for each in self._devices()}
         gpu, traits = gpu_uuid(device), dict(device.traits)
         siblings = [each for each in everything.values() if gpu_uuid(each) == gpu and each.id != device.id]
@@ -89,7 +89,7 @@ class ResetFactsReader:
         return await self.with_current_holders(replace(facts, persistence_enabled=persistent), concerned), concerned
 
     async def with_current_holders(self, facts: ResetFacts, affected: Sequence[Device]) -> ResetFacts:
-        """``facts`` with who holds and who clears the devices now."""
+        """Return ``facts`` with the present holders and erasers of the devices."""
         erasers = {each.id: await self._erasers.find_orphan(each) for each in affected}
         return replace(
             facts,
@@ -98,13 +98,13 @@ class ResetFactsReader:
         )
 
     async def _read_holders(self, device: Device) -> tuple[Holder, ...] | None:
-        """None for a GPU that answers nothing until it is reset."""
+        """Return the holders of ``device``; None for a GPU that replies to nothing until it is reset."""
         try:
             report = await self._holders.list_holders(device)
         except (DeviceLost, Unreadable):
             return None
-        # What was not looked through may hold it. A confined one that does is the driver's to refuse: it resets nothing that
-        # a process has open.
+        # An uninspected process may hold it. Where a confined one does, the driver refuses: it resets nothing that a
+        # process has open.
         unseen = (
             Holder(each.pid, each.started, command=each.command) for each in report.uninspected if not each.confined
         )
@@ -116,19 +116,19 @@ class ResetFactsReader:
         except (
             DeviceLost,
             Unreadable,
-        ):  # a GPU that answers nothing until it is reset: its daemon has it open, if it runs
+        ):  # the GPU replies to nothing until it is reset: its daemon has it open, if it runs
             return self._is_daemon_running(*_PERSISTENCED)
         return mode == "enabled"
 
     def _has_nvswitch(self) -> bool:
-        """Whether any PCI function is a bridge of NVIDIA's that is no PCI-to-PCI bridge."""
+        """Whether any PCI function is an NVIDIA bridge that is not a PCI-to-PCI bridge."""
         return any(
             _first_line(vendor) == _NVIDIA and _first_line(vendor.with_name("class")).startswith(_BRIDGE)
             for vendor in self._paths.pci_devices.glob("*/vendor")
         )
 
     def _is_daemon_running(self, pid_file: str, unit: str) -> bool:
-        """Whether a daemon of the driver's runs: its PID file names a process, or its unit's cgroup stands."""
+        """Whether a daemon of the driver runs: its PID file names a process, or the cgroup of its unit exists."""
         roots = {self._paths.run, self._paths.driver_root / "run", self._paths.driver_root / "var/run"}
         named = {_first_line(root / pid_file) for root in roots}
         if any(pid.isascii() and pid.isdecimal() and Path("/proc", pid).exists() for pid in named):
@@ -138,7 +138,7 @@ class ResetFactsReader:
 
 
 def nvlink_group(device: Device, devices: Mapping[str, Device]) -> set[str]:
-    """Ids of all GPUs that NVLink joins ``device`` with, by way of others too."""
+    """Return the ids of all GPUs that NVLink connects with ``device``, directly or through other GPUs."""
     found: set[str] = set()
     waiting = set(device.peers)
     while waiting:
@@ -150,7 +150,7 @@ def nvlink_group(device: Device, devices: Mapping[str, Device]) -> set[str]:
 
 
 def persistence_request(device: Device, mode: str | None = None) -> Message:
-    """The question for the persistence mode of a device's whole GPU, or the order to set it."""
+    """Build the request to read the persistence mode of a device's whole GPU, or to set it to ``mode``."""
     return {**device_request(device, "persistence", mode=mode), "instance": None}
 
 
@@ -163,7 +163,10 @@ def _platform(word: str | None) -> Platform:
 
 
 def _is_missing_or_filled(path: Path) -> bool:
-    """Kernels before 5.15 have no such file, and then every function that can be reset has a ``reset``."""
+    """Whether ``path`` is missing or not empty.
+
+    Kernels before 5.15 lack it: there every resettable function has ``reset``.
+    """
     return not path.exists() or bool(_first_line(path))
 
 

@@ -1,10 +1,11 @@
-"""What a reset of a GPU takes with it, what is in its way, and what is done in which order. Pure: from facts to a plan.
+"""Plans a reset of a GPU: the other devices that it affects, what blocks it, and the order of actions.
 
-Promise: no plan is free to go while a reset would reach a device that somebody uses.
+Pure functions from facts to a plan. Promise: no plan is without blockers while a reset would reach a device that is in
+use.
 
-The rules are those of nvidia-smi's manual page ("--gpu-reset"): before Ampere, GPUs joined by NVLink are reset together
-or not at all; on Ampere with NVSwitches, Fabric Manager has to help; from Hopper on, each GPU is reset by itself. Of
-MIG, its user guide says that whoever made the instances has to make them anew after a reset.
+The rules are those of nvidia-smi's manual page ("--gpu-reset"): before Ampere, GPUs connected by NVLink are reset
+together or not at all; on Ampere with NVSwitches, Fabric Manager has to help; from Hopper on, each GPU is reset on its
+own. The MIG user guide says that whoever created the instances has to create them again after a reset.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["METHOD", "DeviceLabel", "Generation", "Platform", "ResetFacts", "pla
 METHOD = "nvidia-smi --gpu-reset"
 
 _PERSISTENCED = "nvidia-persiste"
-"""As much of nvidia-persistenced's name as the kernel keeps of a process."""
+"""The part of nvidia-persistenced's name that the kernel keeps as the name of a process."""
 
 
 class Generation(IntEnum):
@@ -41,23 +42,23 @@ class Generation(IntEnum):
 
     @classmethod
     def from_driver_name(cls, name: str | None) -> Generation:
-        """The generation that the driver calls ``name``."""
+        """Return the generation that the driver calls ``name``."""
         return cls.__members__.get((name or "").strip(" ").upper(), cls.UNKNOWN)
 
 
 class Platform(StrEnum):
-    """Who owns the hardware below this kernel."""
+    """What this kernel runs on: the hardware, or a virtual machine with a whole GPU or a share of one."""
 
     BARE_METAL = "bare-metal"
     PASSTHROUGH = "passthrough"
-    """A virtual machine that has the whole GPU: its hypervisor decides whether there are resets."""
+    """A virtual machine with the whole GPU: its hypervisor decides whether a reset is available."""
     VGPU = "vgpu"
-    """A virtual machine that has a share of a GPU."""
+    """A virtual machine with a share of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLabel:
-    """A device as people know it."""
+    """A device by its id, and by the index that people use."""
 
     id: str
     index: str
@@ -69,16 +70,16 @@ class ResetFacts:
 
     Attributes:
         gpu: id of the whole GPU; differs from ``device.id`` for a MIG instance.
-        pci_address: of the GPU.
+        pci_address: PCI address of the GPU.
         siblings: the other devices of the same GPU: MIG instances.
-        peers: every other GPU that NVLink joins it with, directly or by way of others.
-        holders: who holds ``device``, a sibling or a peer, by its id; None where it cannot be told.
-        erasers: the process that clears one of them now, by its id.
+        peers: every other GPU that NVLink connects with it, directly or through others.
+        holders: holders of ``device``, a sibling or a peer, by its id; None where they cannot be determined.
+        erasers: PID of the process that is clearing one of them now, by its id.
         nvswitch: whether the node has NVSwitches.
         fabric_manager: whether Fabric Manager runs.
         has_reset: whether the kernel offers a reset of the GPU's PCI function (sysfs ``reset``).
         persistence_enabled: ids of the GPUs whose persistence mode is on.
-        driver_loaded: whether the driver's kernel module is.
+        driver_loaded: whether the driver's kernel module is loaded.
         is_root: whether this service runs as root.
         nvidia_smi: path of nvidia-smi; None when it is not installed.
     """
@@ -119,12 +120,13 @@ class ResetFacts:
 
 
 def reset_targets(facts: ResetFacts) -> tuple[str, ...]:
-    """UUIDs of the GPUs that go into the one command."""
+    """Return the UUIDs of the GPUs that are reset by the same command."""
     return (facts.gpu, *(peer.id for peer in facts.linked_peers))
 
 
+# See docs/decisions/0023-resets.md.
 def plan_reset(facts: ResetFacts) -> ResetPlan:
-    """What a reset would do here, why it never can, and what blocks it now."""
+    """Plan a reset: its actions, why it is never possible here, and what blocks it now."""
     return ResetPlan(
         device=facts.device.id,
         method=METHOD,
@@ -136,7 +138,7 @@ def plan_reset(facts: ResetFacts) -> ResetPlan:
 
 
 def _permanent_obstacles(facts: ResetFacts) -> Iterator[str]:
-    """Sentences why the device cannot be reset as things are set up, the most basic one first."""
+    """Yield messages why the device cannot be reset with the present setup, the most basic one first."""
     about = f"Device {facts.device.index}"
     if not facts.is_root:
         yield f"{about} can be reset by root only, and this service does not run as root."
@@ -164,7 +166,7 @@ def _blockers(facts: ResetFacts) -> Iterator[str]:
         if eraser is not None:
             yield f"Device {each.index} is being cleared (PID {eraser}): wait until that is over."
         holders = facts.holders.get(each.id)
-        if holders is None and each != facts.device:  # of the device itself nvidia-smi knows better than we
+        if holders is None and each != facts.device:  # about the device itself, nvidia-smi has better information
             yield f"Who holds device {each.index}, which would be reset with it, cannot be told."
         for holder in holders or ():
             yield from _holder_blockers(holder, each, facts)
@@ -176,8 +178,10 @@ def _blockers(facts: ResetFacts) -> Iterator[str]:
 
 
 def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> Iterator[str]:
-    """Why ``holder`` blocks a reset, if it does. A ghost does not: a reset is its cure, and nvidia-smi refuses by itself
-    when something real is behind it.
+    """Yield why ``holder`` blocks a reset, if it does.
+
+    Use that no process explains does not: a reset is its cure, and nvidia-smi refuses the reset when a real process is
+    behind it.
     """
     who = f"{holder.command or 'A process without a name'} (PID {holder.pid})"
     match holder.kind:

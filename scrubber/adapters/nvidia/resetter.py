@@ -1,10 +1,10 @@
-"""Resets of NVIDIA GPUs: everything that has the GPU open lets go of it, ``nvidia-smi`` resets it, all of it comes back.
+"""Resets NVIDIA GPUs: every handle on the GPU is closed, ``nvidia-smi`` resets it, and the previous state is restored.
 
-Promise: whatever happens, and also when the caller is gone, persistence mode and the watch for events are put back; a
-reset that cannot be done now touches nothing; and no other GPU goes unasked or unwatched meanwhile.
+Promise: in every case, also when the caller is cancelled, persistence mode and the event watch are restored; a reset
+that cannot be done now touches nothing; and no other GPU goes without driver calls or event watch meanwhile.
 
-NVML has no call for a reset. ``nvidia-smi`` refuses one while anybody has the GPU open, this service included, so its
-own handles are closed first: the events' child, and every child that has asked about the GPU.
+NVML has no call for a reset. ``nvidia-smi`` refuses one while any process has the GPU open, this service included, so
+its own handles are closed first: those of the event child, and of every child that has queried the GPU.
 """
 
 from __future__ import annotations
@@ -50,52 +50,52 @@ __all__ = ["EraserLookup", "EventChildren", "NvidiaResetter", "Suspendable"]
 
 _NODE = re.compile(r"/dev/nvidia\d+")
 _RESTORE_TIMEOUT = 10.0
-"""Seconds that each act of putting things back may take: it is not cut short by the reset's own deadline."""
+"""Timeout of each restoring step, in seconds; independent of the reset's own deadline, which does not interrupt it."""
 _DESCRIBE_TIMEOUT = 10.0
 """Seconds that the driver gets to describe a GPU that was just reset."""
 _RELEASE_GRACE = 1.0
-"""Seconds that a daemon which was told to let go of the GPU gets for it."""
+"""Seconds that a daemon gets to close the GPU after it was told to."""
 _POLL = 0.1
 _RELEASE_SHARE = 0.5
-"""The part of its deadline after which no reset is begun any more: to break one off is worse than not to begin it."""
+"""The part of the deadline after which no reset is started any more: interrupting one is worse than not starting it."""
 
 
 class EventChildren(Protocol):
-    """The children that wait for events, one a GPU; each has its GPU open."""
+    """The children that wait for events, one per GPU; each has its GPU open."""
 
     async def pause(self, gpu: str) -> None:
-        """End the child of ``gpu`` (a UUID) and wait for its end; nobody starts another until :meth:`resume`.
+        """End the child of ``gpu`` (a UUID) and wait for its end; no other is started until :meth:`resume`.
 
         Raises:
-            DriverTimeout: it cannot be ended.
+            DriverTimeout: the child cannot be ended.
         """
 
     async def resume(self, gpu: str, deadline: float) -> None:
-        """Start one again, and return once it hears its events; also when it does not after ``deadline`` seconds.
+        """Start a child again, and return once it receives events, or after ``deadline`` seconds without.
 
-        Who looks at the GPU after that misses nothing that came since, or finds it unheard.
+        A caller that then checks the GPU misses no later event, or finds its event stream reported as lost.
         """
 
     def forget(self, device: str) -> None:
-        """The XIDs seen of ``device`` so far were cured by a reset."""
+        """Drop the XIDs of ``device`` seen so far, which a reset cured."""
 
 
 class Suspendable(Protocol):
-    """Whatever has children that open GPUs: a pool of questions, the inventory."""
+    """An owner of children that open GPUs: a pool of driver requests, the inventory."""
 
     def suspend(self, devices: Collection[str], /) -> AbstractAsyncContextManager[None]:
-        """While this is open none of its children has ``devices`` open (UUIDs and PCI addresses; others are ignored)."""
+        """While this is open, none of its children has ``devices`` open (UUIDs, PCI addresses; others are ignored)."""
 
 
 class NvidiaResetter:
     """:class:`scrubber.ports.Resetter` by ``nvidia-smi --gpu-reset``.
 
     Args:
-        devices: all devices as they were last listed; asked anew each time, and never anybody who may hang.
-        driver_pool: the pool of the driver's children; it is asked, and lets go of the GPU.
-        suspendables: whoever else has to let go of it.
-        children: starts the one that switches persistence mode.
-        uid: the user that this service runs as.
+        devices: returns all devices as last listed; called each time, and must not call anything that may hang.
+        driver_pool: the pool of the driver's children; it serves requests, and releases the GPU.
+        suspendables: the other owners of children that have to release the GPU.
+        children: starts the child that switches persistence mode.
+        uid: returns the user id that this service runs as.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class NvidiaResetter:
         return plan_reset((await self._facts_reader.read(device))[0])
 
     async def reset(self, device: Device, deadline: float) -> None:
-        """As :meth:`scrubber.ports.Resetter.reset`. A cancelled call ends once everything is put back."""
+        """Implement :meth:`scrubber.ports.Resetter.reset`. A cancelled call ends once everything is restored."""
         letting_go = deadline * _RELEASE_SHARE
         left = deadline
         async with AsyncExitStack() as stack:
             try:
-                async with stall_tolerant_timeout(letting_go) as over:  # after that none would be begun
+                async with stall_tolerant_timeout(letting_go) as over:  # after that, no reset would be started
                     await stack.enter_async_context(self._exclusive(device))
                     left -= over()
             except TimeoutError as error:
@@ -158,7 +158,7 @@ class NvidiaResetter:
 
     @asynccontextmanager
     async def _exclusive(self, device: Device) -> AsyncIterator[None]:
-        """Nobody else resets the GPU of ``device``, or one that is joined with it, while this is open."""
+        """Exclude any other reset of the GPU of ``device``, or of one that NVLink connects to it, while open."""
         everything = {each.id: each for each in self._devices()}
         async with AsyncExitStack() as stack:
             for gpu in sorted({gpu_uuid(device), *nvlink_group(device, everything)}):
@@ -166,7 +166,7 @@ class NvidiaResetter:
             yield
 
     async def _carry_out(self, facts: ResetFacts, concerned: Sequence[Device], latest: float, end: float) -> None:
-        """Let go until ``latest``, reset until ``end``, put back; and only then say how it went."""
+        """Release the GPU until ``latest``, reset it until ``end``, restore the previous state, then raise errors."""
         gpus = {gpu_uuid(each): each for each in concerned}
         persistent = [device for gpu, device in gpus.items() if gpu in facts.persistence_enabled]
         failure: ScrubberError | None = None
@@ -177,10 +177,10 @@ class NvidiaResetter:
             for device in persistent:
                 if not _remaining(latest):
                     raise _out_of_time(facts)
-                switched.append(device)  # before it is told to: one that did not say so may have done it
+                switched.append(device)  # before the call: one that fails may still have switched it
                 with suppress(
                     DeviceLost, Unreadable
-                ):  # of a GPU that answers nothing nvidia-smi says what is in the way
+                ):  # for a GPU that replies to nothing, nvidia-smi reports what is in the way
                     await self._set_persistence(device, "disabled", _remaining(end))
             await self._recheck_blockers(facts, concerned, latest)
             async with AsyncExitStack() as stack:
@@ -190,7 +190,7 @@ class NvidiaResetter:
                 self._events.forget(each.id)
         except ScrubberError as error:
             failure = error
-        except BaseException:  # a defect of ours, or the end of the loop
+        except BaseException:  # a defect of this service, or the end of the event loop
             await self._restore(switched, paused)
             raise
         problems = await self._restore(switched, paused)
@@ -217,14 +217,14 @@ class NvidiaResetter:
         facts: ResetFacts,
         latest: float,
     ) -> None:
-        """Close every handle of this service's own, until ``stack`` is left.
+        """Close every handle that this service has on the GPUs, until ``stack`` is closed.
 
-        Some drivers open every GPU for whoever initialises NVML. Then whoever waits for events of another GPU has these
-        open as well, and all of them are left alone.
+        Some drivers open every GPU for any process that initialises NVML. Then the children that wait for events of
+        other GPUs have these GPUs open as well, and all of them are suspended.
 
         Raises:
-            DeviceBusy: that took longer than until ``latest``.
-            DriverTimeout: one cannot be ended.
+            DeviceBusy: the handles were not closed before ``latest``.
+            DriverTimeout: a child cannot be ended.
         """
         try:
             async with asyncio.timeout_at(latest):
@@ -241,16 +241,16 @@ class NvidiaResetter:
             raise _out_of_time(facts)
 
     def _still_open(self, gpus: Mapping[str, Device]) -> bool:
-        """Whether a child of ours has the node of one of ``gpus`` open."""
+        """Whether a child of this service has the node of one of ``gpus`` open."""
         nodes = [Path(each.host_path) for device in gpus.values() for each in device.access if _is_gpu_node(each)]
         numbers = {node.stat().st_rdev for node in nodes if node.exists()}
         return any(not numbers.isdisjoint(_open_numbers(pid)) for pid in self._children.pids())
 
     async def _recheck_blockers(self, facts: ResetFacts, concerned: Sequence[Device], latest: float) -> None:
-        """Somebody may have come since the plan was made, and a daemon may need a moment to let go.
+        """Check again for blockers: a process may have opened the GPU since, and a daemon may need time to close it.
 
         Raises:
-            DeviceBusy: somebody is in the way.
+            DeviceBusy: something blocks the reset.
         """
         loop = asyncio.get_running_loop()
         until = min(latest, loop.time() + _RELEASE_GRACE)
@@ -266,19 +266,19 @@ class NvidiaResetter:
         _require_feasible(now)
 
     async def _restore(self, switched: Sequence[Device], paused: Sequence[str]) -> list[str]:
-        """Persistence mode, then the watch for events; sentences about a mode that could not be."""
+        """Restore persistence mode, then the event watch; return messages about modes that could not be restored."""
         problems: list[str] = []
         for device in switched:
             try:
                 await self._set_persistence(device, "enabled", _RESTORE_TIMEOUT)
             except ScrubberError as error:
                 problems.append(f"Persistence mode could not be switched on again (nvidia-smi -pm 1): {error}")
-        # Side by side: it may be every GPU of the node.
+        # Concurrently: it may be every GPU of the node.
         await asyncio.gather(*(self._events.resume(gpu, _RESTORE_TIMEOUT) for gpu in paused))
         return problems
 
     async def _set_persistence(self, device: Device, mode: str, deadline: float) -> None:
-        """Set persistence mode in a child that is over when this returns, so that it has no GPU open."""
+        """Set persistence mode in a child that has ended when this returns, so that it has no GPU open."""
         child = await self._children.start(
             DRIVER_MODULE,
             *driver_arguments(self._paths),
@@ -299,7 +299,7 @@ class NvidiaResetter:
             )
 
     async def _missing_after_reset(self, gpus: Mapping[str, Device]) -> list[str]:
-        """Sentences about GPUs that the driver does not know again after their reset."""
+        """Return messages about GPUs that the driver does not find again after their reset."""
         problems: list[str] = []
         for gpu, device in gpus.items():
             try:
@@ -314,7 +314,7 @@ class NvidiaResetter:
 
 
 def _require_feasible(made: ResetPlan) -> None:
-    """Go on only with a plan that can be carried out.
+    """Return only for a plan that can be carried out.
 
     Raises:
         Unreadable: it never can.
@@ -351,7 +351,7 @@ def _is_gpu_node(access: Access) -> bool:
 
 
 def _open_numbers(pid: int) -> Iterator[int]:
-    """Device numbers of what a child of ours has open; none of one that is just ending."""
+    """Return the device numbers that a child has open; none for one that is just ending."""
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
@@ -359,7 +359,7 @@ def _open_numbers(pid: int) -> Iterator[int]:
 
 
 def _names(gpus: Mapping[str, Device]) -> set[str]:
-    """Everything that a pool may call these GPUs."""
+    """Return every name that a pool may use for these GPUs."""
     return {name for gpu, device in gpus.items() for name in (gpu, device.id, pci_address_of(device))}
 
 

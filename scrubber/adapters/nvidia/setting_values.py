@@ -1,8 +1,8 @@
-"""What a GPU's settings are called, and which texts are values of them.
+"""The names of a GPU's settings, and the texts that are valid values of them.
 
-A value is a text, and is compared as a text: so each has one spelling, which is how the driver's own value is written.
-Known without the driver, because the service refuses a policy that wants what no GPU can have before it starts, and its
-child, which writes the values, must not think otherwise.
+A value is a text and is compared as a text, so each value has exactly one spelling, the one in which the driver's value
+is written. Validation needs no driver, because the service rejects a policy with impossible values before it starts;
+the child that writes the values must use the same rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 SWITCH_VALUES: Mapping[int, str] = {0: "disabled", 1: "enabled"}
 ACCESS_VALUES: Mapping[int, str] = {0: "unrestricted", 1: "restricted"}
 COMPUTE_VALUES: Mapping[int, str] = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
-"""Drivers have stopped to accept ``exclusive-thread``, so no policy can want it."""
+"""Drivers no longer accept ``exclusive-thread``, so no policy can request it."""
 NO_OFFSETS = "none"
 
 _OFFSET_CLOCKS = ("graphics", "memory")
@@ -36,10 +36,10 @@ _CLOCKS = re.compile(r"([1-9][0-9]{0,5}),([1-9][0-9]{0,5})")
 
 
 def parse_choice(choices: Mapping[int, str], text: str) -> int:
-    """The driver's number for a word.
+    """Return the driver's number for a word.
 
     Raises:
-        ValueError: the sentence says what to write instead. So for all that follow.
+        ValueError: the message contains what to write instead. This holds for all functions that follow.
     """
     for number, word in choices.items():
         if word == text:
@@ -48,7 +48,7 @@ def parse_choice(choices: Mapping[int, str], text: str) -> int:
 
 
 def format_watts(milliwatts: int) -> str:
-    """A power limit as it is written."""
+    """Return the text of a power limit."""
     return f"{milliwatts / 1000:g}"
 
 
@@ -62,7 +62,7 @@ def parse_watts(text: str) -> int:
 
 
 def parse_clocks(text: str) -> tuple[int, int]:
-    """The clocks of memory and of graphics, in MHz."""
+    """Return the clocks of memory and of graphics, in MHz."""
     matched = _CLOCKS.fullmatch(text)
     if matched is None:
         raise ValueError("write the clocks of memory and graphics in MHz, such as 3201,1980")
@@ -70,7 +70,7 @@ def parse_clocks(text: str) -> tuple[int, int]:
 
 
 def parse_offsets(text: str) -> dict[tuple[str, int], int]:
-    """MHz by clock and performance state; those that are not named are 0."""
+    """Return MHz by clock and performance state; offsets that are not named are 0."""
     found: dict[tuple[str, int], int] = {}
     for part in () if text == NO_OFFSETS else text.split(", "):
         matched = _OFFSET.fullmatch(part)
@@ -85,9 +85,9 @@ def parse_offsets(text: str) -> dict[tuple[str, int], int]:
 
 
 def validation_errors(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Why no GPU can have the settings that a policy wants: a sentence for each one; nothing when some GPU can.
+    """Return why no GPU can have the settings of a policy: one message per setting; none when some GPU can.
 
-    Whether a value is within the range of this node's GPUs is for their driver to say.
+    Whether a value is within the range of this node's GPUs is for their driver to decide.
     """
     found: list[str] = []
     for name, text in sorted(settings.items()):

@@ -1,4 +1,4 @@
-"""Bringing a GPU's settings back, through the driver's child."""
+"""Restores a GPU's settings, through the driver's child."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["NvidiaSettings"]
 class NvidiaSettings:
     """:class:`scrubber.ports.Settings` of NVML.
 
-    An instance has no settings of its own: nothing is written through it, because others live by its GPU's.
+    An instance has no settings of its own, and nothing is written through it: other instances depend on its GPU's
+    settings.
     """
 
     def __init__(self, driver_pool: RequestPool) -> None:

@@ -1,7 +1,7 @@
-"""``nvidia-smi --gpu-reset``: the one program of the driver's that this service runs, because NVML resets nothing.
+"""``nvidia-smi --gpu-reset``: the only program of the driver that this service runs, because NVML cannot reset a GPU.
 
-Promise: a run has a deadline, gets an environment that we wrote, and what it says about a failure reaches the operator;
-one that does not die is abandoned and named, and no second one is started for its GPU.
+Promise: a run has a deadline and a fixed environment, and its error output reaches the operator. A run that cannot be
+killed is abandoned and reported, and no second one is started for its GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scrubber.domain.errors import DeviceBusy, DriverTimeout, Unreadable
 __all__ = ["NvidiaSmi"]
 
 _TAIL = 4096
-"""Bytes of what it says that are kept; the reason for a failure comes last."""
+"""Bytes of its output that are kept; the reason for a failure comes last."""
 _MAX_LINE = 300
 
 _IN_USE = re.compile(r"\bin use by\b|being used by one or more", re.IGNORECASE)
@@ -62,7 +62,7 @@ class NvidiaSmi:
 
     @property
     def abandoned(self) -> tuple[AbandonedChild, ...]:
-        """Runs that SIGKILL did not end, and that have not ended since: they sit in the kernel."""
+        """Runs that SIGKILL did not end, and that have not ended since: they hang in the kernel."""
         return tuple(
             AbandonedChild(process.pid, "nvidia-smi", gpu)
             for gpu, process in self._unkillable.items()
@@ -72,12 +72,12 @@ class NvidiaSmi:
     async def reset(self, gpus: Sequence[str], subject: str, deadline: float) -> None:
         """Reset ``gpus`` (UUIDs) in one command; ``subject`` names the device that it is done for.
 
-        Once started it is not to be cancelled: a reset that is broken off leaves a GPU that only a reboot brings back.
+        Once started it must not be cancelled: an interrupted reset leaves a GPU that only a reboot restores.
 
         Raises:
-            DeviceBusy: it says that somebody uses one of them; nothing was done.
+            DeviceBusy: nvidia-smi reports that a process uses one of them; nothing was done.
             Unreadable: it failed.
-            DriverTimeout: it did not end within ``deadline`` seconds, or one of before has not ended yet.
+            DriverTimeout: it did not end within ``deadline`` seconds, or an earlier run has not ended yet.
         """
         for each in self.abandoned:
             if each.device in gpus:
@@ -93,7 +93,7 @@ class NvidiaSmi:
                 "the node needs a reboot."
             ) from error
         finally:
-            await words.wait_until_closed(self._kill_timeout)  # whoever inherited its output may keep it open
+            await words.wait_until_closed(self._kill_timeout)  # a process that inherited its output may keep it open
         _check_exit(status, words.text, subject)
 
     async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, _OutputTail]:
@@ -105,7 +105,8 @@ class NvidiaSmi:
         except OSError as error:
             raise Unreadable(f"{program} cannot be started: {error.strerror}.") from error
         try:
-            # Not asyncio's own pipe: a process that has one is over for asyncio only when nobody has its end any more.
+            # Not asyncio's own pipe: for asyncio, a process with one has ended only when no process has the other end
+            # open.
             process = await asyncio.create_subprocess_exec(
                 *(program, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -126,7 +127,7 @@ class NvidiaSmi:
         return process, words
 
     async def _end(self, process: asyncio.subprocess.Process, gpus: Sequence[str], about: str) -> None:
-        """Kill the run and its group; raises :class:`DriverTimeout` when it does not die."""
+        """Kill the run and its process group; raises :class:`DriverTimeout` when it does not die."""
         with suppress(ProcessLookupError):
             self._kill(process.pid, signal.SIGKILL)
         dead, _ = await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._kill_timeout)
@@ -136,7 +137,7 @@ class NvidiaSmi:
 
 
 def _check_exit(status: int, said: str, about: str) -> None:
-    """Draw the conclusion of a run that has ended."""
+    """Raise the error of a run that has ended, if it failed."""
     if status == 0:
         return
     lines = [text[:_MAX_LINE] for line in said.split("\n") if (text := line.strip(" \t\r"))]
@@ -156,7 +157,7 @@ def _unkillable_error(about: str, pid: int) -> DriverTimeout:
 
 
 class _OutputTail(asyncio.Protocol):
-    """The end of what a program says, however much that is."""
+    """The end of a program's output, however long that is."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -165,7 +166,7 @@ class _OutputTail(asyncio.Protocol):
 
     @classmethod
     async def listen(cls) -> tuple[_OutputTail, int]:
-        """Listens from now on; the descriptor is the program's, and the caller's to close."""
+        """Start to listen; the descriptor is for the program, and the caller closes it."""
         ours, theirs = os.pipe()
         try:
             words = cls()
@@ -180,7 +181,7 @@ class _OutputTail(asyncio.Protocol):
         return self._tail.decode("utf-8", "replace")
 
     async def wait_until_closed(self, seconds: float) -> None:
-        """Wait until nobody can say any more, or for ``seconds``; then listen no longer."""
+        """Wait until no process can write any more, or for ``seconds``; then close."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closed.wait()

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says about the health of devices: snapshots when asked, and events as they come."""
+"""The health of devices as NVIDIA's driver reports it: snapshots on request, and events as they occur."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ __all__ = ["DriverEvents", "NvidiaTelemetry", "UsageInterpreter"]
 
 
 class DriverEvents(Protocol):
-    """What the driver reported by itself. XIDs are told once, as events; NVML has no call that lists them."""
+    """What the driver reported on its own initiative.
+
+    It reports XIDs once, as events; NVML has no call that lists them.
+    """
 
     def xids(self, device: str) -> Mapping[int, int]:
-        """XIDs that still stand for the device with this id, each with how often it was seen."""
+        """Return the XIDs that are not cleared for the device with this id, each with how often it was seen."""
 
     def event_stream_error(self, device: str) -> str | None:
-        """Why events of the device may go unseen at present: a sentence; None while they do not."""
+        """Return the message why events of the device may be missed at present; None while they are not."""
 
     def inforom_corrupt(self, device: str) -> bool:
         """Whether the InfoROM of the device's GPU was found corrupt."""
 
     def listen(self) -> AsyncIterator[Signal]:
-        """Signals from now on."""
+        """Return the signals from now on."""
 
 
 class UsageInterpreter(Protocol):
-    """Who knows what it means that somebody uses a device."""
+    """Decides whether the driver's reply about usage means that a device is held."""
 
     async def usage_shows_holder(self, device: Device, answer: Message) -> bool:
-        """Whether anybody but named infrastructure holds ``device``, by the driver's answer to ``used``."""
+        """Whether any process but named infrastructure holds ``device``, by the driver's reply to ``used``."""
 
 
 class NvidiaTelemetry:
@@ -56,7 +59,7 @@ class NvidiaTelemetry:
         answer = await self._driver_pool.request(gpu_uuid(device), device_request(device, "snapshot"))
         conditions = texts(answer, "conditions")
         if (stream_error := self._events.event_stream_error(device.id)) is not None:
-            conditions["events-unheard"] = stream_error
+            conditions["event-stream-lost"] = stream_error
         if self._events.inforom_corrupt(device.id):
             conditions["inforom-corrupt"] = "its checksums are wrong"
         return Snapshot(

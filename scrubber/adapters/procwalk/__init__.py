@@ -1,11 +1,11 @@
-"""Who holds a file or a device: a walk over ``/proc`` by device and inode, or by the number of a device node.
+"""Discovery of the processes that hold a file or a device: a walk over ``/proc`` by inode or by device node number.
 
-Names are worth nothing here: a container can rename, bind-mount or make up any. The walk runs in a child, it asks no
-file system (:mod:`.match`), it looks at every thread (:mod:`.process`), and a process that makes it slow costs the answer
-about that process alone (:mod:`.scheduler`).
+Names prove nothing here: a container can rename, bind-mount or invent any name. The walk runs in a child process,
+queries no file system (:mod:`.match`), and inspects every thread (:mod:`.process`). A process that slows it down costs
+only the answer about that process (:mod:`.scheduler`).
 
-A descriptor in flight over a socket, or registered with io_uring and closed, is seen by no walk; nor is one that a process
-moves, from a number that is looked at later to one that was looked at before.
+No walk sees a descriptor in flight over a socket, or one registered with io_uring and then closed. Neither does it see
+a descriptor that a process moves from a number not inspected yet to one already inspected.
 """
 
 from scrubber.adapters.procwalk.match import DeviceNodeTarget, FileTarget, Target

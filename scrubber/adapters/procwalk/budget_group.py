@@ -1,9 +1,10 @@
-"""The control group that a process belongs to.
+"""The cgroup that a process belongs to.
 
-A walk shares its time between groups, so that one pod's processes take no time from another's. The kernel's text is
-split at line feeds only: a group's name can hold any other character.
+A walk divides its time between groups, so that the processes of one pod take no time from those of another. The
+kernel's text is split at line feeds only: the name of a group may contain any other character.
 
-Only a pod component that root has made counts: below a unit with a group of its own, or a user's session, names are free.
+Only a pod component created by root counts: below a unit with its own cgroup, or a user session, users choose the
+names.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _CLASSES = ("burstable", "besteffort")
 
 
 class BudgetGroup(NamedTuple):
-    """Those who share a part of a walk's time.
+    """The processes that share a part of a walk's time.
 
     Attributes:
-        key: the pod's UID, or the path of the control group.
-        pod_uid: the UID; None for processes of the node.
+        key: the pod's UID, or the path of the cgroup.
+        pod_uid: UID of the pod; None for processes of the node.
     """
 
     key: str
@@ -36,7 +37,7 @@ _NODE_GROUP = BudgetGroup("/", None)
 
 
 def budget_group_of(pid: int) -> BudgetGroup | None:
-    """The group of ``pid``; None when it is gone. One that this user may not know is the node's."""
+    """Return the group of ``pid``; None when it has exited. A process that may not be read counts as the node's."""
     try:
         descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +59,7 @@ def budget_group_of(pid: int) -> BudgetGroup | None:
 
 
 def pod_of_path(path: str) -> str | None:
-    """UID of the pod that a control group's path leads into; None when root has made no pod's component in it."""
+    """Return the UID of the pod in a cgroup path; None when the path has no pod component that root created."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for number, part in enumerate(parts):
         if match := _POD_SLICE.fullmatch(part):
@@ -68,7 +69,7 @@ def pod_of_path(path: str) -> str | None:
             above = parts[number - 2]
         if above == "kubepods" and (match := _POD.fullmatch(part)):
             return match["uid"]
-        # What leads to pods is slices, or one plain group. A unit's own group may have anything below it.
+        # Only slices, or one plain group, lead to pods. A unit's own cgroup may have any names below it.
         if part == "user.slice" or not (part.endswith(".slice") or number == 0 or part in ("kubepods", *_CLASSES)):
             return None
         if part.endswith((".service", ".scope")):

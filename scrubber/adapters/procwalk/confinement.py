@@ -1,12 +1,13 @@
-"""Whether a process could open a device by itself, as far as that can be seen without opening anything.
+"""Assessment of whether a process could open a device on its own, as far as possible without opening anything.
 
-Three things are asked: its capabilities, whether a node of the device lies in its ``/dev``, and whether that ``/dev`` is
-one that can be read without asking a file system that may never answer. Whatever cannot be told counts as "it could".
+Three things are checked: the capabilities of the process, whether a node of the device is in its ``/dev``, and whether
+that ``/dev`` can be read without querying a file system that may never answer. Anything that cannot be determined
+counts as "it could open the device".
 
-What this does not show: the device rules of its container, which cannot be read on cgroup v2. Where they allow the device,
-because a container runtime injected it for a pod that asked for no device, a tenant can hide the node: move it out of
-``/dev`` or remove it, and make it again with the right to make nodes, which many runtimes give to every container. Nor does
-it show descriptors, however they were obtained.
+Limitations: the device rules of the container are not checked, because they cannot be read on cgroup v2. Where they
+allow the device because a container runtime injected it for a pod that requested no device, a tenant can hide the node:
+move it out of ``/dev`` or remove it, and create it again with the right to create nodes, which many runtimes grant to
+every container. Descriptors, however obtained, are not checked either.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ _LENGTH = 1 << 16
 _MOUNTS_LENGTH = 1 << 20
 _MAX_ENTRIES, _MAX_DIRECTORIES = 1024, 64
 _MAX_ROOTS = 16
-"""Roots of one group that are looked at; each container has one."""
+"""Maximum number of roots inspected per group; each container has one."""
 _MEMORY_FILE_SYSTEMS = (b"tmpfs", b"devtmpfs")
-"""File systems that are in memory: reading a directory of theirs comes back."""
+"""In-memory file systems: reading one of their directories always returns."""
 
 _CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 16, 17, 19, 21
 _DEVICE_CAPABILITIES = 1 << _CAP_SYS_MODULE | 1 << _CAP_SYS_RAWIO | 1 << _CAP_SYS_PTRACE | 1 << _CAP_SYS_ADMIN
-"""With one of these a process gets at devices that its container was not given, or can hide a node by mounts."""
+"""With one of these a process can access devices that its container was not given, or hide a node by mounts."""
 _CAPABILITIES = re.compile(rb"^Cap(?:Prm|Bnd):\s*([0-9a-f]+)$", re.MULTILINE)
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Confinement:
-    """Judges processes for one walk.
+    """Assesses processes for one walk.
 
     Args:
-        target: what is looked for. A file has no node: for one, only capabilities are asked about.
+        target: target of the walk. A file has no device node: for a file, only capabilities are checked.
         device_numbers: device numbers that give access to the device; None for all of ``target``.
     """
 
@@ -54,7 +55,7 @@ class Confinement:
         self._roots: Counter[str] = Counter()
 
     def is_confined(self, pid: int, group: str) -> bool:
-        """Whether ``pid``, of ``group``, has no such capability and no node of the device; False where it cannot be told."""
+        """Whether ``pid``, of ``group``, has no such capability and no node of the device; False if that is unknown."""
         if has_device_capabilities(pid) is not False:
             return False
         return self._nodes is None or self._is_without_node(pid, group, self._nodes)
@@ -74,10 +75,11 @@ class Confinement:
 
 
 def has_device_capabilities(pid: int) -> bool | None:
-    """Whether ``pid`` has, or may get, a capability that leads to devices; None when it is gone or cannot be asked.
+    """Whether ``pid`` has, or may get, a capability that gives access to devices; None when it cannot be read.
 
-    A process in a user namespace of its own is judged by what it has there: one that made it has everything, and may have
-    been privileged before. A process that had such capabilities and gave all of them away is not told from others.
+    A process in a separate user namespace is assessed by its capabilities there: a process that created one has all of
+    them, and may have been privileged before. A process that had such capabilities and dropped all of them cannot be
+    distinguished from others.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -88,9 +90,9 @@ def has_device_capabilities(pid: int) -> bool | None:
 
 
 def has_device_node(pid: int, numbers: frozenset[int], statx: StatxReader) -> bool | None:
-    """Whether a node with one of ``numbers`` is in the ``/dev`` of ``pid``; None where that cannot be told.
+    """Whether a node with one of ``numbers`` is in the ``/dev`` of ``pid``; None where that cannot be determined.
 
-    No link is followed, and no directory of another mount is entered.
+    No symlink is followed, and no directory of another mount is entered.
     """
     if not statx.uses_statx:
         return None
@@ -136,7 +138,7 @@ def _mount_of(descriptor: int) -> int:
 
 
 def _is_dev_in_memory(pid: int, mount: int) -> bool:
-    """Whether ``mount`` is all of a file system in memory, at ``/dev`` of a process whose root is a mount, too."""
+    """Whether ``mount`` is a whole in-memory file system at ``/dev`` of a process whose root is also a mount."""
     with open(f"/proc/{pid}/mountinfo", "rb") as file:
         text = file.read(_MOUNTS_LENGTH + 1)
     if len(text) > _MOUNTS_LENGTH:

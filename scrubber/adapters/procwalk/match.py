@@ -1,8 +1,8 @@
-"""What the kernel knows about an open or mapped file, and whether that is what is looked for.
+"""The kernel's information about an open or mapped file, and whether the file matches the target.
 
-No file system is asked: a tenant can mount one that never answers. ``statx`` is told to make do with what the kernel has
-(AT_STATX_DONT_SYNC). Where that call is not to be had, ``stat`` asks, and a file is then only asked about when the kernel
-says by other means that it may be the one.
+No file system is queried: a tenant can mount one that never answers. ``statx`` is called so that it uses only what the
+kernel already has (AT_STATX_DONT_SYNC). Where that call is unavailable, ``stat`` is used, which does query the file
+system, and only for a file that may match according to other kernel information.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 __all__ = ["DeviceNodeTarget", "FileStat", "FileTarget", "StatxReader", "Target", "maps_device", "read_fdinfo"]
 
-_FDINFO_LENGTH = 512  # flags and inode are in the first lines; what a driver adds comes after them
+_FDINFO_LENGTH = 512  # flags and inode are in the first lines; driver-specific lines come after them
 
 # statx(2). Offsets of stx_mode, stx_ino, stx_rdev_{major,minor} and stx_dev_{major,minor} are the same everywhere.
 _AT_FDCWD, _AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC = -100, 0x800, 0x4000
@@ -28,7 +28,7 @@ StatxCall = Callable[[int, bytes, int, int, object], int]
 
 
 class FileStat(NamedTuple):
-    """What an open or mapped file is: what kind of one, where it lies, and the device's number if it is a node."""
+    """Properties of an open or mapped file: its type, its location, and the device number if it is a device node."""
 
     mode: int
     inode: int
@@ -43,7 +43,7 @@ class FileStat(NamedTuple):
 
 
 class FileTarget(NamedTuple):
-    """A regular file, by ``st_dev`` and ``st_ino``: a simulated device's memory."""
+    """A regular file, by ``st_dev`` and ``st_ino``: the memory of a simulated device."""
 
     device: int
     inode: int
@@ -52,16 +52,16 @@ class FileTarget(NamedTuple):
         return self.inode if file_stat.inode == self.inode and file_stat.device == self.device else None
 
     def is_complete(self, parts: Set[int]) -> bool:
-        """Whether there is nothing more to be found in a process that has ``parts``."""
+        """Whether nothing more can be found in a process that has ``parts``."""
         return self.inode in parts
 
     def may_match(self, inode: int | None) -> bool:
-        """Whether a file of this inode number (None: not known) is worth asking about."""
+        """Whether a file with this inode number (None: unknown) may match and must be checked."""
         return inode in (None, self.inode)
 
 
 class DeviceNodeTarget(NamedTuple):
-    """Character devices, by ``st_rdev``, under whatever name and on whatever file system their nodes lie."""
+    """Character devices, by ``st_rdev``, regardless of the name and the file system of their nodes."""
 
     numbers: frozenset[int]
 
@@ -72,7 +72,7 @@ class DeviceNodeTarget(NamedTuple):
         return number if number in self.numbers else None
 
     def is_complete(self, parts: Set[int]) -> bool:
-        """As :meth:`FileTarget.is_complete`."""
+        """Like :meth:`FileTarget.is_complete`."""
         return self.numbers <= parts
 
 
@@ -80,10 +80,10 @@ Target = FileTarget | DeviceNodeTarget
 
 
 class StatxReader:
-    """Sees one file after the other; for one thread.
+    """Reads the properties of one file after another; for one thread.
 
     Attributes:
-        uses_statx: whether it asks no file system.
+        uses_statx: whether ``statx`` is used, so that no file system is queried.
     """
 
     def __init__(self) -> None:
@@ -92,10 +92,10 @@ class StatxReader:
         self.uses_statx = self._statx is not None
 
     def stat(self, path: str, directory: int | None = None) -> FileStat:
-        """What the file behind ``path`` is; a relative one begins at the descriptor ``directory``.
+        """Return the properties of the file at ``path``; a relative path begins at the descriptor ``directory``.
 
         Raises:
-            OSError: as stat(2).
+            OSError: As for stat(2).
         """
         if self._statx is None:
             return _from_stat_result(os.stat(path, dir_fd=directory))
@@ -112,15 +112,15 @@ def _from_stat_result(found: os.stat_result) -> FileStat:
 
 
 def maps_device(device: int) -> bytes:
-    """How ``/proc/PID/maps`` writes the device that a file lies on."""
+    """Return the device of a file in the notation of ``/proc/PID/maps``."""
     return f"{os.major(device):02x}:{os.minor(device):02x}".encode()
 
 
 def read_fdinfo(path: str) -> tuple[int, int | None]:
-    """Flags and inode number in a descriptor's ``fdinfo``; no inode from a kernel that does not tell it (before 5.14).
+    """Return the flags and inode number from a descriptor's ``fdinfo``; no inode from a kernel before 5.14.
 
     Raises:
-        OSError: the descriptor is closed, or this user may not know.
+        OSError: The descriptor is closed, or this user may not read it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -132,10 +132,10 @@ def read_fdinfo(path: str) -> tuple[int, int | None]:
 
 
 def _if_supported(call: StatxCall | None) -> StatxCall | None:
-    """``call``, unless a seccomp filter that is older than it refuses it."""
+    """Return ``call``, or None if a seccomp filter that is older than the system call rejects it."""
     answer = ctypes.create_string_buffer(_STATX_SIZE)
     return call if call is not None and call(_AT_FDCWD, b"/", _FLAGS, _MASK, answer) == 0 else None
 
 
-# Without argtypes: its conversions cost as much as a tenth of the call, and these are ints and bytes.
+# No argtypes: their conversions cost up to a tenth of the call, and the arguments are ints and bytes.
 _STATX = _if_supported(getattr(ctypes.CDLL(None, use_errno=True), "statx", None))

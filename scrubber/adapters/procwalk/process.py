@@ -1,12 +1,12 @@
-"""One process, looked into: its threads' descriptors and its memory map, for as long as it may take.
+"""Inspection of one process within a time limit: the descriptors of its threads and its memory map.
 
-Every thread's descriptors are looked at, because a process whose first thread has ended shows an empty ``fd`` of its own
-while the others live on, and a thread may have a table of descriptors to itself. Threads that each make the next one and end are
-in no list that is still true when it is used. So a process is looked through only when a list of them had nobody new, and
-whether it lives is the kernel's count of threads to say.
+The descriptors of every thread are inspected, because a process whose first thread has ended shows an empty ``fd``
+while other threads live on, and a thread may have a separate descriptor table. Threads that each create the next one
+and end are missing from every list by the time it is used. So an inspection is complete only when a list of the threads
+had no new thread, and the kernel's count of threads decides whether the process lives.
 
-A descriptor opened with ``O_PATH`` holds nothing: it can neither read nor map, and a container needs no right to the
-device to open one.
+A descriptor opened with ``O_PATH`` holds nothing: it can neither read nor map, and a container needs no permission for
+the device to open one.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ _COMMAND_LENGTH = 200
 _STAT_LENGTH = 4096
 _MAPS_CHUNK = 1 << 16
 _CLOCK_CHECK_INTERVAL = 256
-"""Entries between two looks at the clock; each costs some microseconds."""
+"""Entries between two reads of the clock; each entry costs some microseconds."""
 _DOT_ENTRIES = 2
-"""A descriptor's place in the kernel's list is its number, behind ``.`` and ``..``."""
+"""The position of a descriptor in the kernel's directory listing is its number, after ``.`` and ``..``."""
 _MAX_NON_MATCHING_FILES = 100_000
-_MAX_THREAD_LISTS = 16  # of one process's threads, in one look
+_MAX_THREAD_LISTS = 16  # lists of one process's threads, in one scan
 
 _FILE_MAPPED = re.compile(rb"^(\S+) \S+ \S+ (\S+ [1-9]\d*)", re.MULTILINE)
-"""A line of ``maps`` with an inode: addresses, and the file by device and inode. A name's line break is written as
-``\\012`` there, so none forges a line.
+"""A line of ``maps`` with an inode: addresses, and the file by device and inode.
+
+A line break in a name is written as ``\\012`` there, so no name can forge a line.
 """
 
 _KCMP_FILES = 2
@@ -55,16 +56,18 @@ _KCMP_CALL = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _SAME, _LESS, _GREATER = 0, 1, 2
 
 NonMatchingFiles = set[bytes]
-"""Mapped files, as ``maps`` names them, that are known to be no part of the target."""
+"""Mapped files, in the notation of ``maps``, that are known not to match the target."""
 
 
 class ProcessMatch(NamedTuple):
-    """A process that holds the target, or that the caller asked for by PID.
+    """A process that holds the target, or that the caller requested by PID.
 
     Attributes:
-        started: clock ticks since boot.
-        hung: a thread is in uninterruptible sleep, or the first thread is dead and others live. Both may pass.
-        parts: what of the target it has: device numbers, or the file's inode number; empty when it was only named.
+        started: start time in clock ticks since boot.
+        hung: whether a thread is in uninterruptible sleep, or the first thread is dead and others live. Both may be
+            temporary.
+        parts: parts of the target that it holds: device numbers, or the file's inode number; empty when it was only
+            requested.
     """
 
     pid: int
@@ -75,15 +78,15 @@ class ProcessMatch(NamedTuple):
 
 
 class ScanPosition(NamedTuple):
-    """How far a look has come that had no time left, so that a later one goes on there.
+    """The position at which a scan ran out of time, so that a later one can resume there.
 
     Attributes:
-        started: the process's start time; another process of the same PID is looked at from the beginning.
-        parts: what of the target was found.
-        tables: threads whose descriptors were all looked at, each with its start time; one for each table.
-        thread: the thread whose descriptors were being looked at (0: none), and its start time.
-        descriptor: the first of its descriptors that was not looked at.
-        address: mappings below it were looked at; None while there are descriptors left.
+        started: start time of the process; another process with the same PID is scanned from the beginning.
+        parts: parts of the target found so far.
+        tables: threads whose descriptors were all inspected, each with its start time; one for each descriptor table.
+        thread: the thread whose descriptors were being inspected (0: none), and its start time.
+        descriptor: the first of its descriptors that was not inspected.
+        address: mappings below it were inspected; None while there are descriptors left.
     """
 
     started: int = 0
@@ -94,7 +97,7 @@ class ScanPosition(NamedTuple):
     address: int | None = None
 
     def furthest(self, other: ScanPosition) -> ScanPosition:
-        """The one of both that has come further in the process of ``other``, with what both have found."""
+        """Return the position that is further in the process of ``other``, with the parts found by both."""
         if self.started != other.started:
             return other
         further = max(
@@ -106,25 +109,25 @@ class ScanPosition(NamedTuple):
 
 
 class _OutOfTime(Exception):
-    """The time for this process is over."""
+    """The time for this process is used up."""
 
 
 class ProcessScan:
-    """One process, looked into once.
+    """One scan of one process.
 
     Attributes:
-        permission_denied: a part of it may not be looked at by this user.
-        interrupted_in: what was being looked at when the time was over; None when it was looked through.
-        phase: what it is looking at now: ``threads``, ``descriptors``, ``mappings``.
-        started: its start time in clock ticks since boot; None until that is known.
-        parts: what of the target was found until now.
-        has_exited: it had ended, or was about to, before it was looked through; whoever it left its descriptors to has another
-            PID.
+        permission_denied: whether this user may not inspect a part of it.
+        interrupted_in: the phase in which the time ran out; None when the scan was completed.
+        phase: current phase: ``threads``, ``descriptors``, ``mappings``.
+        started: start time in clock ticks since boot; None until it is known.
+        parts: parts of the target found so far.
+        has_exited: whether it had ended, or was about to, before the scan was complete; a process that inherited its
+            descriptors has another PID.
 
     Args:
-        non_matching_files: shared by all looks of a walk.
-        is_out_of_time: whether the time for this process is over.
-        start: where to go on; :attr:`position` of an earlier look at this very process.
+        non_matching_files: shared by all scans of a walk.
+        is_out_of_time: returns whether the time for this process is used up.
+        start: position at which to resume: :attr:`position` of an earlier scan of this very process.
     """
 
     def __init__(
@@ -156,21 +159,21 @@ class ProcessScan:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether it went on where an earlier look at this very process had stopped."""
+        """Whether the scan resumed where an earlier scan of this very process had stopped."""
         return self._start != ScanPosition()
 
     @property
     def position(self) -> ScanPosition:
-        """Where to go on, once this look was cut."""
+        """Position at which to resume after this scan was interrupted."""
         tables = tuple(self._tables.items())
         found = frozenset(self.parts)
         return ScanPosition(self.started or 0, found, tables, self._thread, self._descriptor, self._address)
 
     def run(self, *, always: bool = False) -> ProcessMatch | None:
-        """Look. The answer is None when nothing is found, unless the process lives and ``always`` is set.
+        """Scan the process. Returns None when nothing is found, unless the process lives and ``always`` is set.
 
         Raises:
-            PermissionError: not even its state may be known.
+            PermissionError: Not even the state of the process may be read.
         """
         stat = read_stat(f"/proc/{self.pid}/stat")
         if stat is None or stat.kernel_thread:
@@ -190,22 +193,22 @@ class ProcessScan:
         if now is None or now.has_exited:
             self.has_exited, self.interrupted_in = True, None
             return None
-        # One that ends has closed its descriptors, and may have forked before: it was looked at too late.
+        # An exiting process has closed its descriptors, and may have forked before: the scan came too late.
         self.has_exited = not self.parts and now.exiting and now.threads <= 1
         if not (self.parts or always):
             return None
-        if now.started != stat.started:  # its PID is another process's, which nobody has looked at
+        if now.started != stat.started:  # the PID now belongs to another process, which was not scanned
             self.interrupted_in, self.parts = "state", set()
             return None
         hung = now.is_dead or "D" in _thread_states(self.pid)
         return ProcessMatch(self.pid, stat.started, command_line(self.pid), hung, tuple(sorted(self.parts)))
 
     def _scan(self, threads: int) -> None:
-        """Look through everything. ``threads``: how many there were a moment ago."""
+        """Inspect everything. ``threads``: number of threads a moment ago."""
         if self._address is None:
             known: set[int] = set()
             tables = self._scanned_tables()
-            if threads == 1:  # as most have: no need to list them
+            if threads == 1:  # true of most processes: no need to list them
                 known.add(self.pid)
                 self._scan_threads(known, tables)
             if not (self._target.is_complete(self.parts) or (known and self._is_complete_list([self.pid]))):
@@ -215,7 +218,7 @@ class ProcessScan:
             self._scan_mappings()
 
     def _scanned_tables(self) -> list[int]:
-        """Threads, in the kernel's order of their tables, whose descriptors an earlier look has looked at."""
+        """Return threads, in the kernel's order of their tables, whose descriptors an earlier scan has inspected."""
         for thread, started in self._start.tables:
             now = read_stat(f"/proc/{self.pid}/task/{thread}/stat")
             if now is None or now.is_dead or now.started != started:
@@ -234,7 +237,8 @@ class ProcessScan:
             any_own = self._scan_threads(fresh, tables)
             if self._target.is_complete(self.parts):
                 return
-            # One that ends shares its lack of a table with all that have ended, and may have made another before.
+            # An exiting thread shares its lack of a table with all that have ended, and may have created another
+            # before.
             if (
                 not any_own
                 and self._is_complete_list(threads)
@@ -244,12 +248,12 @@ class ProcessScan:
         raise _OutOfTime
 
     def _is_complete_list(self, threads: Sequence[int]) -> bool:
-        """Whether a list of the threads lacks nobody: it breaks off, and passes over one, where one goes meanwhile."""
+        """Whether a list of threads is complete: it is truncated, or skips a thread, if one ends while it is read."""
         last = read_stat(f"/proc/{self.pid}/task/{threads[-1]}/stat") if threads else None
         return not threads or (last is not None and last.threads <= len(threads))
 
     def _scan_threads(self, threads: Iterable[int], tables: list[int]) -> bool:
-        """Look at those of ``threads`` that share their descriptors with none of ``tables``; whether there were any."""
+        """Inspect ``threads`` that share their descriptors with none of ``tables``; return whether there were any."""
         any_own = False
         for thread in distinct_fd_tables(threads, self._check_time, tables):
             if thread in self._tables:  # where tables cannot be compared
@@ -269,7 +273,7 @@ class ProcessScan:
         return any_own
 
     def _thread_start_time(self, thread: int) -> int:
-        """When ``thread`` was; 0 when it is gone."""
+        """Return the start time of ``thread``; 0 when it has ended."""
         if thread == self.pid and self.started is not None:
             return self.started
         now = read_stat(f"/proc/{self.pid}/task/{thread}/stat")
@@ -282,7 +286,7 @@ class ProcessScan:
     # --- descriptors
 
     def _scan_descriptors(self, place: str, first: int = 0) -> None:
-        """Add what of the target is open in ``place``: ``/proc/PID``, or one of its threads; from descriptor ``first`` on."""
+        """Add parts of the target open in ``place`` (``/proc/PID``, or one of its threads), starting at ``first``."""
         try:
             directory = os.open(f"{place}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
@@ -307,18 +311,18 @@ class ProcessScan:
                                 return
                     except (FileNotFoundError, ProcessLookupError):
                         continue  # closed meanwhile
-                    except OSError as error:  # a FUSE of another user's refuses even root
+                    except OSError as error:  # a FUSE file system of another user denies access even to root
                         _raise_if_shortage(error)
                         self.permission_denied = self.permission_denied or self._may_match(place, entry.name)
                         if self.permission_denied and _is_forbidden(f"{place}/fdinfo/{entry.name}"):
-                            return  # this process, or this thread of it, and not this file
+                            return  # access is denied to this process or thread, not only to this file
         except (FileNotFoundError, ProcessLookupError):
             return  # it ended meanwhile
         finally:
             os.close(directory)
 
     def _may_match(self, place: str, name: str) -> bool:
-        """Whether a descriptor may be of the file that is looked for, by what the kernel tells without its file system."""
+        """Whether a descriptor may match the target, according to the kernel without its file system."""
         try:
             return not isinstance(self._target, FileTarget) or self._target.may_match(
                 read_fdinfo(f"{place}/fdinfo/{name}")[1]
@@ -332,7 +336,7 @@ class ProcessScan:
     # --- mappings
 
     def _scan_mappings(self) -> None:
-        """Add what of the target is in the memory map; threads share one, so the first that still has one is asked."""
+        """Add parts of the target in the memory map; threads share one map, so any thread that still has it is read."""
         self.phase = "mappings"
         for _ in range(_MAX_THREAD_LISTS):
             self._check_time()
@@ -344,16 +348,16 @@ class ProcessScan:
                 if self._scan_map(f"/proc/{self.pid}/task/{thread}/maps"):
                     return
             if self._is_complete_list(threads) and all(self._is_ending(thread) for thread in threads):
-                return  # what is stuck at its end has no map, and may stay for long
+                return  # a thread stuck while exiting has no map, and may remain for long
         raise _OutOfTime
 
     def _is_ending(self, thread: int) -> bool | None:
-        """Whether a thread is dead, or about to be; None when it is gone."""
+        """Whether a thread is dead or exiting; None when it no longer exists."""
         stat = read_stat(f"/proc/{self.pid}/task/{thread}/stat")
         return None if stat is None else stat.is_dead or stat.exiting
 
     def _scan_map(self, path: str) -> bool:
-        """Look through one memory map; False when there is none any more."""
+        """Inspect one memory map; False when it no longer exists."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
@@ -376,10 +380,10 @@ class ProcessScan:
         return any_lines
 
     def _check_mapping(self, addresses: bytes, file: bytes) -> None:
-        """Add what of the target is mapped at ``addresses``. ``file`` is how ``maps`` names the file.
+        """Add the part of the target that is mapped at ``addresses``. ``file`` is the file in the notation of ``maps``.
 
-        That name says who a file is only where ``stat`` gives it the same one: on btrfs and overlayfs it does not, and
-        two files may share it. So only then is the answer remembered for the rest of the walk.
+        That notation identifies a file only where ``stat`` returns the same values: on btrfs and overlayfs it does not,
+        and two files may share it. So the result is remembered for the rest of the walk only if they are the same.
         """
         target = self._target
         if isinstance(target, FileTarget):
@@ -401,7 +405,7 @@ class ProcessScan:
         except OSError as error:
             _raise_if_shortage(error)
             if isinstance(target, FileTarget):
-                self.parts.add(target.inode)  # an equal inode number is all that this user may know
+                self.parts.add(target.inode)  # an equal inode number is all that this user may learn
             else:
                 self.permission_denied = True
             return
@@ -417,10 +421,10 @@ class ProcessScan:
 
 
 def has_open(proc_directory: str, device: int, inode: int) -> bool:
-    """Whether one of the descriptors of ``proc_directory`` (``/proc/PID``, or one of its threads) is that file.
+    """Whether a descriptor of ``proc_directory`` (``/proc/PID``, or one of its threads) refers to that file.
 
     Raises:
-        PermissionError: this user may not know.
+        PermissionError: This user may not read that.
     """
     look = ProcessScan(0, FileTarget(device, inode), set())
     look._scan_descriptors(proc_directory)
@@ -430,7 +434,7 @@ def has_open(proc_directory: str, device: int, inode: int) -> bool:
 
 
 def _raise_if_shortage(error: OSError) -> None:
-    """Raise ``error`` if it says nothing about the file, but that this process or the node has not enough of something."""
+    """Raise ``error`` if it means a lack of resources in this process or on the node, not a property of the file."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
         raise error
 
@@ -453,12 +457,12 @@ def _is_path_only(place: str, name: str) -> bool:
 def distinct_fd_tables(
     threads: Iterable[int], check_time: Callable[[], None] = lambda: None, known_tables: list[int] | None = None
 ) -> Iterator[int]:
-    """One of ``threads`` for each table of descriptors: nearly always they share one, and some have a thousand.
+    """Yield one of ``threads`` for each descriptor table: nearly always they share one, and there may be a thousand.
 
-    The kernel puts tables into an order, so a thread is compared with few of those that were found before.
+    The kernel defines an order of tables, so a thread is compared with only a few of those found before.
 
     Args:
-        known_tables: those of an earlier call, which are not answered again; what is found now is added.
+        known_tables: tables of an earlier call, which are not yielded again; tables found now are added.
     """
     ordered = [] if known_tables is None else known_tables
     for number, thread in enumerate(threads):
@@ -475,9 +479,9 @@ def distinct_fd_tables(
             elif order == _GREATER:
                 low = middle + 1
             elif _compare_fd_tables(thread, thread) == _SAME:
-                del ordered[middle]  # that one is over
+                del ordered[middle]  # that thread has ended
                 high -= 1
-            else:  # this one is over, or nobody may know: then it is looked at for itself
+            else:  # this thread has ended, or may not be read: it is scanned separately
                 yield thread
                 break
         else:
@@ -486,14 +490,14 @@ def distinct_fd_tables(
 
 
 def _compare_fd_tables(one: int, other: int) -> int:
-    """kcmp(2): how the descriptor tables of two threads compare; -1 where that is not to be had."""
+    """Return how the descriptor tables of two threads compare, from kcmp(2); -1 where that is unavailable."""
     if _KCMP_CALL is None:
         return -1
     return int(_LIBC.syscall(_KCMP_CALL, one, other, _KCMP_FILES, 0, 0))
 
 
 def _threads(pid: int) -> list[int]:
-    """In the kernel's order, the first thread first."""
+    """Return the threads in the kernel's order, the first thread first."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except (FileNotFoundError, ProcessLookupError):
@@ -501,39 +505,39 @@ def _threads(pid: int) -> list[int]:
 
 
 def _thread_states(pid: int) -> set[str]:
-    """Of those that are there to be asked.
+    """Return the states of the threads that can be read.
 
     Raises:
-        PermissionError: this user may not know.
+        PermissionError: This user may not read them.
     """
     stats = (read_stat(f"/proc/{pid}/task/{thread}/stat") for thread in _threads(pid))
     return {stat.state for stat in stats if stat is not None}
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of ``pid`` in clock ticks since boot; None when there is no such process.
+    """Return the start time of ``pid`` in clock ticks since boot; None when there is no such process.
 
     Raises:
-        PermissionError: this user may not know.
+        PermissionError: This user may not read it.
     """
     stat = read_stat(f"/proc/{pid}/stat")
     return None if stat is None else stat.started
 
 
 def live_start_time(pid: int) -> int | None:
-    """As :func:`start_time`; None also for a zombie without a living thread. A process cannot keep the answer waiting."""
+    """Like :func:`start_time`; None also for a zombie without a living thread. A process cannot delay the result."""
     stat = read_stat(f"/proc/{pid}/stat")
     return None if stat is None or stat.has_exited else stat.started
 
 
 def user_process_start_time(pid: int) -> int | None:
-    """As :func:`live_start_time`; None also for a thread of the kernel's."""
+    """Like :func:`live_start_time`; None also for a kernel thread."""
     stat = read_stat(f"/proc/{pid}/stat")
     return None if stat is None or stat.has_exited or stat.kernel_thread else stat.started
 
 
 def command_line(pid: int) -> str:
-    """Its command line. Asks for its memory, which a process can keep busy: for those who may wait."""
+    """Return the command line. Reads the memory of the process, which can delay that: for callers that may wait."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(_COMMAND_LENGTH * 4)
@@ -543,7 +547,7 @@ def command_line(pid: int) -> str:
 
 
 def process_name(pid: int) -> str:
-    """The short name that the kernel keeps for it; that is never waited for."""
+    """Return the short name that the kernel stores for the process; never blocks."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read(_COMMAND_LENGTH).decode(errors="replace").strip()
@@ -552,7 +556,7 @@ def process_name(pid: int) -> str:
 
 
 def read_stat(path: str) -> ProcStat | None:
-    """What a ``stat`` of ``/proc`` says; None when nobody is there any more."""
+    """Parse a ``stat`` file of ``/proc``; None when the process or thread no longer exists."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):

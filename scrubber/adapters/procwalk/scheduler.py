@@ -1,23 +1,26 @@
-"""All processes in ``/proc``, in rounds: those that are quickly looked through come first, and none takes all of the time.
+"""Scheduling of a walk over all processes in ``/proc``: quick processes first, and no process uses all of the time.
 
-A tenant can make any look at one of its processes long (descriptors, mappings, threads) or never ending (a memory map
-that somebody keeps locked). So each process gets a moment first, and those that need more are looked at again, with more
-time each, once all had theirs: first those that a caller asked for, those of the pods that had the device and those of the
-node; then the other pods, each within a budget of its own. A look that does not come back at all is left behind with its
-thread. A process that was not looked through is in the answer by PID: that is never the same as holding nothing.
+A tenant can make the scan of one of its processes long (descriptors, mappings, threads) or endless (a memory map that
+is kept locked). So each process first gets a short time slice. Those that need more are scanned again,
+with more time each, once all processes had their first slice: first those that the caller requested, those of the pods
+that had the device and those of the node; then the other pods, each within a separate budget. A scan that never returns
+is abandoned together with its thread. A process whose scan is incomplete is in the result by PID: that is never treated
+as holding nothing.
 
-What was cut goes on in the next walk of the same scrub (:class:`WalkProgress`), where it stopped. What that proves: every
-table of descriptors that a process had was looked at once, place by place, and every mapping. Every walk begins with a
-quick look at each process, from its first descriptor, so that the quick processes are looked at again by each walk. Those of a group that no single walk gets through are looked at in pieces, over seconds, so
-that a descriptor which is moved from a place that was not looked at to one that was, or passed on between two processes of
-such a group, is not seen. The answer says how many processes that concerns.
+An interrupted scan is resumed by the next walk of the same scrub (:class:`WalkProgress`), where it stopped. This proves
+that every descriptor table of a process was inspected once, position by position, and every mapping. Every walk begins
+with a quick scan of each process, from its first descriptor, so that each walk scans the quick processes again. The
+processes of a group that no single walk completes are scanned in pieces, over seconds. A descriptor that is moved from
+a position not inspected yet to one already inspected, or passed on between two processes of such a group, is therefore
+not seen. The result contains the number of these processes.
 
-Processes that come and go: a list of ``/proc`` is true for the moment in which it is read. A process that ends before it is
-inspected may have left its descriptors to a child, which is in the next list. So lists are read until they have no new
-process that ended before it was inspected. Where each of many lists has such a one, and the same group produced one of
-them each time, that is a relay: it may carry the target along, and the answer names the group. A process of the node whose
-parent is alive and was inspected is no part of a relay: what it had at its beginning it had from that parent. Of a pod's
-process that is never assumed, because the kernel names who adopted an orphan as its parent.
+Short-lived processes: a list of ``/proc`` is valid only for the moment in which it is read. A process that ends before
+it is inspected may have left its descriptors to a child, which is in the next list. So lists are read until they
+contain no new process that ended before it was inspected. If each of many lists contains such a process, and the same
+group produced one of them each time, that is a relay: it may carry the target along, and the result names the group. A
+process of the node whose parent is alive and was inspected is no part of a relay: what it had at its start it inherited
+from that parent. This is never assumed of a process in a pod, because the kernel reports the process that adopted an
+orphan as its parent.
 """
 
 from __future__ import annotations
@@ -49,33 +52,36 @@ from scrubber.adapters.procwalk.process import (
 __all__ = ["Budget", "ChurningGroup", "UnfinishedProcess", "WalkProgress", "WalkResult", "walk"]
 
 _FIRST_SLICE = 0.002
-"""Seconds for each process in the first round; in those that follow, an equal share of what is left of the walk."""
+"""Seconds for each process in the first round; in the following rounds, an equal share of the remaining walk time."""
 _FIRST_SHARE = 0.1
-"""Of what a pod may take of a walk: what its processes may take of the first round."""
+"""Fraction of a pod's budget that its processes may use in the first round."""
 _LOW_PRIORITY_SHARE = 0.25
-"""Of the walk: what processes of pods that did not have the device may take of the first round, all of them together."""
+"""Fraction of the walk that all pods that did not have the device may use together in the first round."""
 _HANG_TIMEOUT = 1.0
-"""Seconds after the end of its time in which a look comes back, unless it waits in the kernel."""
+"""Seconds after the end of its slice within which a scan returns, unless it is blocked in the kernel."""
 _POLL_INTERVAL = 0.1
 _MAX_HUNG, _MAX_HUNG_PER_POD, _MAX_HUNG_ALL_PODS = 16, 4, 64
-"""Looks that may hang over processes of the node, or of one pod that had the device; of one other pod; and of all pods
-together, before no more processes of the node, of that pod, or of pods that did not have the device are looked at.
+"""Limits on hung scans, beyond which no more of the processes concerned are scanned.
+
+In this order: processes of the node, or of one pod that had the device; processes of one other pod; processes of all
+pods together, beyond which pods that did not have the device are no longer scanned.
 """
 _MAX_LISTS = 16
 _COMPLETE_LISTS_NEEDED = 2
 _NO_START_TIME = -1
 _SAMPLES = 32
-"""How often the newest process is looked for after a list in which one was missed, to learn whose it is."""
+"""How often the newest process is sampled after a list in which one was missed, to determine its group."""
 _CHURN_LIST_RATIO = 4
-"""One list in so many has to name a group before those that name none are taken to be its, too."""
+"""If at least one list in this many contains a group, lists with unknown groups are attributed to it, too."""
 _MAX_PASSES = 4
 _MAX_REPORTED = 400
 _MAX_REPORTED_REQUESTED = 2000
 _MAX_FULL_COMMANDS, _SHORT_COMMAND_LENGTH = 64, 16
-"""Of so many holders the whole command is told, and so many characters of the others': an answer is a megabyte at most."""
+"""Number of holders with a full command, and length of the other commands: a response is at most a megabyte."""
 _LOADAVG_LENGTH = 256
 
 
+# See docs/decisions/0017-budgeted-process-walk.md.
 class Budget(NamedTuple):
     """Seconds: for one process, for the whole walk, and for all processes of a pod that did not have the device."""
 
@@ -85,14 +91,15 @@ class Budget(NamedTuple):
 
 
 class UnfinishedProcess(NamedTuple):
-    """A process that was not looked through: whether it holds the target, or more of it than ``parts``, is not known.
+    """A process that was not scanned completely: it may hold the target, or more of it than ``parts``.
 
     Attributes:
-        started: clock ticks since boot; 0 when this user may not know.
-        name: the short one that the kernel keeps.
-        reason: a sentence's end for the operator, as in "its descriptors were not looked through within 4 s".
-        confined: it was not seen to be able to open a device by itself (:mod:`scrubber.adapters.procwalk.confinement`).
-        walks: how many walks in a row did not get through its group, this one included.
+        started: start time in clock ticks since boot; 0 when this user may not read it.
+        name: the short name that the kernel stores.
+        reason: why the scan is incomplete, as a clause of a message for the operator.
+        confined: whether it showed no sign that it could open a device on its own
+            (:mod:`scrubber.adapters.procwalk.confinement`).
+        walks: number of consecutive walks that did not complete its group, including this one.
     """
 
     pid: int
@@ -106,12 +113,13 @@ class UnfinishedProcess(NamedTuple):
 
 
 class ChurningGroup(NamedTuple):
-    """A group whose processes come and go so fast that every list had one that ended before it was looked at.
+    """A group with such short-lived processes that every list had one that ended before it was inspected.
 
     Attributes:
-        group: path of its control group, or the pod's UID; empty when it could not be told.
+        group: path of its cgroup, or the pod's UID; empty when it could not be determined.
         pod_uid: the UID, if it is a pod.
-        confined: so are all processes of the group that could be asked, and at least one that came and went.
+        confined: whether all processes of the group that could be checked are confined, including at least one
+            short-lived one.
     """
 
     group: str
@@ -120,17 +128,19 @@ class ChurningGroup(NamedTuple):
 
 
 class WalkResult(NamedTuple):
-    """What a walk found.
+    """The result of a walk.
 
     Attributes:
-        holders: who has a part of the target, and those who were asked for by PID.
-        unreadable: how many processes (by user) it was not allowed to look into, or not all of.
-        unfinished: who was not looked through. Who was found to hold the target all the same is among the holders too.
-        unfinished_omitted: how many more there are of those. At least one of each group is told, those of the node first.
-        holders_omitted: how many more holders there are. At least one of each group is told, and all that were asked for.
-        churning_groups: groups that could not be looked through because their processes come and go.
-        missed_count: how many processes ended before they were looked at, where no list was without one.
-        resumed_count: how many processes were looked through in pieces, by several walks.
+        holders: processes that hold a part of the target, and those requested by PID.
+        unreadable: number of processes, by user, that may not be inspected at all or not completely.
+        unfinished: processes that were not scanned completely. Those found to hold the target nevertheless are also in
+            ``holders``.
+        unfinished_omitted: number of further such processes. At least one of each group is reported, those of the node
+            first.
+        holders_omitted: number of further holders. At least one of each group is reported, and all requested ones.
+        churning_groups: groups that could not be scanned completely because their processes start and exit.
+        missed_count: number of processes that ended before they were inspected, when no list was without one.
+        resumed_count: number of processes that were scanned in pieces, by several walks.
     """
 
     holders: tuple[ProcessMatch, ...]
@@ -145,13 +155,13 @@ class WalkResult(NamedTuple):
 
 @dataclass(slots=True)
 class _GroupProgress:
-    """Walks in a row that did not get through one group.
+    """Consecutive walks that did not complete one group.
 
     Attributes:
-        walks: how many.
-        completed: who was looked through and found to hold nothing, by PID, with the start time.
-        positions: how far the look at a process has come.
-        resumed: who was looked through by more than one walk.
+        walks: number of walks.
+        completed: processes that were scanned completely and hold nothing: start time by PID.
+        positions: positions of interrupted scans by PID.
+        resumed: PIDs of processes whose complete scan took more than one walk.
     """
 
     walks: int = 0
@@ -161,16 +171,16 @@ class _GroupProgress:
 
 
 class WalkProgress:
-    """How far walks for one target have come with the groups that take long. Pass it to one walk after the other."""
+    """Progress of walks for one target in the groups that take long. Pass it to consecutive walks."""
 
     def __init__(self) -> None:
         self.groups: dict[str, _GroupProgress] = {}
         self._scrub_id: str | None = None
 
     def begin(self, scrub_id: str | None) -> None:
-        """A walk of ``scrub_id`` begins; None: of no scrub. What another scrub's walks have looked at may have changed since.
+        """Begin a walk of ``scrub_id`` (None: of no scrub); drop positions from another scrub, as they may be outdated.
 
-        How many walks in a row did not get through a group is kept.
+        The number of consecutive walks that did not complete a group is kept.
         """
         if scrub_id is None or scrub_id != self._scrub_id:
             self.groups = {key: _GroupProgress(each.walks) for key, each in self.groups.items()}
@@ -192,16 +202,18 @@ def walk(
     budget_group: Callable[[int], BudgetGroup | None] = budget_group_of,
     device_numbers: Iterable[int] = (),
 ) -> WalkResult:
-    """Every process but ``excluded_pids`` that has the target open or mapped, in any of its threads.
+    """Return every process except ``excluded_pids`` that has the target open or mapped, in any of its threads.
 
     Args:
-        requested_pids: PIDs that are described as well when they hold nothing that a walk can see. Those that are gone, or
-            zombies without a living thread, are not in the answer.
-        clock: seconds.
-        priority_pods: UIDs of pods that had the device: no budget of their own, and looked at before all other pods.
-        progress: of the walk for the same target before, in the same scrub (:meth:`WalkProgress.begin`).
-        budget_group: which group a process belongs to; None when it is gone.
-        device_numbers: numbers of the nodes that give access to the device, if those of the target are not all that; for ``confined``.
+        requested_pids: PIDs that are included even when they hold nothing that a walk can see. Those that have exited,
+            or are zombies without a living thread, are omitted.
+        clock: returns seconds.
+        priority_pods: UIDs of pods that had the device: no per-pod budget limits them, and they are scanned before all
+            other pods.
+        progress: progress of the previous walk for the same target, in the same scrub (:meth:`WalkProgress.begin`).
+        budget_group: returns the group of a process; None when it has exited.
+        device_numbers: numbers of the nodes that give access to the device, if there are others than those of the
+            target; used for ``confined``.
     """
     rounds = _Scheduler(
         target,
@@ -219,13 +231,15 @@ def walk(
 
 
 _hung_scans: dict[int, tuple[int, threading.Thread, str | None]] = {}
-"""By PID: start time of a process over which a look hangs, the thread that was left behind with it, and its pod. It is not
-looked at again until that thread comes back, so that it costs one thread however often somebody walks.
+"""By PID: start time of a process whose scan hangs, the thread abandoned with the scan, and the pod.
+
+The process is not scanned again until that thread returns, so that it costs one thread no matter how many walks are
+made.
 """
 
 
 class _Scheduler:
-    """One walk. One thread looks; another one takes over when it does not come back from a look."""
+    """One walk. One thread scans; another one replaces it when a scan does not return."""
 
     def __init__(
         self,
@@ -253,49 +267,49 @@ class _Scheduler:
         self._groups: dict[int, BudgetGroup] = {}
         self._parents: dict[int, int | None] = {}
         self._time_used: defaultdict[str | None, float] = defaultdict(float)
-        """Seconds that each pod has had."""
+        """Seconds used by each pod."""
         self._low_priority_time_used = 0.0
         self._exited_pids: set[int] = set()
-        """Who ended before it was looked through, since that was last asked."""
+        """Processes that ended before their scan was complete, since this was last cleared."""
         self._exited_start_times: dict[int, int] = {}
-        """Start times of those who have ended, and may stay in lists until their parents have noticed."""
+        """Start times of processes that have ended, and may remain in lists until their parents reap them."""
         self._churning: tuple[ChurningGroup, ...] = ()
         self._missed = 0
         self._lists_ended = False
-        """Whether lists came to an end without one that had no new process that was missed."""
+        """Whether the lists were exhausted without one that had no missed new process."""
         self._non_matching_files: NonMatchingFiles = set()
         self._matches: dict[int, ProcessMatch] = {}
         self._denied_uids: dict[int, int] = {}
         self._completed: dict[int, int] = {}
-        """Start times of those who were looked through and have nothing."""
+        """Start times of processes that were scanned completely and hold nothing."""
         self._positions: dict[int, ScanPosition] = {
             pid: at for each in self._group_progress.values() for pid, at in each.positions.items()
         }
         self._begun_pids: set[int] = set()
-        """Who was looked at from the beginning in this walk."""
+        """Processes that were scanned from the beginning in this walk."""
         self._rescan_pids: list[int] = []
         self._incomplete: dict[int, tuple[str, tuple[int, ...]]] = {}
-        """Why a process was not looked through until now, and what was found of it."""
+        """Why the scan of a process is incomplete so far, and the parts found in it."""
         self._steps = self._schedule()
         self._lock = threading.Lock()
-        """Held for what follows, and by whoever notes something."""
+        """Protects the attributes below; also held while a result is recorded."""
         self._scanner: threading.Thread | None = None
         self._scan: ProcessScan | None = None
         self._scan_began = 0.0
         self._scan_due = 0.0
         self._last_checked = 0.0
-        """When somebody last saw whether the look has come back."""
+        """Time of the last check whether the scan has returned."""
         self._error: Exception | None = None
 
     def walk(self) -> None:
-        """Look at everybody."""
+        """Scan all processes."""
         while self._error is None and self._wait_or_leave_behind(self._start_scanner()):
             pass
         if self._error is not None:
             raise self._error
 
     def result(self) -> WalkResult:
-        """What was found; to be asked for once."""
+        """Return the result of the walk; call this once."""
         rows = [row for row in map(self._unfinished, self._incomplete) if row is not None]
         rows, pieces = self._update_progress(rows)
         rows.sort(key=self._urgency)
@@ -313,12 +327,12 @@ class _Scheduler:
         )
 
     def _urgency(self, row: UnfinishedProcess) -> tuple[bool, bool, bool, int]:
-        """Sorts to the front who must be told: who was asked for, then who may keep the device from being scrubbed."""
+        """Return a sort key: requested processes first, then those that may keep the device from being scrubbed."""
         of_a_pod = self._pod_of(row.pid) is not None
         return (row.pid not in self._requested, of_a_pod and row.confined, of_a_pod, row.pid)
 
     def _select_reported(self, pids: Sequence[int]) -> set[int]:
-        """So many of ``pids`` as are told: of each group one, then of each another one; those asked for in any case."""
+        """Return the PIDs to report: one of each group, then another of each group; requested ones in any case."""
         turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
         ranked: list[tuple[int, int, int]] = []
         for number, pid in enumerate(pids):
@@ -334,7 +348,7 @@ class _Scheduler:
         return found if number < _MAX_FULL_COMMANDS else found._replace(command=found.command[:_SHORT_COMMAND_LENGTH])
 
     def _update_progress(self, rows: list[UnfinishedProcess]) -> tuple[list[UnfinishedProcess], int]:
-        """Those of ``rows`` whom no walk of their group's series got through, and how many were looked at in pieces."""
+        """Return ``rows`` that no walk of their series completed, and how many processes were scanned in pieces."""
         pieces, left = 0, list[UnfinishedProcess]()
         of_groups: dict[str, list[UnfinishedProcess]] = {}
         for row in rows:
@@ -357,10 +371,10 @@ class _Scheduler:
                 self._group_progress[group.key].completed[pid] = started
         return left, pieces
 
-    # --- whom to look at
+    # --- selection of processes
 
     def _new_pids(self) -> list[int]:
-        """Who was in no list before; those that come first are in front. PIDs of those that have ended may come again."""
+        """Return processes that were in no list before, most urgent first. PIDs of ended processes may be reused."""
         listed = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         fresh = [
             pid
@@ -380,10 +394,11 @@ class _Scheduler:
             self._parents[pid] = _parent_pid(pid)
 
     def _inherited_nothing(self, parent: int | None, group: BudgetGroup | None) -> bool:
-        """Whether a process of ``group`` has its descriptors from a living ``parent`` that was inspected and held nothing.
+        """Whether a process of ``group`` has its descriptors from a living, inspected ``parent`` that held nothing.
 
-        Never so in a pod. The kernel names the process that adopted an orphan as its parent, and a tenant chooses who
-        that is (PID 1 of its container, or a subreaper): each link of a relay would look like a child of an idle process.
+        Always false in a pod. The kernel reports the process that adopted an orphan as its parent, and a tenant chooses
+        which one that is (PID 1 of its container, or a subreaper): each link of a relay would look like a child of an
+        idle process.
         """
         if parent in self._excluded:
             return True
@@ -396,7 +411,7 @@ class _Scheduler:
         return None if found is None else found.pod_uid
 
     def _is_low_priority(self, pid: int) -> bool:
-        """Whether it is of a pod that did not have the device: these share what is left of the walk."""
+        """Whether it is in a pod that did not have the device: such pods share the remaining time of the walk."""
         pod = self._pod_of(pid)
         return pod is not None and pod not in self._priority_pods and pid not in self._requested
 
@@ -407,7 +422,7 @@ class _Scheduler:
         return (late, self._pod_of(pid) or "" if late else "", series is not None and pid in series.completed, pid)
 
     def _schedule(self) -> Iterator[tuple[int, float]]:
-        """Whom to look at next, and for how many seconds."""
+        """Yield the next process to scan, and for how many seconds."""
         moment = min(_FIRST_SLICE, self._budget.per_process)
         for pid in sorted(self._requested):
             self._record_group(pid)
@@ -419,7 +434,8 @@ class _Scheduler:
             yield from self._scan_lists(moment, because)
             self._exited_pids.clear()
             yield from self._rescan(moment)
-            # Who ended and had been looked at in part, or not at all, may have left its descriptors to a child: list again.
+            # Processes that ended after an incomplete scan, or without one, may have left descriptors to a child: list
+            # again.
             gone = self._exited_pids | self._select_ended(self._incomplete)
             for pid in gone:
                 self._incomplete.pop(pid, None)
@@ -431,13 +447,14 @@ class _Scheduler:
         self._add_churning(map(self._churning_group, always or ()))
 
     def _scan_lists(self, moment: float, because: Iterable[BudgetGroup | None]) -> Iterator[tuple[int, float]]:
-        """All processes in a list of ``/proc``, until two in a row have no new one that ended before it was looked at.
+        """Yield the processes in lists of ``/proc``, until two in a row have no new one that ended before its scan.
 
-        Two, because a list has the processes by PID, and one that comes behind what was read already is in none: where the
-        kernel begins again with low PIDs.
+        Two, because a list is ordered by PID and misses a process whose PID precedes the part still to be read, as when
+        the kernel wraps around to low PIDs.
 
         Args:
-            because: for whom the lists are read: who is named when there is no time left to read them to the end.
+            because: groups because of which the lists are read; they are reported if there is no time to read the lists
+                to the end.
         """
         missed: list[Counter[BudgetGroup | None]] = []
         complete = 0
@@ -447,7 +464,7 @@ class _Scheduler:
             for pid in fresh:
                 yield pid, min(moment, self._first_share(pid)) if self._is_low_priority(pid) else moment
             self._exited_pids |= self._select_ended(pid for pid in fresh if pid in self._incomplete)
-            if not number:  # who ended during the first list, which takes long, has left its children to the second
+            if not number:  # children of processes that ended during the long first list are in the second
                 continue
             if fresh and self._clock() >= self._end:
                 self._add_churning(map(self._churning_group, because))
@@ -478,7 +495,7 @@ class _Scheduler:
         return ChurningGroup(*group, self._is_confined(group))
 
     def _is_confined(self, group: BudgetGroup) -> bool:
-        """Whether all of ``group`` are that can be asked, and at least one that was made just now is among them."""
+        """Whether all checkable processes of ``group`` are confined, including at least one just created."""
         seen = [pid for pid, its in list(self._groups.items()) if its == group]
         if group.pod_uid is None or any(_is_alive(pid) and not self._may_be_confined(pid, group) for pid in seen):
             return False
@@ -493,11 +510,11 @@ class _Scheduler:
         return judged > 0
 
     def _may_be_confined(self, pid: int, group: BudgetGroup) -> bool:
-        """False for one that is not confined; one that has ended meanwhile may have been."""
+        """Return False for a process that is not confined; one that has ended meanwhile may have been."""
         return self._confinement.is_confined(pid, group.key) or not _is_alive(pid)
 
     def _first_share(self, pid: int) -> float:
-        """Seconds of the first round that are left to a process of a pod that did not have the device."""
+        """Return the seconds of the first round left for a process of a pod that did not have the device."""
         of_pod = self._budget.per_pod * _FIRST_SHARE - self._time_used[self._pod_of(pid)]
         return min(of_pod, self._budget.total * _LOW_PRIORITY_SHARE - self._low_priority_time_used)
 
@@ -525,10 +542,10 @@ class _Scheduler:
         self._rescan_pids = []
 
     def _groups_of_missed(self, gone: Iterable[int]) -> Counter[BudgetGroup | None]:
-        """Groups of those who were missed in a list; None: of one that cannot be told.
+        """Return the groups of the processes missed in a list; None: of one whose group is unknown.
 
-        Who has gone cannot be asked. So the newest process is asked for again and again: of a group that makes one after
-        the other some are caught.
+        A process that has ended cannot be queried. So the newest process is sampled repeatedly: if a group creates one
+        after the other, some of them are caught.
         """
         groups = Counter(self._groups.get(pid) for pid in gone)
         if None in groups:
@@ -543,7 +560,7 @@ class _Scheduler:
             groups += Counter({group for pid, group in caught.items() if group and not _is_alive(pid)})
         return groups
 
-    # --- looking
+    # --- scanning
 
     def _start_scanner(self) -> threading.Thread:
         self._last_checked = time.monotonic()
@@ -552,9 +569,9 @@ class _Scheduler:
         return self._scanner
 
     def _wait_or_leave_behind(self, looker: threading.Thread) -> bool:
-        """Wait for ``looker``; False when it has ended, True when it hangs over a look and is left to it.
+        """Wait for ``looker``; False when it has ended, True when its scan hangs and it is abandoned.
 
-        Where this whole process stood still, ``looker`` did, too: that time is given again.
+        If this whole process was stalled, so was ``looker``: that time is granted again.
         """
         while looker.is_alive():
             looker.join(_POLL_INTERVAL)
@@ -575,13 +592,13 @@ class _Scheduler:
         self._scanner = self._scan = None
 
     def _charge_pod(self, pid: int) -> None:
-        """Charge a look that is over, or left behind, to its pod."""
+        """Charge the time of a scan that has ended, or was abandoned, to its pod."""
         elapsed = self._clock() - self._scan_began
         self._time_used[self._pod_of(pid)] += elapsed
         self._low_priority_time_used += elapsed if self._is_low_priority(pid) else 0.0
 
     def _too_many_hung(self, pid: int) -> bool:
-        """Whether so many looks hang over processes of its pod, or of the node, that no more of them are looked at."""
+        """Whether so many scans of its pod's, or the node's, processes hang that no more of them are scanned."""
         if not _hung_scans:
             return False
         hanging = Counter(pod for _, thread, pod in _hung_scans.values() if thread.is_alive())
@@ -590,22 +607,22 @@ class _Scheduler:
         return hanging[self._pod_of(pid)] >= _MAX_HUNG_PER_POD or hanging.total() - hanging[None] >= _MAX_HUNG_ALL_PODS
 
     def _run_scanner(self) -> None:
-        """What a looking thread does, until nobody is left, or it was left behind itself."""
+        """Run scans in a thread, until none is left or the thread was abandoned."""
         me = threading.current_thread()
         try:
             while (look := self._take_scan(me)) is not None:
                 try:
                     found = look.run(always=look.pid in self._requested)
-                except PermissionError:  # not even its state may be known
+                except PermissionError:  # not even its state may be read
                     found, look.permission_denied = None, True
                 self._record(me, look, found)
-        except Exception as error:  # noqa: BLE001 - it is raised where the walk was asked for
+        except Exception as error:  # noqa: BLE001 - raised again in the caller of the walk
             with self._lock:
                 if self._scanner is me:
                     self._error = error
 
     def _take_scan(self, me: threading.Thread) -> ProcessScan | None:
-        """The next look; None when there is none, or none for ``me`` any more."""
+        """Return the next scan; None when there is none, or when ``me`` was abandoned."""
         with self._lock:
             self._scan = self._next_scan() if self._scanner is me else self._scan
             return self._scan if self._scanner is me else None
@@ -635,9 +652,7 @@ class _Scheduler:
 
     def _record(self, me: threading.Thread, look: ProcessScan, found: ProcessMatch | None) -> None:
         with self._lock:
-            if (
-                self._scanner is not me
-            ):  # it came back after all, and its process is told of as one that was not looked through
+            if self._scanner is not me:  # it returned after all; its process is reported as not scanned completely
                 return
             self._scan = None
             self._record_result(look, found)
@@ -668,7 +683,7 @@ class _Scheduler:
             self._denied_uids[look.pid] = uid
 
     def _is_completed(self, look: ProcessScan) -> bool:
-        """Whether an earlier walk of its group's series has looked through it."""
+        """Whether an earlier walk of its group's series has scanned it completely."""
         group = self._groups.get(look.pid)
         series = None if group is None else self._group_progress.get(group.key)
         return series is not None and series.completed.get(look.pid) == look.started
@@ -684,7 +699,7 @@ class _Scheduler:
         return self._confinement.is_confined(pid, "" if group is None else group.key)
 
     def _unfinished(self, pid: int) -> UnfinishedProcess | None:
-        """None for one that is over meanwhile, or of the kernel."""
+        """Return None for a process that has exited meanwhile, or a kernel thread."""
         try:
             started = user_process_start_time(pid)
         except PermissionError:
@@ -697,9 +712,10 @@ class _Scheduler:
 
 
 def _find_churning_groups(missed: Sequence[Counter[BudgetGroup | None]]) -> tuple[BudgetGroup | None, ...]:
-    """Groups that had a process in every list that ended before it was looked at.
+    """Return groups that had a process in every list that ended before it was inspected.
 
-    If none is known to have had one in every list, those count that may have had: who was missed is not always told.
+    If none is known to have had one in every list, groups that may have had one count: the group of a missed process is
+    not always known.
     """
     groups = {group for each in missed for group in each if group is not None}
     always = {group for group in groups if all(group in each for each in missed)}
@@ -716,7 +732,7 @@ def _find_churning_groups(missed: Sequence[Counter[BudgetGroup | None]]) -> tupl
 
 
 def _newest_pid() -> int:
-    """PID of the process, or thread, that was made last on this node."""
+    """Return the PID of the process, or thread, that was created last on this node."""
     with open("/proc/loadavg", "rb") as file:
         return number_in(fields_in(file.read(_LOADAVG_LENGTH).removesuffix(b"\n"))[-1])
 
@@ -748,7 +764,7 @@ def _past_deadline(clock: Callable[[], float], end: float) -> Callable[[], bool]
 
 
 def _is_still_hung(pid: int) -> bool:
-    """Whether an earlier look at this very process has not come back yet."""
+    """Whether an earlier scan of this very process has not returned yet."""
     if pid not in _hung_scans:
         return False
     started, thread, _ = _hung_scans[pid]
@@ -759,7 +775,7 @@ def _is_still_hung(pid: int) -> bool:
 
 
 def _uid_of(pid: int) -> int | None:
-    """None when it is over."""
+    """Return the owner of the process; None when it has exited."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:

@@ -1,4 +1,4 @@
-"""The node's signature under its certificates: its key, the library that signs, and the envelope that others verify.
+"""The node's signature on its certificates: its key, the cryptographic library, and the envelope that others verify.
 
-Import the modules in here by name: the envelope is plain, and whoever writes or reads one need not load the library.
+Import the modules of this package by name: code that only reads or writes envelopes need not load the library.
 """

@@ -1,7 +1,7 @@
-"""Ed25519: the one module that knows the library. A private key in here is never shown, copied out or logged.
+"""Ed25519 signatures: the only module that uses the crypto library. It never shows, copies or logs a private key.
 
-Promise: what :meth:`EphemeralKey.sign` or a node's key signs, :func:`verify_signature` accepts with its public key, and nothing
-else. Keys are named by what they are: the id is the digest of the public key, so nobody can have another's.
+Guarantee: :func:`verify_signature` accepts exactly what :meth:`EphemeralKey.sign` or a node's key signs, with the
+matching public key. The ID of a key is the digest of the public key, so no key can take another key's ID.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Ed25519Key", "EphemeralKey", "encode_private_key", "key_id", "load_p
 
 
 class Ed25519Key:
-    """A :class:`scrubber.ports.record.Signer` of a private key that is there already."""
+    """A :class:`scrubber.ports.record.Signer` with an existing private key."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         public = private.public_key()
@@ -42,24 +42,24 @@ class Ed25519Key:
 
 
 class EphemeralKey(Ed25519Key):
-    """A key that lives in this process only: for tests, demonstrations and measurements. Nothing is written."""
+    """A key that exists only in this process: for tests, demonstrations and measurements. Nothing is written."""
 
     def __init__(self) -> None:
         super().__init__(Ed25519PrivateKey.generate())
 
 
 def encode_private_key(private: Ed25519PrivateKey) -> bytes:
-    """``private`` as it is stored: PKCS #8 in PEM, without a passphrase."""
+    """Return the stored form of ``private``: PKCS #8 in PEM, without a passphrase."""
     return private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def load_private_key(pem: bytes) -> Ed25519PrivateKey:
-    """The key that :func:`encode_private_key` wrote.
+    """Return the key that :func:`encode_private_key` wrote.
 
     Raises:
-        ValueError: it is something else; the text says what, as the end of a sentence.
+        ValueError: It is something else; the message is a predicate that describes it.
     """
     try:
         found = serialization.load_pem_private_key(pem, password=None)
@@ -73,10 +73,10 @@ def load_private_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def key_id(public_pem: str) -> str:
-    """The id of the public key in ``public_pem``.
+    """Return the ID of the public key in ``public_pem``.
 
     Raises:
-        InvalidRequest: it is no Ed25519 public key in PEM form; the sentence says what it is instead, if that is known.
+        InvalidRequest: It is not an Ed25519 public key in PEM form; the message describes what it is instead, if known.
     """
     return _public_key_id(_load_public_key(public_pem))
 
@@ -85,11 +85,11 @@ def verify_signature(public_pem: str, payload: bytes, signature: bytes) -> bool:
     """Whether the holder of this key signed ``payload`` as a certificate.
 
     Args:
-        public_pem: of one Ed25519 public key.
-        signature: of any length; one that is not 64 bytes long is nobody's.
+        public_pem: one Ed25519 public key in PEM form.
+        signature: a signature of any length; one that is not 64 bytes long is always invalid.
 
     Raises:
-        InvalidRequest: as :func:`key_id`.
+        InvalidRequest: As for :func:`key_id`.
     """
     public = _load_public_key(public_pem)
     try:

@@ -1,7 +1,7 @@
-"""The form in which a certificate leaves the node: a DSSE envelope, one JSON document that holds all that was signed.
+"""The exported form of a certificate: a DSSE envelope, one JSON document that contains everything that was signed.
 
-Promise: whatever bytes come in, reading them ends soon, with an envelope or with a sentence. An envelope that could be
-read in two ways is not read at all. Nothing in it is believed here; :mod:`scrubber.adapters.signing.verification` judges.
+Guarantee: reading any input ends quickly, with an envelope or with an error message. An envelope that could be read in
+two ways is rejected. Nothing in it is trusted here; :mod:`scrubber.adapters.signing.verification` verifies it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scrubber.domain.statement import PAYLOAD_TYPE
 __all__ = ["MAX_ENVELOPE_BYTES", "Envelope", "EnvelopeSignature", "read_envelope", "write_envelope"]
 
 MAX_ENVELOPE_BYTES = 1024 * 1024
-"""Bytes of an envelope, at most: a certificate has a few thousand."""
+"""Maximum size of an envelope in bytes: a certificate has a few thousand."""
 _MAX_SIGNATURES = 64
 
 _STANDARD = str.maketrans("-_", "+/")
@@ -27,7 +27,7 @@ _STANDARD = str.maketrans("-_", "+/")
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeSignature:
-    """Somebody's signature. ``key_id`` is a hint, written by anybody: None where there is none."""
+    """One signature. ``key_id`` is an unauthenticated hint that anyone could have written: None where there is none."""
 
     key_id: str | None
     value: bytes
@@ -35,7 +35,7 @@ class EnvelopeSignature:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What was in an envelope, decoded and not judged."""
+    """The decoded, unverified content of an envelope."""
 
     payload_type: str
     payload: bytes
@@ -43,7 +43,7 @@ class Envelope:
 
 
 def write_envelope(payload: bytes, key_id: str, signature: bytes) -> str:
-    """One JSON document, on several lines, with what is needed to verify it and nothing else."""
+    """Return one JSON document, on several lines, with exactly what is needed to verify it."""
     document = {
         "payloadType": PAYLOAD_TYPE,
         "payload": base64.b64encode(payload).decode("ascii"),
@@ -53,10 +53,10 @@ def write_envelope(payload: bytes, key_id: str, signature: bytes) -> str:
 
 
 def read_envelope(data: bytes) -> Envelope:
-    """The envelope in ``data``. Keys that DSSE does not have are passed over; both alphabets of base64 are read.
+    """Parse the envelope in ``data``. Keys that DSSE does not define are ignored; both base64 alphabets are accepted.
 
     Raises:
-        InvalidRequest: this is no DSSE envelope, or one that is too large, or that has a key twice.
+        InvalidRequest: This is not a DSSE envelope, or it is too large, or it has a duplicate key.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise InvalidRequest(f"That is no envelope of a certificate: it is longer than {MAX_ENVELOPE_BYTES} bytes.")

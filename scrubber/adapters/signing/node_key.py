@@ -1,7 +1,8 @@
-"""The node's key: one file below the state directory, made on the first start and never replaced by us.
+"""The node's key: one file below the state directory, created on the first start and never replaced by the service.
 
-Promise: the file is there whole or not at all, wherever the power or the process goes away; a file that cannot be the
-node's key stops the start with a sentence, because a new key in its place would make the old certificates a stranger's.
+Guarantee: the file exists completely or not at all, even after a power failure or a crash at any point. A file that
+cannot be the node's key prevents the start with a message, because certificates signed with the old key would not
+verify against a new key in its place.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ _RESTORE_HINT = (
 )
 
 
+# See docs/decisions/0033-signed-certificates.md.
 class NodeKey(Ed25519Key):
-    """A :class:`scrubber.ports.record.Signer` that outlives the process."""
+    """A :class:`scrubber.ports.record.Signer` with a key that outlives the process."""
 
     @classmethod
     def open(cls, directory: Path) -> tuple[Self, bool]:
-        """The key in ``directory``, and whether it was made just now.
+        """Return the key in ``directory``, and whether it was just created.
 
         Args:
-            directory: the state directory. It exists, belongs to this user, and nobody else writes into it.
+            directory: the state directory. It exists, belongs to this user, and no other user can write into it.
 
         Raises:
-            InvalidConfiguration: the file there is not a key of this node that only this user can read, or the
-                directory takes no file.
+            InvalidConfiguration: The file there is not a key of this node that only this user can read, or the
+                directory cannot store a file.
         """
         path = directory / FILE_NAME
         try:
@@ -53,7 +55,7 @@ class NodeKey(Ed25519Key):
                 "--state-dir."
             ) from error
         try:
-            # Two that start at once must not make two keys, nor one take the other's unfinished file away.
+            # Two services started at once must not create two keys, nor may one remove the other's unfinished file.
             fcntl.flock(place, fcntl.LOCK_EX)
             _remove_file(place, _TEMPORARY_NAME)
             written = _read_key(place, path)
@@ -61,7 +63,7 @@ class NodeKey(Ed25519Key):
             if written is None:
                 _create_key(place)
                 written = _read_key(place, path)
-            # Also when it was there: the one that made it may have been killed before it got here.
+            # Also for an existing file: the process that created it may have been killed before this point.
             os.fsync(place)
             if written is None:
                 raise InvalidConfiguration(f"The node's key {path} went away while it was read. Start again.")
@@ -77,23 +79,28 @@ class NodeKey(Ed25519Key):
 
 
 def _create_key(place: int) -> None:
-    """Write a new key, and give it its name only when all of it is on the disk."""
+    """Write a new key, and give it its final name only when it is completely on the disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     unfinished = os.open(_TEMPORARY_NAME, flags, 0o600, dir_fd=place)
     try:
         with os.fdopen(unfinished, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # whatever the umask takes away
+            os.fchmod(file.fileno(), 0o600)  # independent of the umask
             file.write(encode_private_key(Ed25519PrivateKey.generate()))
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename, a link never takes the place of a file.
+        # Unlike a rename, a link never replaces a file.
         os.link(_TEMPORARY_NAME, FILE_NAME, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
     finally:
         _remove_file(place, _TEMPORARY_NAME)
 
 
 def _read_key(place: int, path: Path) -> bytes | None:
-    """What is in the key's file, if it is ours alone; None when there is none; else as :func:`load_private_key`."""
+    """Return the content of the key file if only this user can read it; None when there is no file.
+
+    Raises:
+        ValueError: The file cannot be the key; the message is a predicate, as in :func:`load_private_key`.
+        InvalidConfiguration: Other users may read the file.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(FILE_NAME, flags, dir_fd=place)

@@ -1,4 +1,4 @@
-"""Whether an envelope holds what the owner of a key certified. Anything but a plain yes is a no with its reason."""
+"""Verification that an envelope holds a certificate by the owner of a key. Anything else is a negative verdict."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ __all__ = ["SignatureVerdict", "verify_envelope"]
 
 @dataclass(frozen=True, slots=True)
 class SignatureVerdict:
-    """What an envelope is worth under one key.
+    """The result of verifying an envelope with one key.
 
     Attributes:
-        key_id: of the key that it was held against.
-        certificate: what that key's owner said. None unless the verdict is positive: nobody stands for the rest.
-        reason: why the verdict is negative; empty when it is positive. May name what the envelope says of itself.
+        key_id: ID of the key used for the verification.
+        certificate: the certificate that the owner of that key signed. None unless the verdict is positive: no other
+            content is authenticated.
+        reason: why the verdict is negative; empty when it is positive. May contain unauthenticated content of the
+            envelope.
     """
 
     key_id: str
@@ -29,10 +31,10 @@ class SignatureVerdict:
 
 
 def verify_envelope(envelope: Envelope, public_pem: str) -> SignatureVerdict:
-    """Hold ``envelope`` against one public key; one signature by it is enough, whatever else is in there.
+    """Verify ``envelope`` with one public key; one valid signature is enough; all other content is ignored.
 
     Raises:
-        InvalidRequest: ``public_pem`` is no Ed25519 public key.
+        InvalidRequest: ``public_pem`` is not an Ed25519 public key.
     """
     ours = key_id(public_pem)
     if envelope.payload_type != PAYLOAD_TYPE:

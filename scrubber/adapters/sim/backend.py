@@ -1,7 +1,7 @@
-"""The simulated node as the composition root sees it: every device port for one directory, started and closed at once.
+"""The simulated node for the composition root: every device port for one directory, started and closed together.
 
-Promise: one service at a time. A second one, with a state directory of its own, would know of no grant of the first and
-clear devices that are in use.
+Promise: one service at a time. A second one, with its own state directory, would not know the grants of the first and
+would clear devices that are in use.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["SimBackend", "sim_backend"]
 
 @asynccontextmanager
 async def sim_backend(directory: Path, *, driver_call_timeout: float) -> AsyncIterator[DeviceBackend]:
-    """The simulated node in ``directory``, started.
+    """Start the simulated node in ``directory``, and close it at the end.
 
     Raises:
         InvalidConfiguration: there is none.
-        AlreadyRunning: another service has it.
+        AlreadyRunning: another service uses it.
     """
     backend = SimBackend(directory, driver_call_timeout=driver_call_timeout)
     await backend.start()
@@ -62,10 +62,10 @@ class SimBackend:
     """The device ports of the node in ``directory``.
 
     Args:
-        driver_call_timeout: seconds that one question to the driver may take.
-        walk_timeout: seconds within which one walk over ``/proc`` is answered.
+        driver_call_timeout: timeout of one driver call, in seconds.
+        walk_timeout: deadline for the reply to one walk over ``/proc``, in seconds.
         confirm_seconds: see :class:`~scrubber.adapters.sim.holders.SimHolders`.
-        children: who starts the children; its ``abandoned`` and ``pids()`` are for metrics.
+        children: starts the children; its ``abandoned`` and ``pids()`` are for metrics.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class SimBackend:
         self.eraser = SimEraser(self.inventory, self.children, self._directory / "locks")
 
     async def start(self) -> None:
-        """Take the node, check it and begin to watch it; children start with the first question.
+        """Lock the node, check it and start to watch it; children start with the first request.
 
         Raises:
-            InvalidConfiguration: there is no simulated node here, or its file system cannot carry one.
-            AlreadyRunning: another service has the node.
+            InvalidConfiguration: there is no simulated node here, or its file system does not support one.
+            AlreadyRunning: another service has locked the node.
         """
         devices = load_node(self._directory).devices
         self._lock = _lock_node(self._directory / "locks" / SERVICE_LOCK, self._directory)
@@ -114,7 +114,8 @@ class SimBackend:
                     lease.is_held(found.memory, found.inode)
                 except DeviceFault as fault:
                     faults.append(fault)
-            if devices and len(faults) == len(devices):  # one of many is that device's own fault, and shows as such
+            # A fault of only some devices is their own, and is reported as theirs.
+            if devices and len(faults) == len(devices):
                 raise InvalidConfiguration(f"The simulated node cannot be used: {faults[0]}") from faults[0]
             self._watch.start()
         except BaseException:
@@ -122,7 +123,7 @@ class SimBackend:
             raise
 
     async def close(self) -> None:
-        """End every child and every stream of signals, then let go of the node.
+        """End every child and close every stream of signals, then unlock the node.
 
         An eraser at work leaves its device dirty.
         """

@@ -1,8 +1,8 @@
-"""Faults and telemetry of a simulated device: what a command writes, and what the driver then says.
+"""Faults and telemetry of a simulated device: what a command writes, and what the driver then reports.
 
-An XID is two things: an event, counted for good, and a condition that stands until it is cleared or the device is
-reset. Promise: a reader sees the old file or the new one, never half of it, and two writers do not lose each other's
-change. The questions child imports this module.
+An XID is two things: an event, counted permanently, and a condition that lasts until it is cleared or the device is
+reset. Promise: a reader sees the old file or the new one, never a part of it, and two writers do not lose each other's
+change. The driver's child imports this module.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 
 
 def read_faults(directory: Path) -> Faults:
-    """The faults written for the device in directory ``directory`` alone.
+    """Return the faults written for the device in ``directory`` alone.
 
     Raises:
-        Unreadable: the control file makes no sense.
+        Unreadable: the control file is malformed.
     """
     path = directory / "control.json"
     document = read_json_if_exists(path)
@@ -56,7 +56,7 @@ def read_faults(directory: Path) -> Faults:
 
 
 def read_combined_faults(directories: Iterable[Path]) -> Faults:
-    """The faults of a device whose control directories are ``directories``: its own, then its parent's."""
+    """Return the faults of a device whose control directories are ``directories``: its own, then its parent's."""
     first, *rest = directories
     faults = read_faults(first)
     for place in rest:
@@ -68,7 +68,7 @@ def update_faults(directory: Path, update: Callable[[Faults], Faults], *, repair
     """Read, change and replace the control file of the device in ``directory``; one writer at a time.
 
     Raises:
-        Unreadable: the file makes no sense; with ``repair`` a fresh one takes its place instead.
+        Unreadable: the file is malformed; with ``repair`` it is replaced by a new one instead.
     """
     with _only_writer(directory):
         try:
@@ -82,25 +82,25 @@ def update_faults(directory: Path, update: Callable[[Faults], Faults], *, repair
 
 
 def is_driver_absent(directory: Path) -> bool:
-    """Whether the node's driver is gone. A node file that makes no sense is no driver.
+    """Whether the node's driver is absent. A malformed value of ``driver_absent`` counts as absent.
 
     Raises:
-        Unreadable: it makes so little sense that nothing can be said.
+        Unreadable: the rest of the node's file is malformed.
     """
     return _read_node_control(directory).driver_absent is not False
 
 
 def boot_count(directory: Path) -> int:
-    """How often the node was made to look rebooted (:mod:`scrubber.adapters.sim.reboot`).
+    """Return how many reboots of the node were simulated (:mod:`scrubber.adapters.sim.reboot`).
 
     Raises:
-        Unreadable: the node's file makes no sense.
+        Unreadable: the node's file is malformed.
     """
     return _read_node_control(directory).boots
 
 
 def record_reboot(directory: Path) -> None:
-    """The node has another boot from now on, and its driver is loaded."""
+    """Record another boot of the node, with its driver loaded."""
     _update_node_control(directory, lambda node: _NodeControl(driver_absent=False, boots=node.boots + 1))
 
 
@@ -126,11 +126,12 @@ def add_faults(
 ) -> Faults:
     """Add faults to ``device`` (UUID, unique prefix or index; an instance's parent too), or to every GPU of the node.
 
-    Returns what the named device now has, nothing for the whole node. Instances have the faults of their GPU.
+    Returns the faults that the named device now has, or no faults for the whole node. Instances have the faults of
+    their GPU.
 
-    ``ecc`` adds that many errors; ``slow_clear`` is the seconds that clearing the whole memory takes at least;
-    ``driver_absent`` concerns the node and needs no device; ``conditions`` are added, by code, each with what is read;
-    ``counters`` are set; ``firmware`` is the version of the VBIOS that somebody wrote into it.
+    ``ecc`` adds that many errors; ``slow_clear`` is the minimum number of seconds for clearing the whole memory;
+    ``driver_absent`` concerns the node and needs no device; ``conditions`` are added, by code, each with its reading;
+    ``counters`` are set; ``firmware`` is the version of the VBIOS that a user has written to the device.
 
     Raises:
         InvalidRequest: no such device, a value out of its range, or nothing to do.
@@ -187,14 +188,15 @@ def add_faults(
 
 
 def clear_faults(directory: Path, device: str | None = None, conditions: Iterable[str] | None = None) -> None:
-    """Lift the conditions ``conditions`` (all of :data:`CONDITIONS` by default) of ``device``, or of the whole node.
+    """Clear the conditions ``conditions`` (all of :data:`CONDITIONS` by default) of ``device``, or of the whole node.
 
-    With every condition or ``driver-absent`` among them, the driver is back as well. Counters stay: nobody mends those.
+    With every condition or ``driver-absent`` among them, the driver is loaded again as well. Counters stay: nothing
+    resets them.
 
     Raises:
         InvalidRequest: no such device or condition.
         InvalidConfiguration: there is no simulated node in ``directory``.
-        Unreadable: the control file of a device makes no sense, and not all of it is to be lifted.
+        Unreadable: the control file of a device is malformed, and not all conditions are to be cleared.
     """
     names = CONDITIONS if conditions is None else tuple(conditions)
     devices = load_node(directory).devices if device is None else (find_sim_device(directory, device),)
@@ -211,7 +213,7 @@ def clear_faults(directory: Path, device: str | None = None, conditions: Iterabl
 
 
 def find_sim_device(directory: Path, name: str) -> SimDevice:
-    """The device called ``name``: its UUID, a unique prefix of it, or its index.
+    """Return the device called ``name``: its UUID, a unique prefix of it, or its index.
 
     Raises:
         InvalidRequest: there is none, or more than one.
@@ -222,14 +224,14 @@ def find_sim_device(directory: Path, name: str) -> SimDevice:
 
 
 def _set_driver_absent(directory: Path, absent: bool) -> None:
-    load_node(directory)  # refuses what is no node
+    load_node(directory)  # raises where there is no node
     if absent or (directory / "control.json").exists():
         _update_node_control(directory, lambda node: replace(node, driver_absent=absent))
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeControl:
-    """What is so for the whole node. ``driver_absent`` is whatever stands in the file."""
+    """State of the whole node. ``driver_absent`` is the value in the file, of any type."""
 
     driver_absent: object = False
     boots: int = 0
@@ -247,7 +249,7 @@ def _read_node_control(directory: Path) -> _NodeControl:
 
 
 def _update_node_control(directory: Path, update: Callable[[_NodeControl], _NodeControl]) -> None:
-    """Read, change and replace the node's file; one that makes no sense is mended."""
+    """Read, change and replace the node's file; a malformed one is replaced by a valid one."""
     with _only_writer(directory):
         try:
             before = _read_node_control(directory)

@@ -1,8 +1,9 @@
-"""The child that gives one simulated device something to do and checks what comes out.
+"""The child that runs a workload on one simulated device and checks the results.
 
-Promise: it works under the eraser's fence and lock, so nobody's data can be in the way and nobody can look on; it stops
-between two chunks as soon as somebody tries, or its parent is gone; and it leaves zeros behind, which it has read back.
-Killed in between it leaves its pattern: whoever asked for it has to treat the device as dirty.
+Promise: it works under the eraser's fence and lock, so no tenant's data can be in the way and no other process can
+read; it stops between two chunks as soon as a process tries to open the device, or its parent is gone; and it leaves
+zeros behind, which it has read back. A child that is killed before that leaves its pattern: the caller has to treat the
+device as dirty.
 
 Runs as ``python -m scrubber.adapters.sim.diagnosis``.
 """
@@ -36,13 +37,13 @@ _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
 _TAMPERED = b"\x5a" * 64
 _MATRIX = 24
-"""Rows and columns: a product takes milliseconds, so that the end of the time is noticed."""
+"""Rows and columns: a product takes milliseconds, so that the end of the allotted time is noticed."""
 
 _Matrix = list[list[int]]
 
 
 class SimDiagnosis:
-    """The checks of one device, in order. All sizes are bytes."""
+    """The checks of one device, in order. All sizes are in bytes."""
 
     def __init__(self, link: ParentSocket, memory: int, total: int, control: ClearingFaults) -> None:
         self._link = link
@@ -57,10 +58,10 @@ class SimDiagnosis:
         self.to_host = CheckTally("device-to-host", "bytes", time.monotonic)
 
     def run(self, allotment: CheckTimeBudget) -> list[Message]:
-        """All checks, then zeros everywhere.
+        """Run all checks, then write zeros everywhere.
 
         Raises:
-            FenceBroken: somebody tried to open the device; nothing was written after that.
+            FenceBroken: a process tried to open the device; nothing was written after that.
         """
         self._repeat(allotment, "memory-pattern", lambda: self._pattern_round(allotment))
         self._repeat(allotment, "matrix-product", self._matrix_round)
@@ -74,8 +75,10 @@ class SimDiagnosis:
             work()
 
     def _pattern_round(self, allotment: CheckTimeBudget) -> None:
-        """Write as much as half of the time allows, or everything; then read it all back. The next round goes on
-        behind the last chunk of this one, so that a short time reaches all of a large memory in the end.
+        """Write for half of the allotted time, or all memory, then read it all back.
+
+        The next round continues after the last chunk of this one, so that short rounds eventually cover all of a large
+        memory.
         """
         nonce = int.from_bytes(os.urandom(8), "big")
         half_over = allotment.halfway_check("memory-pattern")
@@ -99,7 +102,7 @@ class SimDiagnosis:
             self.pattern.amount += 2 * size
 
     def _matrix_round(self) -> None:
-        """One product of whole numbers, row by column and again as a sum of outer products: they must be equal."""
+        """Compute one product of integer matrices twice, by dot products and by outer products: they must be equal."""
         self._check_fence()
         rows = _matrix()
         columns = _matrix()
@@ -133,7 +136,7 @@ class SimDiagnosis:
         self._fence.check()
 
     def _chunks_from(self, start: int) -> Iterator[tuple[int, int]]:
-        """Every chunk of the memory once, beginning with that at ``start``; asks between them whether to go on."""
+        """Yield every chunk of the memory once, beginning at ``start``; check the parent and the fence before each."""
         offsets = range(0, self._total, _CHUNK)
         first = start // _CHUNK
         for offset in (*offsets[first:], *offsets[:first]):
@@ -167,7 +170,7 @@ def _by_dot_products(rows: _Matrix, columns: _Matrix) -> _Matrix:
 
 
 def _by_outer_products(rows: _Matrix, columns: _Matrix) -> _Matrix:
-    """The same sums in another order: backwards, and one addend of every sum at a time."""
+    """Compute the same sums in another order: backwards, and one addend of every sum at a time."""
     result = [[0] * _MATRIX for _ in range(_MATRIX)]
     for inner in reversed(range(_MATRIX)):
         across = columns[inner]
@@ -182,7 +185,7 @@ def _differences(found: bytes, wanted: bytes) -> int:
 
 
 def diagnose(link: ParentSocket, request: Message) -> Message:
-    """Do what ``request`` (written by :class:`scrubber.adapters.sim.diagnostics.SimDiagnostics`) says."""
+    """Run the diagnosis of ``request`` (built by :class:`scrubber.adapters.sim.diagnostics.SimDiagnostics`)."""
     total, inode, paths, seconds = (request.get(key) for key in ("bytes", "inode", "control", "seconds"))
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
         raise Fault("unreadable", "A request to diagnose names bytes, inode and control files.")
@@ -210,7 +213,7 @@ def main() -> None:
     try:
         link.send({"ok": diagnose(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.message})
+        link.send({"fault": fault.code, "message": fault.message})
 
 
 if __name__ == "__main__":

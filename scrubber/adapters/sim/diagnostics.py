@@ -1,4 +1,4 @@
-"""Diagnosing a simulated device: a child of its own per diagnosis, killed at its deadline, never beside an eraser."""
+"""Diagnoses a simulated device: one child per diagnosis, killed at its deadline, never together with an eraser."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SimDiagnostics:
     """:class:`scrubber.ports.Diagnostics` on the memory file.
 
     Args:
-        locks: the directory of the devices' lock files, the same as the eraser's: a diagnosis that does not die is
-            then seen as the device's orphan.
+        locks: directory of the devices' lock files, the same as the eraser's: a diagnosis that does not die is then
+            found as the device's orphan.
     """
 
     def __init__(self, inventory: SimInventory, children: Children, locks: Path) -> None:
@@ -41,7 +41,7 @@ class SimDiagnostics:
         found = self._inventory.find_sim_device(device)
         child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
         try:
-            async with stall_tolerant_timeout(deadline):  # a node that is slow to start a child takes nothing of it
+            async with stall_tolerant_timeout(deadline):  # a node that is slow to start a child uses up none of it
                 await child.send(self._request(found, level.seconds))
                 checks = parse_checks(parse_answer(await child.receive()))
         except TimeoutError as error:

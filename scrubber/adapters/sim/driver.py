@@ -1,8 +1,8 @@
-"""The child that answers for the simulated driver: snapshots, settings and resets.
+"""The child that acts as the simulated driver: snapshots, settings and resets.
 
-It does what a driver's library does to its caller, bad habits included: about a stuck device it never answers. So it
-runs in a child, behind :class:`~scrubber.adapters.children.request_pool.RequestPool`. Runs as
-``python -m scrubber.adapters.sim.driver``; its one argument is the node's directory.
+It treats its caller like a real driver's library, bad behaviour included: a request about a stuck device is never
+answered. So it runs in a child, behind :class:`~scrubber.adapters.children.request_pool.RequestPool`. Runs as ``python
+-m scrubber.adapters.sim.driver``; its one argument is the node's directory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 
 def handle(node: Path, request: Message) -> Message:
-    """Answer one question; the keys of ``request`` are those that the adapter's classes write."""
+    """Handle one request; the keys of ``request`` are those that the adapter's classes write."""
     ask = request.get("ask")
     if ask not in _HANDLERS:
         raise Fault("unreadable", f"The simulated driver knows no question {ask!r}.")
@@ -39,7 +39,7 @@ def handle(node: Path, request: Message) -> Message:
 
 
 def _require_device(node: Path, question: Message) -> tuple[SimDevice, Faults]:
-    """The device that is asked about, if the driver can say anything about it at all."""
+    """Return the requested device and its faults, if the driver can report anything about it at all."""
     if control.is_driver_absent(node):
         raise Fault("unreadable", "The driver is not loaded.")
     place, index, wanted = (str(question.get(key)) for key in ("place", "index", "id"))
@@ -81,7 +81,7 @@ def _restore(found: SimDevice, _: Faults, question: Message) -> Message:
 
 
 def _reset(found: SimDevice, faults: Faults, _: Message) -> Message:
-    """As on real devices a reset leaves the memory as it is: clearing is the eraser's."""
+    """Reset the device. As on real devices the memory stays as it is: clearing is the eraser's job."""
     if found.device.parent is not None:
         raise Fault("unreadable", f"Device {found.device.index} is an instance: only its whole GPU can be reset.")
     if lease.is_held(found.memory, found.inode):

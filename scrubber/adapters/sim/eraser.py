@@ -1,11 +1,11 @@
-"""The child that clears one device and proves it: audit, clear, verify, fenced against everybody.
+"""The child that clears one device and proves it: audit, clear and verify, fenced against every other process.
 
-Promise: it says "cleared" and "verified" only of bytes that it wrote and read back while nobody else could have the
-device open, and it stops between two chunks as soon as somebody tries, or its parent is gone. Residue is counted, never
-kept.
+Promise: it reports as "cleared" and "verified" only bytes that it wrote and read back while no other process could have
+the device open, and it stops between two chunks as soon as a process tries to open it, or its parent is gone. Residue
+is counted, never kept.
 
-Who it is stands in the device's lock file, which it holds with ``flock`` from the first to the last byte: a service that
-finds the lock taken knows whom to wait for. Runs as ``python -m scrubber.adapters.sim.eraser``.
+The child identifies itself in the device's lock file, which it holds with ``flock`` from the first to the last byte: a
+service that finds the lock taken knows which process to wait for. Runs as ``python -m scrubber.adapters.sim.eraser``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _PUNCH_KEEPING_SIZE = 0x02 | 0x01
 
 
 class FenceBroken(Exception):
-    """Somebody tries to open the device."""
+    """Another process tries to open the device."""
 
 
 class LeaseFence:
-    """The write lease: nobody else can have the device open while it stands.
+    """The write lease: no other process can have the device open while it is held.
 
-    Whoever tries to open it waits (45 s at most, ``/proc/sys/fs/lease-break-time``), and we get SIGIO.
+    A process that tries to open it waits (45 s at most, ``/proc/sys/fs/lease-break-time``), and this process gets
+    SIGIO.
     """
 
     def __init__(self, memory: int) -> None:
@@ -59,13 +60,16 @@ class LeaseFence:
             raise Fault("unreadable", f"The device cannot be fenced: {error.strerror}.") from error
 
     def check(self) -> None:
-        """Raises :class:`FenceBroken`. The lease itself is asked: a signal can be late, the kernel's answer is not."""
+        """Raise :class:`FenceBroken` if the lease is broken.
+
+        Queries the lease itself: a signal can be late, this cannot.
+        """
         if fcntl.fcntl(self._memory, fcntl.F_GETLEASE) != fcntl.F_WRLCK:
             raise FenceBroken
 
 
 class ClearingFaults:
-    """The two faults that concern clearing, read anew whenever a control file changes."""
+    """The two faults that concern clearing, read again whenever a control file changes."""
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
@@ -94,7 +98,7 @@ class ClearingFaults:
 
 
 class SimEraseRun:
-    """One scrub of one device's memory, pass by pass; the counters are what the report says."""
+    """One scrub of one device's memory, pass by pass; its counters are what the report contains."""
 
     def __init__(self, link: ParentSocket, memory: int, total: int, control: ClearingFaults) -> None:
         self._link = link
@@ -111,10 +115,10 @@ class SimEraseRun:
         self.seconds: dict[str, float] = {}
 
     def run(self, *, audit: bool, pattern: bool) -> None:
-        """All passes in order.
+        """Run all passes in order.
 
         Raises:
-            FenceBroken: somebody tried to open the device; the counters say how far it came.
+            FenceBroken: a process tried to open the device; the counters contain how far the run came.
         """
         if audit:
             self.residue = 0
@@ -148,11 +152,11 @@ class SimEraseRun:
 
     def _check_fence(self) -> None:
         if self._link.is_parent_gone():
-            sys.exit(0)  # abandoned: nobody would hear the report, and the ledger reads dirty
+            sys.exit(0)  # abandoned: no process would receive the report, and the ledger records the device as dirty
         self._fence.check()
 
     def _slow_down(self, phase: str, start: float, done: int) -> None:
-        """Be as slow as the fault ``slow_clear`` asks, without being deaf meanwhile."""
+        """Wait as long as the fault ``slow_clear`` demands; check the fence and report progress meanwhile."""
         while (rest := start + self._control.slow_clear() * done / self.total - time.monotonic()) > 0:
             self._check_fence()
             self._send_progress(phase, done, always=False)
@@ -172,7 +176,7 @@ class SimEraseRun:
 
     def _nonzero(self, offset: int, size: int) -> int:
         chunk = self._read(offset, size)
-        return 0 if chunk == _ZEROS[:size] else size - chunk.count(0)  # counting costs, so only where they differ
+        return 0 if chunk == _ZEROS[:size] else size - chunk.count(0)  # counting is slow, so only where they differ
 
     def _compare(self, offset: int, wanted: bytes) -> None:
         chunk = self._read(offset, len(wanted))
@@ -180,7 +184,7 @@ class SimEraseRun:
             self.failed += sum(one != other for one, other in zip(chunk, wanted, strict=True))
 
     def _read(self, offset: int, size: int) -> bytes | bytearray:
-        """``size`` bytes, good until the next read: one buffer for all of them is twice as fast as one each."""
+        """Return ``size`` bytes, valid until the next read: one shared buffer is twice as fast as one for each read."""
         found = os.preadv(self._memory, [memoryview(self._buffer)[:size]], offset)
         if found != size:
             raise Fault("unreadable", f"The device ends at byte {offset + found} instead of {self.total}.")
@@ -199,7 +203,7 @@ class SimEraseRun:
 
 
 def block_pattern(nonce: int, offset: int, size: int) -> bytes:
-    """Content that no other block has: each 4 KiB block repeats a 64-bit mix of its number and ``nonce``."""
+    """Return content that no other block has: each 4 KiB block repeats a 64-bit mix of its number and ``nonce``."""
     parts = []
     for block in range(offset // _BLOCK, -(-(offset + size) // _BLOCK)):
         mixed = ((block ^ nonce) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
@@ -230,7 +234,7 @@ def _json(path: str) -> dict[str, object]:
 
 
 def release_space(memory: int, total: int) -> None:
-    """Punch the whole file: it then reads as zeros and takes no space. Where that is not offered, it stays as it is."""
+    """Punch the whole file: it then reads as zeros and takes no space. Where that is unsupported, it stays as it is."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     libc.fallocate(memory, _PUNCH_KEEPING_SIZE, 0, total)
@@ -250,7 +254,7 @@ def open_memory(path: str, inode: int) -> int:
 
 
 def restore_file(memory: int, total: int) -> str | None:
-    """Put back size and mode, which whoever had the device could change; a sentence when they were not right."""
+    """Restore size and mode, which a holder of the device could change; return a message when they were wrong."""
     found = os.fstat(memory)
     wrong = []
     if found.st_size != total:
@@ -263,7 +267,7 @@ def restore_file(memory: int, total: int) -> str | None:
 
 
 def erase(link: ParentSocket, request: Message) -> Message:
-    """Do what ``request`` (written by :class:`scrubber.adapters.sim.erasure.SimEraser`) says; answers the report."""
+    """Run the scrub of ``request`` (built by :class:`scrubber.adapters.sim.erasure.SimEraser`); return the report."""
     total, inode, paths = request["bytes"], request["inode"], request["control"]
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
         raise Fault("unreadable", "A request to erase names bytes, inode and control files.")
@@ -300,7 +304,7 @@ def main() -> None:
     try:
         link.send({"ok": erase(link, request)})
     except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.message})
+        link.send({"fault": fault.code, "message": fault.message})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Clearing a simulated device: one eraser child per scrub, killed at its deadline, never two at once."""
+"""Clears a simulated device: one eraser child per scrub, killed at its deadline, never two at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SimEraser:
         try:
             async with stall_tolerant_timeout(
                 request.deadline
-            ):  # a node that is slow to start a child takes nothing of it
+            ):  # a node that is slow to start a child uses up none of it
                 await child.send(self._request(found, request))
                 report = _report(found, await wait_for_report(child, progress))
         except TimeoutError as error:

@@ -1,8 +1,8 @@
-"""What can be wrong with a simulated device: everything that NVIDIA's driver can say about a real one, as values.
+"""The faults of a simulated device: everything that NVIDIA's driver can report about a real one, as values.
 
-Promises: a reset lifts what a reset lifts on a real GPU and nothing else; what the device itself counts over its life goes
-up only by the hand that wrote it, and outlives resets and :meth:`Faults.without`; values that no reader could carry
-further are refused when they are read, wherever they come from. The questions child imports this module.
+Promises: a reset clears what a reset clears on a real GPU and nothing else. Lifetime counters of the device change only
+by explicit requests, and outlast resets and :meth:`Faults.without`. Values that no reader could process further are
+rejected when they are read, wherever they come from. The driver's child imports this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONDITIONS = (
     "condition",
     "firmware",
 )
-"""What can be lifted, by name; ``condition`` is every code of :attr:`Faults.conditions`, and each can be named too."""
+"""What can be cleared, by name; ``condition`` is every code of :attr:`Faults.conditions`, and each can be named too."""
 
 _LIFTED_BY_RESET = frozenset(
     {
@@ -55,7 +55,7 @@ _LIFTED_BY_RESET = frozenset(
     }
 )
 CONDITION_CODES = _LIFTED_BY_RESET | {
-    "events-unheard",
+    "event-stream-lost",
     "hw-slowdown",
     "hw-thermal-slowdown",
     "inforom-corrupt",
@@ -67,13 +67,13 @@ CONDITION_CODES = _LIFTED_BY_RESET | {
     "row-remap-failure",
     "scrub-on-free-disabled",
 }
-"""Conditions that NVIDIA's backend tells of. A driver may say others: they are taken, and outlast a reset."""
+"""Conditions that NVIDIA's backend reports. A driver may report others: they are accepted, and outlast a reset."""
 
 MAX_XID = 9999
-"""The highest that a policy can name; those that NVIDIA's driver writes have three digits."""
+"""The highest XID that a policy can name; those of NVIDIA's driver have three digits."""
 
 ABSENT = "absent"
-"""Of the driver's own word on what a device needs: it is too old to have one."""
+"""Value of the driver's recovery action where the driver is too old to report one."""
 
 RECOVERY_ACTIONS = (
     "none",
@@ -98,24 +98,25 @@ _MAX_WORD_LENGTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with a device. The default is: nothing.
+    """What is wrong with a device; by default nothing.
 
     Attributes:
-        xid_counts: XID → how often it was raised since the node was made; never goes down.
-        active_xids: XID → how often it was raised since it was last lifted.
+        xid_counts: XID → how often it was raised since the node was created; never decreases.
+        active_xids: XID → how often it was raised since it was last cleared.
         ecc: uncorrected ECC errors.
-        lost: the device fell off the bus: every question is answered so.
-        stuck: no question about it is ever answered.
-        slow_clear: seconds that clearing all of its memory takes at least; 0 for as fast as it goes.
-        wont_clear: bytes that were cleared come back before they are verified.
+        lost: the device fell off the bus: every request is answered with that.
+        stuck: no request about it is ever answered.
+        slow_clear: minimum seconds for clearing all of its memory; 0 for full speed.
+        wont_clear: bytes that were cleared reappear before they are verified.
         reset_fails: a reset is tried and fails.
-        ghost: it is reported held, and no process can be found.
-        unkillable: whoever holds it cannot be ended.
+        ghost: it is reported as held, and no process can be found.
+        unkillable: its holders cannot be killed.
         temperature: in degrees Celsius.
-        recovery: what the driver itself asks for, one of :data:`RECOVERY_ACTIONS`.
-        conditions: what else the driver says while it lasts: code → what was read (``pcie-width`` → ``x8 of x16``).
-        counters: what the device counts over its life, by name (``retired_pages``).
-        firmware: the version of its VBIOS. Nothing but :meth:`without` brings the usual one back.
+        recovery: the recovery action that the driver requests, one of :data:`RECOVERY_ACTIONS`.
+        conditions: further lasting conditions that the driver reports: code → what was read (``pcie-width`` → ``x8 of
+            x16``).
+        counters: lifetime counters of the device, by name (``retired_pages``).
+        firmware: the version of its VBIOS. Only :meth:`without` restores the default.
     """
 
     xid_counts: Mapping[int, int] = field(default_factory=dict)
@@ -135,17 +136,17 @@ class Faults:
     firmware: str = _DEFAULT_FIRMWARE
 
     def with_xid(self, code: int) -> Faults:
-        """One more of XID ``code``, standing."""
+        """Return the faults with one more occurrence of XID ``code``, active."""
         once = {code: 1}
         return replace(
             self, xid_counts=_sum_counts(self.xid_counts, once), active_xids=_sum_counts(self.active_xids, once)
         )
 
     def after_reset(self) -> Faults:
-        """What a successful reset leaves.
+        """Return the faults that a successful reset leaves.
 
-        It lifts XIDs, volatile ECC errors, ghosts, the driver's request for it, and what waited for it. Heat, links,
-        broken rows, and a request for more than a reset stay.
+        It clears XIDs, volatile ECC errors, untraceable use, the driver's request for a reset, and the conditions that
+        wait for one. Heat, links, broken rows, and a request for more than a reset stay.
         """
         return replace(
             self,
@@ -157,26 +158,32 @@ class Faults:
         )
 
     def after_reboot(self) -> Faults:
-        """What a reboot of the node leaves: all that a reset lifts, and whatever a driver or a process was at fault for."""
+        """Return the faults that a reboot of the node leaves.
+
+        It clears what a reset clears, and faults of which a driver or a process was the cause.
+        """
         new_driver = ABSENT if self.recovery == ABSENT else "none"
         return replace(self.after_reset(), recovery=new_driver, lost=False, stuck=False, unkillable=False)
 
     def without(self, conditions: Iterable[str]) -> Faults:
-        """Lift ``conditions`` (names of :data:`CONDITIONS`, or codes of the device's own); counts of what was seen stay."""
+        """Clear ``conditions`` (names of :data:`CONDITIONS`, or codes of the device's conditions).
+
+        Counts of the past stay.
+        """
         usual = Faults()
         lifted: dict[str, object] = {"conditions": self.conditions}
         codes: set[str] = set()
         for name in conditions:
             if name not in CONDITIONS:
                 codes.add(name)
-            elif name != "driver-absent":  # the node's, in a file of its own
+            elif name != "driver-absent":  # the node's, in its own file
                 attribute = _FAULT_ATTRIBUTES.get(name, name.replace("-", "_"))
                 lifted[attribute] = getattr(usual, attribute)
         kept = replace(self, **lifted)  # type: ignore[arg-type]
         return replace(kept, conditions={code: read for code, read in kept.conditions.items() if code not in codes})
 
     def combined_with(self, parent: Faults) -> Faults:
-        """What an instance suffers: its own faults and those of the GPU that it is cut from."""
+        """Return the faults of an instance: its own and those of its GPU, ``parent``."""
         return Faults(
             xid_counts=_sum_counts(self.xid_counts, parent.xid_counts),
             active_xids=_sum_counts(self.active_xids, parent.active_xids),
@@ -205,10 +212,10 @@ class Faults:
 
     @classmethod
     def from_json(cls, document: Mapping[str, object], where: str) -> Faults:
-        """The faults in ``document``; keys that are absent mean that nothing is wrong.
+        """Return the faults in ``document``; absent keys mean that nothing is wrong.
 
         Raises:
-            Unreadable: a value is of the wrong kind; ``where`` names the file.
+            Unreadable: a value has the wrong type or is out of range; ``where`` names the file.
         """
         values = {name: document[name] for name in _PLAIN if name in document}
         for name, value in values.items():
@@ -250,7 +257,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "slow_clear": (0, 3600),
     "temperature": (-273, 10_000),
 }
-"""What such a number can be at all; what lies outside would not even fit into the ledger."""
+"""The valid range of such a number; values outside would not even fit into the ledger."""
 
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COUNTER = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
@@ -259,10 +266,10 @@ _MAX_READING_LENGTH = 200
 
 
 def parse_conditions(document: object) -> dict[str, str]:
-    """``document`` as codes and what was read of each.
+    """Parse ``document`` as codes, each with what was read.
 
     Raises:
-        InvalidRequest: a code or a reading that cannot be one.
+        InvalidRequest: a code or a reading is invalid.
     """
     if not isinstance(document, Mapping):
         raise InvalidRequest("'conditions' must be an object of texts.")
@@ -281,15 +288,15 @@ def parse_conditions(document: object) -> dict[str, str]:
 
 
 def is_firmware_version(word: object) -> bool:
-    """Whether ``word`` can be a version of firmware."""
+    """Whether ``word`` is a valid firmware version."""
     return _is_word(_FIRMWARE, word)
 
 
 def parse_counters(document: object) -> dict[str, int]:
-    """``document`` as names and what they count.
+    """Parse ``document`` as counters by name.
 
     Raises:
-        InvalidRequest: a name or a number that cannot be one.
+        InvalidRequest: a name or a number is invalid.
     """
     if not isinstance(document, Mapping):
         raise InvalidRequest("'counters' must be an object of numbers.")
@@ -308,7 +315,7 @@ def _is_word(pattern: re.Pattern[str], word: object) -> bool:
 
 
 def _xids(document: object, where: str) -> tuple[dict[int, int], dict[int, int]]:
-    """How often each XID was seen, and how often each that stands was since it was last lifted."""
+    """Return how often each XID was seen, and how often each active one was raised since it was last cleared."""
     try:
         seen = {int(code): int(each["seen"]) for code, each in document.items()}  # type: ignore[attr-defined]
         active = {int(code): _active_count(each) for code, each in document.items() if each["standing"]}  # type: ignore[attr-defined]
@@ -322,12 +329,15 @@ def _xids(document: object, where: str) -> tuple[dict[int, int], dict[int, int]]
 
 
 def _active_count(xid: Mapping[str, object]) -> int:
-    """How often an XID that stands was raised since it was last lifted; older files say only that it stands."""
+    """Return how often an active XID was raised since it was last cleared; older files only say that it is active."""
     return int(xid["seen"] if xid["standing"] is True else xid["standing"])  # type: ignore[call-overload,no-any-return]
 
 
 def _recovery_rank(recovery: str) -> int:
-    """How much a word of :data:`RECOVERY_ACTIONS` says: an answer is more than none, and no answer is not that all is well."""
+    """Rank a value of :data:`RECOVERY_ACTIONS`: any request is above "absent", which is above "none".
+
+    A missing value does not mean that all is well.
+    """
     return ("none", ABSENT).index(recovery) if recovery in ("none", ABSENT) else 2
 
 

@@ -1,4 +1,4 @@
-"""Who holds a simulated device: the kernel's answer first, and only when it is yes a walk over ``/proc``."""
+"""The holders of a simulated device: a lease shows whether there are any, and only then ``/proc`` is walked."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class SimHolders:
     """:class:`scrubber.ports.Holders` by write lease, then by device and inode.
 
     Args:
-        walk_pool: asks children that walk (:mod:`scrubber.adapters.walker`), and blames no device for a walk.
-        budget: seconds for a walk, and for each process; less than a question to ``walk_pool`` may take.
-        confirm_seconds: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
-            just ending looks like both for a moment, and either takes a device out of service.
+        walk_pool: pool of children that walk over ``/proc`` (:mod:`scrubber.adapters.walker`); no device is blamed for
+            a walk.
+        budget: seconds for a walk, and for each process; less than the deadline of ``walk_pool``.
+        confirm_seconds: seconds for which untraceable use or an unkillable holder must persist before it is reported as
+            such. A process that is just ending looks like both for a moment, and either takes a device out of service.
     """
 
     def __init__(
@@ -75,13 +76,16 @@ class SimHolders:
         return tuple(_holder(each, stays=False) for each in look.holders)
 
     def not_covered(self, device: Device) -> tuple[str, ...]:
-        """Nothing: the lease sees descriptors and mappings wherever they are."""
+        """Return nothing: the lease detects descriptors and mappings wherever they are."""
         return ()
 
     async def _walk(
         self, device: Device, found: SimDevice, had: Collection[str] = (), scrub: str | None = None
     ) -> WalkReport:
-        """Who holds the file, and what could not be looked at; nobody and nothing when the kernel says "free"."""
+        """Return the holders of the file, and what could not be inspected.
+
+        An empty report when the kernel grants the lease.
+        """
         if not lease.is_held(found.memory, found.inode):
             return _NO_HOLDERS
         try:

@@ -1,4 +1,4 @@
-"""Which devices the simulated node has, and where their files are."""
+"""The devices of the simulated node, and where their files are."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SimInventory:
-    """:class:`scrubber.ports.Inventory` of a directory; also tells the other adapters where a device's files are.
+    """:class:`scrubber.ports.Inventory` of a directory; also provides the other adapters with a device's files.
 
-    A device whose description breaks while we run stays in the list as it was last seen: asked about, it is then
-    unreadable and goes into quarantine, instead of vanishing from the node's capacity.
+    A device whose description breaks while the service runs stays in the list as last read: requests about it then find
+    it unreadable and it is quarantined, instead of vanishing from the node's capacity.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,15 +41,15 @@ class SimInventory:
         return tuple(sorted(map(self._with_firmware, handed_out), key=_order))
 
     async def identity(self) -> NodeIdentity:
-        node = self._read_with_driver(read_node)  # first: it refuses a node's file that makes no sense
+        node = self._read_with_driver(read_node)  # first: it raises for a malformed node file
         boot, pretended = value_in(_BOOT_ID.read_bytes()), boot_count(self._directory)
         return NodeIdentity(node=node.name, boot=f"{boot}-{pretended}" if pretended else boot, driver=node.driver)
 
     def find_sim_device(self, device: Device) -> SimDevice:
-        """Where the files of ``device`` are.
+        """Return where the files of ``device`` are.
 
         Raises:
-            DeviceLost: there is no such device, or no node, any more.
+            DeviceLost: the device or the node no longer exists.
         """
         found = self._known_devices.get(device.index)
         if found is None or found.device.id != device.id:
@@ -65,7 +65,7 @@ class SimInventory:
         return found
 
     def _conflicting_indexes(self, node: SimNode) -> set[str]:
-        """Indexes of devices that took the id of another one, which is broken by that: both stay as they were seen."""
+        """Return the indexes of devices that took the id of another one, which that broke: both stay as last read."""
         owners = {found.device.id: index for index, found in self._known_devices.items()}
         return {
             found.device.index
@@ -76,7 +76,7 @@ class SimInventory:
         }
 
     def _with_firmware(self, found: SimDevice) -> Device:
-        """With what it says of itself. One whose faults cannot be read is as it was: asked about, it is unreadable."""
+        """Return the device with its firmware. Where its faults are unreadable, the last known firmware is used."""
         try:
             self._firmware[found.device.id] = read_combined_faults(found.control_directories).firmware
         except Unreadable:
@@ -85,7 +85,7 @@ class SimInventory:
         return replace(found.device, traits=(("vbios", self._firmware[found.device.id]),))
 
     def _read_with_driver(self, read: Callable[[Path], SimNode]) -> SimNode:
-        """The node as ``read`` finds it, if there is a driver to say anything of it."""
+        """Return the node as ``read`` finds it, if there is a driver to report it."""
         try:
             node, absent = read(self._directory), is_driver_absent(self._directory)
         except (InvalidConfiguration, Unreadable) as error:

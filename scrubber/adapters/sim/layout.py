@@ -10,11 +10,11 @@
     DIR/devices/<index>/device.json     id, memory_bytes, inode, numa_node, peers, default settings
     DIR/devices/<index>/settings.json   current settings; absent: the defaults
     DIR/devices/<index>/control.json    faults and telemetry; absent: nothing is wrong
-    DIR/devices/<index>/instances/<k>/  an instance: the same again; its parent is then not handed out
+    DIR/devices/<index>/instances/<k>/  an instance, with the same files; its parent is then not advertised
 
-Promise: one device whose files are broken does not take the others down, whatever stands in them; no path is made of an
-id before it is known to be one; and a memory file that was swapped for another one is noticed, because holders of the
-old one would not be seen. The questions child imports this module.
+Promise: a device with broken files does not affect the others, whatever the files contain; no path is built from an id
+before the id is validated; and a memory file that was replaced by another one is detected, because holders of the old
+file would not be found. The driver's child imports this module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAX_BYTES = 1 << 46
 _MAX_INODE = (1 << 64) - 1
 _MAX_NUMA_NODE = 1023
 _MAX_JSON_BYTES = 1 << 20
-"""Bytes of a file of the node; a longer one is not read."""
+"""Maximum size of a file of the node, in bytes; a longer one is not read."""
 _PART = 16 * 1024
 
 
@@ -61,10 +61,10 @@ class SimDevice:
     """A device as its files describe it.
 
     Attributes:
-        directory: absolute.
-        inode: of the memory file, as it was made.
-        parent_directory: of the GPU that an instance is cut from.
-        has_instances: it is the parent of instances and not handed out itself.
+        directory: absolute path of its directory.
+        inode: inode of the memory file, as created.
+        parent_directory: directory of the GPU that an instance belongs to.
+        has_instances: whether it is the parent of instances and not advertised itself.
     """
 
     device: Device
@@ -80,13 +80,13 @@ class SimDevice:
 
     @property
     def control_directories(self) -> tuple[Path, ...]:
-        """Where faults that concern it are written: its own directory, and its parent's."""
+        """The directories with faults that concern it: its own, and its parent's."""
         return (self.directory,) if self.parent_directory is None else (self.directory, self.parent_directory)
 
 
 @dataclass(frozen=True, slots=True)
 class SimNode:
-    """The whole node. ``broken_devices`` maps the index of a device that cannot be read to the sentence why."""
+    """The whole node. ``broken_devices`` maps the index of a device that cannot be read to the message why."""
 
     name: str
     driver: str
@@ -101,10 +101,10 @@ class SimNode:
 
 
 def read_node(directory: Path) -> SimNode:
-    """What ``node.json`` says of the node in ``directory``: everything but its devices, which are not looked at.
+    """Read ``node.json`` of the node in ``directory``: everything but its devices, which are not read.
 
     Raises:
-        InvalidConfiguration: there is none, it is of another version, or ``node.json`` makes no sense.
+        InvalidConfiguration: there is none, it is of another version, or ``node.json`` is malformed.
     """
     path = directory.absolute() / "node.json"
     if not path.exists():
@@ -148,7 +148,7 @@ def load_node(directory: Path) -> SimNode:
 
 
 def device_directories(directory: Path) -> list[tuple[str, Path]]:
-    """Index (``"0"``, ``"0:1"``) and directory of every device that is there, broken or not, in order."""
+    """Return index (``"0"``, ``"0:1"``) and directory of every device that exists, broken or not, in order."""
     found: list[tuple[str, Path]] = []
     for index, place in _numbered(directory / "devices"):
         found.append((index, place))
@@ -157,11 +157,11 @@ def device_directories(directory: Path) -> list[tuple[str, Path]]:
 
 
 def read_device(directory: Path, index: str, model: str) -> SimDevice:
-    """The device in ``directory``.
+    """Read the device in ``directory``.
 
     Raises:
         DeviceLost: its memory file is gone.
-        Unreadable: its description makes no sense, or its memory file is not the one that it was made with.
+        Unreadable: its description is malformed, or its memory file is not the one that was created with it.
     """
     path = directory / "device.json"
     document = read_json(path)
@@ -203,10 +203,10 @@ def read_device(directory: Path, index: str, model: str) -> SimDevice:
 
 
 def current_settings(directory: Path, defaults: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the device in ``directory`` as they are now.
+    """Return the present settings of the device in ``directory``.
 
     Raises:
-        Unreadable: the file makes no sense.
+        Unreadable: the file is malformed.
     """
     path = directory / "settings.json"
     document = read_json_if_exists(path)
@@ -214,7 +214,9 @@ def current_settings(directory: Path, defaults: Mapping[str, str]) -> dict[str, 
 
 
 def read_json_if_exists(path: Path) -> dict[str, object] | None:
-    """The JSON object in ``path``; None where there is no such file. One look, so nobody takes it away in between.
+    """Return the JSON object in ``path``; None where there is no such file.
+
+    One access, so the file cannot vanish in between.
 
     Raises:
         Unreadable: as :func:`read_json`.
@@ -228,11 +230,11 @@ def read_json_if_exists(path: Path) -> dict[str, object] | None:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The JSON object in ``path``.
+    """Return the JSON object in ``path``.
 
     Raises:
-        Unreadable: missing, unreadable, too long, or no JSON object. Numbers that are none (Infinity, NaN), texts that
-            no encoding has, and a nesting too deep to follow are no JSON either.
+        Unreadable: missing, unreadable, too long, or not a JSON object. Infinity and NaN, texts that cannot be
+            encoded, and too deep a nesting are not JSON either.
     """
     try:
         return _object(path)
@@ -241,7 +243,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def _object(path: Path) -> dict[str, object]:
-    """As :func:`read_json`, but for what the system says of the file: that is raised as it is."""
+    """Implement :func:`read_json`, except that errors of the operating system are raised unchanged."""
     try:
         document = json.loads(_content(path), parse_constant=_reject_constant)
         json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair could not be written anywhere
@@ -255,7 +257,7 @@ def _object(path: Path) -> dict[str, object]:
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:
-    """Replace ``path`` in one step: whoever reads it sees the old text or the new one. For one writer at a time."""
+    """Replace ``path`` atomically: a reader sees the old text or the new one. For one writer at a time."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     fresh.chmod(0o600)
@@ -263,13 +265,13 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
 
 
 def _content(path: Path) -> bytes:
-    """All of a regular file. Anything else there (a pipe, a terminal) could keep the reader waiting for ever."""
+    """Return all of a regular file. Any other type (a pipe, a terminal) could block the reader forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
         content = b""
-        # In parts: room is made first for all that is asked for, and a megabyte of it costs more than reading a line.
+        # In parts: a read first allocates all that is requested, and a megabyte of that costs more than reading a line.
         while len(content) <= _MAX_JSON_BYTES and (part := file.read(_PART)):
             content += part
     if len(content) > _MAX_JSON_BYTES:

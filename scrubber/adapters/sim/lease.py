@@ -1,14 +1,15 @@
-"""Whether anybody holds a file, asked of the kernel in ten microseconds instead of of ``/proc``.
+"""Whether any process holds a file, queried from the kernel in ten microseconds instead of by a walk over ``/proc``.
 
-A write lease (``fcntl`` F_SETLEASE) is granted only while no other open file description of the inode exists: it sees
-descriptors, mappings, orphaned threads and descriptors in flight over a socket. Whoever opens the file while the lease
-is held waits until its owner lets go, and the owner is told by a signal: that makes it a fence as well.
+A write lease (``fcntl`` F_SETLEASE) is granted only while no other open file description of the inode exists: it
+detects descriptors, mappings, orphaned threads and descriptors in flight over a socket. A process that opens the file
+while the lease is held waits until its owner releases it, and a signal notifies the owner: so the lease is a fence as
+well.
 
-It does not see a descriptor opened with ``O_PATH``. Such a one names the file and can neither read, write nor map it;
-to do so it has to be opened again (by ``/proc/self/fd``), for which the file's mode counts anew, and from then on it is a
-descriptor like any other: the fence breaks, or the next question is answered with yes.
+It does not detect a descriptor opened with ``O_PATH``. Such a descriptor names the file and can neither read, write nor
+map it; for that the file has to be opened again (by ``/proc/self/fd``), for which its mode is checked again. From then
+on it is a descriptor like any other: the fence breaks, or the next query reports a holder.
 
-Source: fcntl(2), "Leases". Leases ask for the file's owner or CAP_LEASE, and for a file system that grants them.
+Source: fcntl(2), "Leases". A lease requires the file's owner or CAP_LEASE, and a file system that grants leases.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ __all__ = ["acquire", "can_acquire", "is_held"]
 
 
 def is_held(path: Path, inode: int) -> bool:
-    """Whether anybody, this process included, has the file ``path`` open or mapped.
+    """Whether any process, this one included, has the file ``path`` open or mapped.
 
-    Never blocks: somebody else's lease counts as holding.
+    Never blocks: the lease of another process counts as holding.
 
     Raises:
         DeviceLost: the file is gone.
@@ -50,12 +51,12 @@ def is_held(path: Path, inode: int) -> bool:
 
 
 def _open(path: Path) -> int:
-    # O_NONBLOCK: a tenant that took a lease itself would otherwise stop us in open() for lease-break-time (45 s).
+    # O_NONBLOCK: a tenant that took a lease itself would otherwise block this open() for lease-break-time (45 s).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags)
     except PermissionError:
-        # A tenant that runs as our own user (a laptop, never a node) can take our permission away, and so can we.
+        # A tenant that runs as our own user (a laptop, never a node) can remove our permission, and we can restore it.
         if os.lstat(path).st_uid != os.geteuid():
             raise
         path.chmod(0o600)
@@ -63,7 +64,7 @@ def _open(path: Path) -> int:
 
 
 def can_acquire(fd: int, path: Path) -> bool:
-    """Whether a write lease on ``fd`` is granted; it is given back at once.
+    """Whether a write lease on ``fd`` is granted; it is released immediately.
 
     Raises:
         Unreadable: leases do not work on this file.
@@ -75,13 +76,13 @@ def can_acquire(fd: int, path: Path) -> bool:
 
 
 def acquire(fd: int, path: Path) -> bool:
-    """Take the write lease on ``fd`` and keep it; False when somebody holds the file.
+    """Take the write lease on ``fd`` and keep it; return False when another process holds the file.
 
     Raises:
         Unreadable: leases do not work on this file.
     """
-    # Whoever opens the file breaks the lease. By default that is SIGIO, which ends a process that does not expect it;
-    # SIGURG is ignored by everybody who did not ask for it. It belongs to this descriptor only.
+    # A process that opens the file breaks the lease. The default signal for that is SIGIO, which ends a process that
+    # does not expect it; SIGURG is ignored by default. This setting applies to this descriptor only.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -1,8 +1,8 @@
-"""A reboot of the simulated node, as far as its devices and whoever asks for its boot can tell.
+"""A simulated reboot of the node, as visible from its devices and its boot id.
 
-The machine goes on. So a reboot is refused while anything lives that a real one would have ended: a service on the node,
-or a holder of a device. Promise: afterwards the node says another boot, its driver is loaded anew, and the memory of its
-devices is what it was: what survives a reboot in real memory is nobody's to promise.
+The machine keeps running. So a reboot is refused while any process lives that a real one would have ended: a service on
+the node, or a holder of a device. Promise: afterwards the node reports another boot, its driver is freshly loaded, and
+the memory of its devices is unchanged: what survives a reboot in real memory cannot be promised.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["reboot"]
 
 
 def reboot(directory: Path) -> None:
-    """Let the node in ``directory`` look as after a reboot.
+    """Make the node in ``directory`` look as after a reboot.
 
     Raises:
         AlreadyRunning: a service works on it; stop that first.
-        DeviceBusy: somebody holds a device.
+        DeviceBusy: a process holds a device.
         InvalidConfiguration: there is no simulated node here.
-        Unreadable: the control file of a device makes no sense.
+        Unreadable: the control file of a device is malformed.
     """
     devices = load_node(directory).devices
     lock = os.open(directory / "locks" / SERVICE_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Resets of simulated devices: as on real ones, conditions are lifted and the memory stays as it is."""
+"""Resets simulated devices: as on real ones, conditions are cleared and the memory stays as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SimResetter"]
 
 
 class SimResetter:
-    """:class:`scrubber.ports.Resetter`, each reset in a child of its own: it takes long, and questions go on."""
+    """:class:`scrubber.ports.Resetter`, each reset in its own child: it takes long, and driver calls continue."""
 
     def __init__(self, inventory: SimInventory, children: Children, node: str) -> None:
         self._inventory = inventory
@@ -23,14 +23,14 @@ class SimResetter:
         self._node = node
 
     async def plan(self, device: Device) -> ResetPlan:
-        """Read from the node's files: it asks nobody who may hang."""
+        """Plan a reset from the node's files, without a call that may hang."""
         found = self._inventory.find_sim_device(device)
         unavailable = None
         if device.parent is not None:
             unavailable = (
                 f"Device {device.index} is an instance: only its whole GPU can be reset, and others may be using it."
             )
-        held = lease.is_held(found.memory, found.inode)  # not a ghost: a reset is its cure
+        held = lease.is_held(found.memory, found.inode)  # not untraceable use: a reset is its cure
         return ResetPlan(
             device=device.id,
             method="the simulated driver",

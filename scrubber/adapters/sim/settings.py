@@ -1,4 +1,4 @@
-"""Bringing a simulated device's settings back, through the driver's child."""
+"""Restores a simulated device's settings, through the driver's child."""
 
 from __future__ import annotations
 

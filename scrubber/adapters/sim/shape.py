@@ -1,7 +1,7 @@
-"""The shape of a simulated node: made once, split into instances and merged again, never under anybody's hands.
+"""The shape of a simulated node: created once, split into instances and merged again, never while a device is held.
 
 Promise: bytes are never lost by a change of shape. What a tenant left in a GPU is found in the instances that it is
-split into, and the other way round; only the eraser clears.
+split into, and vice versa; only the eraser clears.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def create(
     model: str = "Simulated GPU",
     new_uuid: Callable[[], str] = _new_uuid,
 ) -> SimNode:
-    """Make a node of ``devices`` GPUs with ``memory`` bytes each in ``directory``, or find it there as asked for.
+    """Create a node of ``devices`` GPUs with ``memory`` bytes each in ``directory``; return the same one if it exists.
 
     Raises:
-        InvalidConfiguration: another node or something else is there, a number is impossible, or the file system has no
-            room or grants no leases.
+        InvalidConfiguration: another node or something else exists there, a number is invalid, or the file system has
+            no room or grants no leases.
     """
     directory = directory.absolute()
     if not 1 <= devices <= _MAX_DEVICES:
@@ -83,7 +83,7 @@ def create(
         peers = [other for other, place in zip(ids, numas, strict=True) if place == numa and other != id_]
         _make(directory / "devices" / str(number), id_, memory, numa, peers)
     _check_leases(directory / "devices" / "0" / "memory")
-    # Last: a directory without it is no node, so nobody meets a half-made one.
+    # Last: a directory without it is not a node, so no process finds an incomplete one.
     document = {
         "version": FORMAT_VERSION,
         "node": node_name or socket.gethostname(),
@@ -97,11 +97,11 @@ def create(
 def split(
     directory: Path, device: str, instances: int, *, new_uuid: Callable[[], str] = _new_uuid
 ) -> tuple[SimDevice, ...]:
-    """Cut ``device`` (UUID, unique prefix or index) into equal ``instances``; it is then not handed out itself.
+    """Split ``device`` (UUID, unique prefix or index) into equal ``instances``; it is then not advertised itself.
 
     Raises:
-        InvalidRequest: no such GPU, it is split already or an instance itself, or the number is impossible.
-        DeviceBusy: somebody has it.
+        InvalidRequest: no such GPU, it is split already or an instance itself, or the number is invalid.
+        DeviceBusy: a process holds it.
     """
     found = _find_whole_gpu(directory, device)
     if found.has_instances:
@@ -110,7 +110,7 @@ def split(
     if not 2 <= instances <= _MAX_INSTANCES or not each:
         raise InvalidRequest(f"Device {found.device.index} can be split into 2 to {_MAX_INSTANCES}, not {instances}.")
     fresh = found.directory / ".instances.new"
-    shutil.rmtree(fresh, ignore_errors=True)  # of a split that was cut short
+    shutil.rmtree(fresh, ignore_errors=True)  # left by an interrupted split
     with _exclusive(found) as source:
         for number in range(instances):
             id_ = f"SIM-MIG-{new_uuid()}"
@@ -126,11 +126,11 @@ def split(
 
 
 def merge(directory: Path, device: str) -> SimDevice:
-    """Make the instances of ``device`` one GPU again; answers it.
+    """Make the instances of ``device`` one GPU again, and return it.
 
     Raises:
         InvalidRequest: no such GPU, or it is not split.
-        DeviceBusy: somebody has one of its instances.
+        DeviceBusy: a process holds one of its instances.
     """
     found = _find_whole_gpu(directory, device)
     parts = [part for part in load_node(directory).devices if part.device.parent == found.device.id]
@@ -199,7 +199,7 @@ def _check_leases(memory: Path) -> None:
 
 @contextmanager
 def _exclusive(found: SimDevice) -> Iterator[int]:
-    """The memory, open and fenced: whoever opens it now waits."""
+    """Yield the memory, open and fenced: a process that opens it now waits."""
     taken = f"Device {found.device.index} is held by somebody: its shape can only change while it is free."
     try:
         fd = os.open(found.memory, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -214,7 +214,7 @@ def _exclusive(found: SimDevice) -> Iterator[int]:
 
 
 def _copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
-    """Make ``length`` bytes of ``target`` those of ``source``; writes only where they differ, so holes stay holes."""
+    """Copy ``length`` bytes of ``source`` to ``target``; writes only where they differ, so holes stay holes."""
     for done in range(0, length, _CHUNK):
         size = min(_CHUNK, length - done)
         wanted = os.pread(source, size, source_offset + done).ljust(size, b"\0")

@@ -1,4 +1,4 @@
-"""Events of the simulated driver: what a change of the node's files means, told within milliseconds."""
+"""Events of the simulated driver: what a change of the node's files means, reported within milliseconds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["SignalWatch", "fault_signals"]
 
 _STRUCTURE = frozenset({"node.json", "device.json", "memory", "devices", "instances", ""})
 _DEBOUNCE_SECONDS = 0.005
-"""Seconds after a change in which further ones are left to the kernel to keep: files that change a thousand times a second
-are read two hundred times, and no change is lost.
+"""Seconds after a change during which further changes are left in the kernel's queue.
+
+Files that change a thousand times per second are read two hundred times, and no change is lost.
 """
 
 
 def fault_signals(device: str, before: Faults | None, after: Faults | None) -> tuple[Signal, ...]:
-    """The signals for ``device`` when its faults go from ``before`` to ``after``; None is a file that makes no sense."""
+    """Return the signals for ``device`` when its faults go from ``before`` to ``after``; None is a malformed file."""
     if before == after:
         return ()
     if before is None or after is None:
@@ -54,7 +55,7 @@ class SignalWatch:
         self._debounce: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to watch; what is wrong by now is no event.
+        """Start to watch; what is already wrong causes no event.
 
         Raises:
             InvalidConfiguration: the kernel has no watches left for this user.
@@ -78,7 +79,7 @@ class SignalWatch:
         self._signals.close()
 
     def listen(self) -> SignalStream:
-        """Signals from now on."""
+        """Return the signals from now on."""
         return self._signals.subscribe()
 
     def _resume_reading(self) -> None:
@@ -103,13 +104,13 @@ class SignalWatch:
         self._signals.publish(signals)
 
     def _scan_all(self) -> list[Signal]:
-        """Watch what is there now, and say what became of it since the last time."""
+        """Watch what exists now, and return signals for the changes since the last scan."""
         watched = [self._directory, self._directory / "devices"]
         places = [place for _, place in device_directories(self._directory)]
         for place in (*watched, *places, *(place / "instances" for place in places)):
             self._watch(place)
         before = dict(self._ids)
-        with suppress(InvalidConfiguration):  # the inventory says so to whoever asks for it
+        with suppress(InvalidConfiguration):  # the inventory raises it for its caller
             self._ids.update((found.directory, found.device.id) for found in load_node(self._directory).devices)
         for place in set(self._ids) - set(places):
             del self._ids[place]
@@ -137,7 +138,7 @@ class SignalWatch:
         return [] if before == self._driver_absent else [Signal(None, "driver")]
 
     def _affected_ids(self, place: Path) -> list[str]:
-        """The device in ``place``, or its instances: a fault of the GPU is a fault of each of them."""
+        """Return the device in ``place``, or its instances: a fault of the GPU is a fault of each of them."""
         instances = [id_ for each, id_ in self._ids.items() if each.parent == place / "instances"]
         return instances or ([self._ids[place]] if place in self._ids else [])
 

@@ -1,4 +1,4 @@
-"""What the simulated driver says about a device: asked in a child, and told by a change of its control file."""
+"""The simulated driver's reports about a device: snapshots from a child, and signals when its control file changes."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class SimTelemetry:
 
 
 def device_request(found: SimDevice, name: str, **more: object) -> Message:
-    """A question to the driver's child about one device."""
+    """Build a request to the driver's child about one device."""
     device = found.device
     return {"ask": name, "place": str(found.directory), "index": device.index, "id": device.id, **more}
 
 
 def texts(answer: Message, key: str) -> Mapping[str, str]:
-    """The object of texts under ``key``.
+    """Return the object of texts under ``key``.
 
     Raises:
         Unreadable: there is none.

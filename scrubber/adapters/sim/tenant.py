@@ -1,8 +1,8 @@
 """An honest tenant: a program for a container of the simulated node that does to a device what tenants do.
 
-It writes a text all over the memory, reads what it finds, sits on the device, leaves a child behind, holds it through
-a descriptor in flight or a mapping alone, or dies badly. Each thing that it saw is one JSON line on stdout. Exit code:
-0 all is well, 1 the memory is not what ``--expect`` says, 2 usage or no device.
+It writes a text all over the memory, reads what it finds, keeps the device open, leaves a child behind, holds the
+device only through a descriptor in flight or a mapping, or dies of SIGKILL. Each result is one JSON line on stdout.
+Exit code: 0 all is well, 1 the memory does not match ``--expect``, 2 usage error or no device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tenant with ``argv`` (by default the process's own); answers the exit code."""
+    """Run the tenant with ``argv`` (by default the process's own); return the exit code."""
     parser = _parser()
     wanted = parser.parse_args(argv)
     if "" in (wanted.write, wanted.expect):
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is None:
         return _usage_error("there is no device: no dev/simgpu* is here, and none was named with --device")
     if wanted.hold is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before anything that it should not cut short
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before anything that it must not interrupt
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wanted.write is not None:
         _print_json(wrote_bytes=_fill(fd, wanted.write.encode()))
     kept = _keep_open(fd, in_flight=wanted.in_flight, mapped=wanted.mmap)
-    if wanted.leave_child:
+    if wanted.leave_leftover:
         _print_json(child_pid=_leave_child(path))
     if wanted.ready_file is not None:
         wanted.ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     _print_json(ready=True, pid=os.getpid())
     if wanted.hold is not None:
         _hold(wanted.hold)
-    if wanted.die_badly:
+    if wanted.sigkill:
         os.kill(os.getpid(), signal.SIGKILL)
     if wanted.expect is not None and wanted.write is not None:
         again = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -79,10 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", metavar="TEXT", help="write this text all over the memory")
     parser.add_argument("--in-flight", action="store_true", help="hold the device by a descriptor in flight only")
     parser.add_argument("--mmap", action="store_true", help="hold the device by a mapping only")
-    parser.add_argument("--leave-child", action="store_true", help="leave a process behind that holds the device")
+    parser.add_argument("--leave-leftover", action="store_true", help="leave a process behind that holds the device")
     parser.add_argument("--ready-file", type=Path, help="written once everything so far is done")
     parser.add_argument("--hold", type=_seconds, metavar="SECONDS|forever", help="stay; SIGTERM ends it in good order")
-    parser.add_argument("--die-badly", action="store_true", help="end by SIGKILL")
+    parser.add_argument("--sigkill", action="store_true", help="end by SIGKILL")
     return parser
 
 
@@ -98,7 +98,7 @@ def _device(named: Path | None) -> Path | None:
 
 
 def _hold(seconds: float) -> None:
-    """Stay until the time is over or SIGTERM comes."""
+    """Wait until the time is over or SIGTERM arrives."""
     if seconds == float("inf"):
         signal.sigwait({signal.SIGTERM})
     else:
@@ -106,7 +106,7 @@ def _hold(seconds: float) -> None:
 
 
 def _keep_open(fd: int, *, in_flight: bool, mapped: bool) -> object:
-    """Go on holding the device in the way that was asked for; what is returned holds it."""
+    """Keep holding the device in the requested way; the returned object holds it."""
     if in_flight:
         ours, theirs = socket.socketpair()
         socket.send_fds(ours, [b"x"], [fd])
@@ -120,7 +120,7 @@ def _keep_open(fd: int, *, in_flight: bool, mapped: bool) -> object:
 
 
 def _leave_child(path: Path) -> int:
-    """Start a process in this session that holds the device for ever; answers its PID once it does."""
+    """Start a process in this session that holds the device forever; return its PID once it does."""
     import subprocess
 
     child = subprocess.Popen(
@@ -155,7 +155,7 @@ def _check(fd: int, text: str) -> bool:
 
 
 def _read(fd: int) -> tuple[int, str]:
-    """How many bytes are not zero, and the beginning of the first text among them."""
+    """Return how many bytes are not zero, and the beginning of the first text among them."""
     residue, found = 0, b""
     for offset in range(0, os.fstat(fd).st_size, _CHUNK):
         chunk = os.pread(fd, _CHUNK, offset)

@@ -1,7 +1,8 @@
-"""A storm of XIDs on one simulated device, from one process: what a sick GPU or a hostile tenant can make a driver say.
+"""A storm of XIDs on one simulated device, from one process, as a faulty GPU or a hostile tenant can cause it.
 
-Promise: it raises as many as were asked for, no faster than was asked for. Each is an event, and its own replacement of
-the control file while this process keeps up; what is late is raised together, so that a busy machine makes no fewer.
+Promise: it raises as many XIDs as requested, no faster than requested. Each XID is an event, and a separate replacement
+of the control file as long as this process keeps up; late ones are raised together, so that a busy machine raises no
+fewer.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _MAX_RATE = 100_000.0
 
 @dataclass(frozen=True, slots=True)
 class XidStormResult:
-    """What was done.
+    """The result of a storm.
 
     Attributes:
-        raised: XIDs.
-        changes: of the control file; fewer than ``raised`` where some were late.
-        seconds: from the first to the last.
+        raised: number of XIDs.
+        changes: number of changes of the control file; fewer than ``raised`` where some were late.
+        seconds: time from the first to the last.
     """
 
     raised: int
@@ -47,12 +48,12 @@ def raise_xids(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> XidStormResult:
-    """Raise the XIDs ``codes`` of ``device`` in turn, ``repeat`` in all, ``rate`` a second.
+    """Raise the XIDs ``codes`` of ``device`` in turn, ``repeat`` in all, ``rate`` per second.
 
     Raises:
         InvalidRequest: no such device, or a number out of its range.
         InvalidConfiguration: there is no simulated node in ``directory``.
-        Unreadable: the device's control file makes no sense.
+        Unreadable: the device's control file is malformed.
     """
     if not codes or not all(1 <= code <= control.MAX_XID for code in codes):
         raise InvalidRequest(f"A storm is of XIDs from 1 to {control.MAX_XID}, of one at least.")

@@ -1,1 +1,1 @@
-"""The commands, one subject a module; each module is loaded when its command runs."""
+"""The commands, one module per subject; each module is loaded when its command runs."""

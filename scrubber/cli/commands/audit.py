@@ -1,7 +1,7 @@
-"""``scrubber audit``: the trail checked here rather than believed, copied off the node, and named by its newest row.
+"""``scrubber audit``: verify the audit log on this side, export it off the node, and print its newest hash.
 
-The promise: a trail is called intact only when every row of it was seen and follows the one before, up to the recorded
-head, and every head that was kept elsewhere is in it. The service is asked for rows, never for a verdict.
+Invariant: the log is reported as intact only when every row was read and follows the previous one, up to the recorded
+head, and every head that was saved elsewhere is in it. The service provides rows, never a verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scrubber.cli.exit_codes import ExitCode
 from scrubber.cli.options import OutputOption, SocketOption, new_app
 from scrubber.cli.render.output import CommandResult, OutputFormat, print_document, print_error, print_result
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
-from scrubber.domain.formatting import format_utc
+from scrubber.domain.formatting import format_utc, rfc3339
 
 if TYPE_CHECKING:
     from scrubber.adapters.ledger.saved_heads import HeadComparison, SavedHead
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "head_data", "report_data"]
 
-app = new_app("Verify, export and name the audit trail. Each of its rows carries the hash of the row before it.")
+app = new_app("Verify and export the audit log. Each of its rows carries the hash of the row before it.")
 
 LedgerOption = Annotated[
     Path | None,
     typer.Option(
-        "--ledger",
+        "--ledger-dir",
         metavar="DIR",
-        help="The state directory of a stopped service, or a copy of it.",
+        help="State directory of a stopped service, or a copy of one.",
         show_default="ask the running service",
     ),
 ]
@@ -43,7 +43,7 @@ FileOption = Annotated[
     typer.Option(
         "--file",
         metavar="FILE",
-        help="What audit export wrote; - reads standard input.",
+        help="Output of audit export; - reads standard input.",
         show_default="ask the running service",
     ),
 ]
@@ -52,7 +52,7 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="SEQ:HASH",
-        help="A head that was kept elsewhere. Can be given several times.",
+        help="A head that was saved elsewhere. May be repeated.",
         show_default=False,
     ),
 ]
@@ -62,7 +62,7 @@ AfterOption = Annotated[
         "--after",
         metavar="SEQ",
         min=0,
-        help="Leave out the rows up to this one.",
+        help="Skip rows up to this sequence.",
         show_default="the beginning",
     ),
 ]
@@ -112,7 +112,7 @@ def verify(
 @app.command()
 def export(
     to: Annotated[
-        str, typer.Argument(metavar="-", help="Standard output, which is where it goes anyway.", show_default=False)
+        str, typer.Argument(metavar="-", help="Write to standard output (the default).", show_default=False)
     ] = "-",
     ledger: LedgerOption = None,
     after: AfterOption = 0,
@@ -159,11 +159,11 @@ def head_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
     )
 
 
-# -- where a trail comes from ------------------------------------------------------------------------------------------
+# -- sources of the log ------------------------------------------------------------------------------------------------
 
 
 async def _read_service_pages(socket: Path, after: int, take: Callable[[TrailPage], None]) -> None:
-    """Show ``take`` each page of the running service's trail."""
+    """Pass each page of the running service's log to ``take``."""
     from contextlib import aclosing
 
     from scrubber.api.client import ReadClient
@@ -179,13 +179,13 @@ def _page(message: pb.AuditPage) -> TrailPage:
     rows = tuple(
         AuditRow(
             each.sequence,
-            each.at,
-            each.name,
-            each.device if each.HasField("device") else None,
-            each.scrub if each.HasField("scrub") else None,
+            each.timestamp,
+            each.event,
+            each.device_id if each.HasField("device_id") else None,
+            each.scrub_id if each.HasField("scrub_id") else None,
             each.actor,
             each.fields,
-            each.prev_hash,
+            each.previous_hash,
             each.hash,
         )
         for each in message.rows
@@ -210,8 +210,8 @@ def _read_export_pages(stream: TextIO, file: str) -> Iterator[TrailPage]:
 
 
 def _open_export(file: str) -> TextIO:
-    """Raises :class:`InvalidRequest` where there is nothing to read."""
-    # What is no UTF-8 was not written by us: it goes on as something that no hash fits.
+    """Open the export; raises :class:`InvalidRequest` if that fails."""
+    # Invalid UTF-8 was not written by the export: it is replaced by characters that match no hash.
     try:
         if file == "-":
             return open(0, encoding="utf-8", errors="replace", closefd=False)
@@ -221,7 +221,7 @@ def _open_export(file: str) -> TextIO:
         raise InvalidRequest(f"{called} cannot be read: {error.strerror}.") from None
 
 
-# -- what is done with it ----------------------------------------------------------------------------------------------
+# -- uses of the log ---------------------------------------------------------------------------------------------------
 
 
 def _parse_saved_heads(written: Sequence[str]) -> Sequence[SavedHead]:
@@ -234,7 +234,7 @@ def _parse_saved_heads(written: Sequence[str]) -> Sequence[SavedHead]:
 
 
 class _ExportWriter:
-    """Writes the pages of one reading as lines, and sees that it was all of it."""
+    """Writes pages as lines, and checks that they are complete."""
 
     def __init__(self) -> None:
         self._head: AuditHead | None = None
@@ -251,7 +251,7 @@ class _ExportWriter:
             self._last = row.sequence
 
     def end(self) -> None:
-        """Raises :class:`LedgerFailure` when rows were missing at the end."""
+        """Raise :class:`LedgerFailure` when rows are missing at the end."""
         if self._head is None or self._last < self._head.sequence:
             recorded = 0 if self._head is None else self._head.sequence
             raise LedgerFailure(
@@ -276,22 +276,22 @@ def _report(found: TrailVerification, source: str) -> CommandResult:
 
 
 def report_data(found: TrailVerification, source: str) -> dict[str, Any]:
-    """What was found, for JSON. ``source`` is where the trail came from: service, ledger or file."""
+    """Return the verification result as JSON. ``source`` is where the log came from: service, ledger or file."""
     return {
         "source": source,
         "verdict": found.verdict.value,
-        "sentence": found.message,
-        "rows": found.rows,
+        "message": found.message,
+        "rowCount": found.rows,
         "first": _row_data(found.first),
         "last": _row_data(found.last),
         "pruned": _place_data(found.pruned),
         "head": _place_data(found.head),
-        "kept": [
+        "savedHeads": [
             {
                 "sequence": each.saved_head.sequence,
                 "hash": each.saved_head.hash,
-                "standing": each.status.value,
-                "sentence": each.message,
+                "status": each.status.value,
+                "message": each.message,
             }
             for each in found.comparisons
         ],
@@ -299,7 +299,7 @@ def report_data(found: TrailVerification, source: str) -> dict[str, Any]:
 
 
 def head_data(head: pb.AuditHead) -> dict[str, Any]:
-    """A place in the chain, for JSON."""
+    """Return a head of the chain as JSON."""
     return {"sequence": head.sequence, "hash": head.hash}
 
 
@@ -319,7 +319,7 @@ def _head_text(place: AuditHead) -> str:
 
 
 def _row_data(row: AuditRow | None) -> dict[str, Any] | None:
-    return None if row is None else {"sequence": row.sequence, "at": row.at}
+    return None if row is None else {"sequence": row.sequence, "timestamp": rfc3339(row.at)}
 
 
 def _place_data(place: AuditHead) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""``scrubber baseline``: what a device should be and where it is something else, and saying that it is right so.
+"""``scrubber baseline``: compare devices with their baselines, and accept a device's current state as its baseline.
 
-What a device is may change for a good reason (it was serviced) or a bad one (somebody wrote its firmware). Only a person
-can tell the two apart, so nothing but this command makes the new state the expected one, and it is on the audit with a
+A device may change for a good reason (it was serviced) or a bad one (its firmware was overwritten). Only a person can
+distinguish the two, so only this command makes the new state the expected one, and the audit log records it with a
 reason.
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["accept", "app", "show"]
 
-app = new_app("See what a device should be, and accept what it is now.")
+app = new_app("Show or accept the expected state of a device.")
 
 OptionalDeviceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="DEVICE",
         parser=device_name,
-        help="UUID, unique beginning of one, or index; none: all.",
+        help="UUID, unique prefix of a UUID, or index. Default: all devices.",
         show_default=False,
     ),
 ]
@@ -85,10 +85,10 @@ def accept(
         yes=yes,
         no_input=no_input,
     )
-    # By its id and with its facts: what was shown is what is accepted, whichever device has that index now.
+    # By its id and with its facts: what was shown is accepted, even if another device has that index by now.
     accepted = run_admin_action(socket, lambda client: client.accept_baseline(found.id, reason, expected_facts=shown))
     print_result(_answer([accepted], single=True), output)
-    if output is OutputFormat.TABLE and accepted.cause.code == "baseline-changed":
+    if output is OutputFormat.TABLE and accepted.cause.code == "baseline-mismatch":
         print_note(
             f"Device {accepted.index} is judged by it at the next look, within a minute; until then scrubber devices "
             "says of it what it said before."
@@ -104,24 +104,24 @@ async def _fetch_devices(socket: Path, device: str | None) -> Sequence[pb.Device
 
 
 def _current_facts(device: pb.Device) -> dict[str, str]:
-    """What the device is now, fact by fact, as the service would accept it."""
+    """Return the device's current facts, as the service would accept them."""
     from scrubber.domain.baseline import baseline_facts
     from scrubber.domain.device import Device
 
-    traits = tuple(sorted(device.traits.items()))
+    traits = tuple(sorted(device.attributes.items()))
     return dict(baseline_facts(Device(device.id, device.index, device.model, device.memory_bytes, traits=traits)))
 
 
 def _acceptable_warnings(device: pb.Device) -> str:
-    """Warnings that stand now and that a person who accepts the device calls normal for it."""
+    """Return the current warnings that acceptance makes normal for the device."""
     from scrubber.backends import BACKENDS
 
     acceptable = {code for each in BACKENDS.values() for code in each.signal_table().acceptable}
-    return ", ".join(sorted({each.code for each in device.lasting} & acceptable))
+    return ", ".join(sorted({each.code for each in device.conditions} & acceptable))
 
 
 def _proposal(device: pb.Device, shown: Mapping[str, str]) -> CommandResult:
-    """What a person is asked to accept: ``shown``, beside what was expected so far."""
+    """Return the facts for the user to accept: ``shown``, beside the previous baseline."""
     expected = {each.name: each.expected for each in device.baseline.facts}
     rows = [
         (name, expected.get(name) or "-", shown.get(name) or "-", _compare_fact(expected.get(name), shown.get(name)))
@@ -143,7 +143,7 @@ def _compare_fact(expected: str | None, found: str | None) -> str:
 
 
 def _matches_baseline(device: pb.Device) -> bool | None:
-    """None where nobody knows what the device should be."""
+    """Return whether the device matches its baseline; None where it has none."""
     if not device.HasField("baseline"):
         return None
     return all(verdict == "as-expected" for _, verdict in _fact_verdicts(device.baseline))
@@ -151,10 +151,10 @@ def _matches_baseline(device: pb.Device) -> bool | None:
 
 def _fact_verdicts(baseline: pb.Baseline) -> Iterator[tuple[pb.Fact, str]]:
     for fact in baseline.facts:
-        yield fact, "as-expected" if fact.found == fact.expected else "differs"
-    for condition in baseline.conditions:
-        # One that was called normal and has gone is no worse a device.
-        yield condition, "as-expected" if condition.found in ("", condition.expected) else "differs"
+        yield fact, "as-expected" if fact.actual == fact.expected else "differs"
+    for condition in baseline.accepted_conditions:
+        # A condition that was accepted and has disappeared is not a problem.
+        yield condition, "as-expected" if condition.actual in ("", condition.expected) else "differs"
 
 
 def _answer(devices: Sequence[pb.Device], *, single: bool) -> CommandResult:
@@ -172,7 +172,7 @@ def _answer(devices: Sequence[pb.Device], *, single: bool) -> CommandResult:
 
 def _facts(device: pb.Device) -> Iterator[tuple[str, ...]]:
     for fact, word in _fact_verdicts(device.baseline):
-        yield (fact.name, fact.expected or "-", fact.found or "-", word)
+        yield (fact.name, fact.expected or "-", fact.actual or "-", word)
 
 
 def _rows(devices: Sequence[pb.Device]) -> Iterator[tuple[str, ...]]:
@@ -187,7 +187,7 @@ def _properties(device: pb.Device) -> Iterator[tuple[str, str]]:
     if not device.HasField("baseline"):
         yield ("verdict", "unknown: no baseline was taken yet, so nobody knows what it should be")
         return
-    yield ("taken", format_utc(device.baseline.at))
+    yield ("taken", format_utc(device.baseline.recorded_at))
     yield ("by", device.baseline.actor)
     yield ("reason", device.baseline.reason or "-")
     off = sum(1 for _, word in _fact_verdicts(device.baseline) if word == "differs")
@@ -197,7 +197,7 @@ def _properties(device: pb.Device) -> Iterator[tuple[str, str]]:
 def _data(device: pb.Device) -> dict[str, Any]:
     from scrubber.cli.render import json_objects
 
-    taken: dict[str, Any] = {"at": None, "actor": None, "reason": None, "facts": [], "conditions": []}
+    taken: dict[str, Any] = {"recordedAt": None, "actor": None, "reason": None, "facts": [], "acceptedConditions": []}
     if device.HasField("baseline"):
         taken = json_objects.baseline(device.baseline)
-    return {"device": device.id, "index": device.index, "as_expected": _matches_baseline(device), **taken}
+    return {"metadata": {"name": device.id}, "index": device.index, "matches": _matches_baseline(device), **taken}

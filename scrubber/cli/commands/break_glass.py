@@ -1,7 +1,7 @@
-"""``scrubber break-glass``: for a time, have a device handed out whatever is known of it.
+"""``scrubber break-glass``: temporarily hand a device over without any checks.
 
-It is the one command that gives the service's promise away, so it is never done in passing: it takes a reason and a
-time, and a yes of a person at a terminal or of whoever wrote the script.
+It is the only command that gives up the guarantee of the service, so it requires a deliberate decision: a reason, a
+duration, and a confirmation by a user at a terminal or in the script.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _positive_seconds(written: str | float) -> float:
 ForOption = Annotated[
     float | None,
     typer.Option(
-        "--for",
+        "--duration",
         metavar="TIME",
         parser=_positive_seconds,
-        help="How long, such as 30m, from now; the policy says how long at most.",
+        help="Duration from now, such as 30m; the policy limits it.",
         show_default=False,
     ),
 ]
-EndOption = Annotated[bool, typer.Option("--end", help="End it now: judge the device again.")]
+EndOption = Annotated[bool, typer.Option("--end", help="End the override now.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -53,13 +53,13 @@ def break_glass(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Have a device handed out for a time whatever is known of it. Tenants may meet each other's data.
+    """Temporarily bypass all checks for a device (audited). Tenants may meet each other's data.
 
     Nothing is refused for the device meanwhile, and the kubelet is told that it is healthy; all is judged and recorded as
     ever. It is on the audit and an alarm until it ends. What a person quarantined stays out.
     """
     if end == (time is not None):
-        raise typer.BadParameter("say either for how long, or --end.", param_hint="--for")
+        raise typer.BadParameter("say either for how long, or --end.", param_hint="--duration")
     if time is not None:
         if needs_confirmation(yes=yes, no_input=no_input):
             check_admin_access(socket)

@@ -1,7 +1,7 @@
-"""``scrubber certificate``: which certificates there are, what one says, and whether it is the node that says so.
+"""``scrubber certificate``: list, show, export and verify certificates.
 
-Promise: what is shown of a certificate is what was signed, byte for byte; ``verify`` says yes to nothing but that, and
-with ``--key`` it asks nobody. Of an envelope that does not hold, nothing is shown: nobody stands for what it says.
+Invariants: the output about a certificate is what was signed, byte for byte. ``verify`` accepts only that, and with
+``--key`` it sends no request. The content of an invalid envelope is not shown, because it is not vouched for.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = new_app("Show, export and verify what was proved about devices. Certificates are signed with the node's key.")
+app = new_app("Show, export and verify certificates. Certificates are signed with the node's key.")
 
 _MAX_KEY_BYTES = 64 * 1024
 
 CertificateArgument = Annotated[
     str | None,
-    typer.Argument(metavar="CERT", help="Its whole id, as certificate list and history show it.", show_default=False),
+    typer.Argument(metavar="CERT", help="Complete id, as shown by certificate list and history.", show_default=False),
 ]
 DeviceOption = Annotated[
     str | None,
@@ -56,7 +56,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE",
         parser=device_name,
-        help="Instead of an id: the certificate of this device, or the one that its newest pod started on.",
+        help="Instead of an id: the certificate of this device, or the one that its newest pod consumed.",
         show_default=False,
     ),
 ]
@@ -64,7 +64,7 @@ DeviceOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _FetchedCertificate:
-    """A certificate of the service's, its key, and the device as an index where that is known."""
+    """A certificate from the service, its key, and the index of the device where that is known."""
 
     signed: pb.SignedCertificate
     public_key: str = ""
@@ -99,7 +99,7 @@ def list_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
                 OutputColumn("CERTIFICATE"),
                 OutputColumn("PATH"),
                 OutputColumn("ISSUED", drop_priority=1),
-                OutputColumn("STANDING"),
+                OutputColumn("STATUS"),
                 OutputColumn("KEY", drop_priority=2),
             ),
             rows=[_row(each) for each in found],
@@ -162,20 +162,20 @@ def key(socket: SocketOption = Path("/run/scrubber")) -> None:
         return await _fetch_service_info(socket)
 
     info = run(ask())
-    print_message(f"The key of node {info.node} is {info.key_id}.")
+    print_message(f"The key of node {info.node_name} is {info.key_id}.")
     print_result(_verbatim(info.public_key), OutputFormat.TABLE)
 
 
 @app.command()
 def verify(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What certificate export wrote; - reads standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Output of certificate export; - reads standard input.")],
     key_file: Annotated[
         Path | None,
         typer.Option(
             "--key",
             metavar="FILE",
-            help="The node's public key, as certificate key prints it. Then nobody is asked.",
-            show_default="the key that the service on this node has now",
+            help="Public key of the node, as printed by certificate key. The service is then not queried.",
+            show_default="the current key of the service on this node",
         ),
     ] = None,
     socket: SocketOption = Path("/run/scrubber"),
@@ -196,8 +196,8 @@ def verify(
             data={
                 "valid": said is not None,
                 "reason": verdict.reason or None,
-                "key_id": verdict.key_id,
-                "signed_by": [each.key_id for each in envelope.signatures],
+                "keyID": verdict.key_id,
+                "signatureKeyIDs": [each.key_id for each in envelope.signatures],
                 "certificate": None if said is None else claim_json(said),
             },
             names=[] if said is None else [said.id],
@@ -211,14 +211,14 @@ def verify(
 
 
 def _certificate_ids(device: pb.Device) -> Iterator[str]:
-    """Of the device's unused certificate, then of those that its pods were started on, the newest first."""
+    """Yield the ids of the device's unused certificate and of those that its pods started on, the newest first."""
     ids = [device.certificate.id] if device.HasField("certificate") else []
-    ids += [each.certificate for each in reversed(device.tenancies) if each.certificate]
+    ids += [each.certificate_id for each in reversed(device.open_grants) if each.certificate_id]
     yield from dict.fromkeys(ids)
 
 
 def _fetch_certificate(certificate: str | None, device: str | None, socket: Path) -> _FetchedCertificate:
-    """The certificate that was asked for, with the service's key."""
+    """Return the requested certificate, with the service's key."""
     if certificate and device:
         raise typer.BadParameter("give either the id of a certificate or --device.", param_hint="--device")
     if not certificate and not device:
@@ -272,7 +272,7 @@ def _read_key_file(path: Path) -> str:
 
 
 def _read_limited(name: str, longest: int, *, standard_input: bool = True) -> bytes:
-    """What is in a file, or comes on standard input; never more than ``longest`` bytes and one.
+    """Read a file or standard input, at most ``longest`` bytes and one.
 
     Raises:
         InvalidRequest: it cannot be read, or is longer.
@@ -299,7 +299,7 @@ def _check_signature(found: _FetchedCertificate) -> SignatureCheck:
         return SignatureCheck.INVALID
     if not found.public_key:
         return SignatureCheck.OTHER_KEY
-    # Whose it says that it is decides nothing: whoever could change the ledger could change that as well.
+    # The key id in the certificate proves nothing: an attacker who can change the ledger could change it as well.
     if ed25519.verify_signature(found.public_key, signed.payload, signed.certificate.signature):
         return SignatureCheck.VALID
     ours = ed25519.key_id(found.public_key) == signed.certificate.key_id
@@ -310,7 +310,7 @@ def _row(found: _FetchedCertificate) -> Sequence[str]:
     about = found.signed.certificate
     return (
         found.index,
-        about.device,
+        about.device_id,
         about.id,
         about.path,
         format_utc(about.issued_at),
@@ -320,5 +320,5 @@ def _row(found: _FetchedCertificate) -> Sequence[str]:
 
 
 def _verbatim(text: str) -> CommandResult:
-    """What is written in somebody else's format, and so as it is."""
+    """Return text in a third-party format, which is printed unchanged."""
     return CommandResult(None, (), (), [(line,) for line in text.splitlines()])

@@ -1,7 +1,7 @@
-"""``scrubber completion``: what a shell has to load so that Tab completes this command.
+"""``scrubber completion``: shell scripts that complete this command with Tab.
 
-The scripts only carry words: what may come next is answered by the command itself (:mod:`scrubber.cli.completing`), in
-lines of a kind, a value and a description with tabs between them. Promise: no value is ever evaluated by a shell.
+The scripts only transfer words: the command itself computes the completions (:mod:`scrubber.cli.completing`), as lines
+with a kind, a value and a description, separated by tabs. Invariant: no value is ever evaluated by a shell.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def add_commands(app: typer.Typer) -> None:
 def completion(
     shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)],
 ) -> None:
-    """Print what a shell loads to complete this command with Tab.
+    """Print the completion script of a shell.
 
     It completes commands, flags and their values, files, and the devices and certificates of the service that runs here,
     where it may be asked. To have it in every shell:

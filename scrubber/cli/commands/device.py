@@ -1,6 +1,6 @@
-"""``scrubber device``: everything that is known of one device, with what happened to it.
+"""``scrubber device``: everything that is known of one device, with its history.
 
-It is what a person reads who was woken for this device: nothing that the service knows of it is left out.
+For an operator who was paged for this device: nothing that the service knows of it is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LimitOption = Annotated[
         "--limit",
         min=0,
         max=10_000,
-        help="At most so many entries of its history, the newest.",
+        help="Maximum number of history entries, newest first.",
     ),
 ]
 
@@ -58,7 +58,7 @@ def device(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show everything about one device, with its history."""
+    """Show details and history of a device."""
 
     async def ask() -> tuple[pb.Device, Sequence[pb.HistoryEntry]]:
         from scrubber.api.client import ReadClient
@@ -72,11 +72,11 @@ def device(
 
 
 def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now: float) -> CommandResult:
-    """One device in all forms.
+    """Return one device in all output formats.
 
     Args:
         entries: its history, newest first.
-        now: wall-clock seconds as of which what happened is so long ago.
+        now: wall-clock seconds, for the age of events.
     """
     from scrubber.cli.render import json_objects
 
@@ -90,22 +90,24 @@ def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now
             TableSection("State", (), list(_state_rows(message, now))),
             *_tenancy_sections(message, now),
             *(
-                [TableSection("Used without a grant", (), [(each,) for each in message.strangers])]
-                if message.strangers
+                [TableSection("Used without a grant", (), [(each,) for each in message.unauthorized_users])]
+                if message.unauthorized_users
                 else ()
             ),
             *(
-                [TableSection("Not looked through", (), [(each,) for each in message.uninspected])]
-                if message.uninspected
+                [TableSection("Uninspected processes", (), [(each,) for each in message.uninspected_processes])]
+                if message.uninspected_processes
                 else ()
             ),
             TableSection("Certificate", (), list(_certificate_rows(message, now))),
             TableSection(
-                "Warnings that stand",
+                "Conditions",
                 ("CODE", "SINCE"),
-                [(w.code, _time_and_age(w.since, now)) for w in message.lasting],
+                [(w.code, _time_and_age(w.since, now)) for w in message.conditions],
             ),
-            TableSection("Counted over its life", (), [(name, str(n)) for name, n in sorted(message.lifetime.items())]),
+            TableSection(
+                "Lifetime counters", (), [(name, str(n)) for name, n in sorted(message.lifetime_counters.items())]
+            ),
             *_baseline_sections(message, now),
             _history_section(entries),
         ],
@@ -130,74 +132,79 @@ def _identity_rows(found: pb.Device) -> Rows:
     if found.HasField("numa_node"):
         yield "NUMA node", str(found.numa_node)
     yield from (("peer", each) for each in found.peers)
-    yield from sorted(found.traits.items())
+    yield from sorted(found.attributes.items())
 
 
 def _state_rows(found: pb.Device, now: float) -> Rows:
     yield "hygiene", found.hygiene or "-"
     yield "health", found.health or "-"
-    yield "offered", "yes: the kubelet is told that it is healthy" if found.offered else "no"
-    if found.scrub:
-        yield "scrub under way", found.scrub
+    yield "advertised", "yes: the kubelet receives Healthy" if found.advertised else "no"
+    if found.active_scrub_id:
+        yield "active scrub", found.active_scrub_id
     if found.HasField("cause"):
-        yield "cause", f"{found.cause.code}: {found.cause.sentence}"
+        yield "cause", f"{found.cause.code}: {found.cause.message}"
         yield "since", f"{_time_and_age(found.cause.since, now)}, by {found.cause.actor}"
-        yield "way back", recovery_text(found)
-    if found.waits:
-        yield "it waits", found.waits
-    if found.retry_at and (not found.HasField("cause") or found.cause.way_back in AUTOMATIC_RECOVERIES):
-        due = found.retry_at <= now
+        yield "recovery", recovery_text(found)
+    if found.recovery_blocker:
+        yield "blocked by", found.recovery_blocker
+    if found.next_attempt_at and (not found.HasField("cause") or found.cause.recovery_method in AUTOMATIC_RECOVERIES):
+        due = found.next_attempt_at <= now
         yield (
             "next attempt",
-            f"due since {_time_and_age(found.retry_at, now)}" if due else _time_and_age(found.retry_at, now),
+            f"due since {_time_and_age(found.next_attempt_at, now)}"
+            if due
+            else _time_and_age(found.next_attempt_at, now),
         )
-    if found.must_reset:
-        yield "reset", f"owed: {_pending_reset_text(found)}"
-    if found.clean_scrubs or found.health == "probation":
-        yield "clean scrubs", f"{found.clean_scrubs} on the probation under way"
-    if found.failures:
-        many = "attempt" if found.failures == 1 else "attempts"
-        yield "failures", f"{found.failures} {many} at recovery failed since it was last healthy"
-    for strike in found.strikes:
-        whose = f", while {strike.tenant_namespace} had it" if strike.tenant_namespace else ""
-        yield "was quarantined", f"{_time_and_age(strike.at, now)}: {strike.code}{whose}"
-    for attempt in found.attempts:
+    if found.reset_pending:
+        yield "reset", f"pending: {_pending_reset_text(found)}"
+    if found.probation_scrubs_passed or found.health == "probation":
+        yield "clean scrubs", f"{found.probation_scrubs_passed} in this probation"
+    if found.failed_recoveries:
+        many = "attempt" if found.failed_recoveries == 1 else "attempts"
+        yield "failures", f"{found.failed_recoveries} recovery {many} failed since it was last healthy"
+    for strike in found.quarantines:
+        whose = f", while assigned to {strike.tenant}" if strike.tenant else ""
+        yield "was quarantined", f"{_time_and_age(strike.timestamp, now)}: {strike.code}{whose}"
+    for attempt in found.recovery_attempts:
         how = "with a reset" if attempt.reset else "without a reset"
         yield (
-            "recovery tried",
-            f"{_time_and_age(attempt.at, now)}, {how}{', by order of a person' if attempt.ordered else ''}",
+            "recovery attempt",
+            f"{_time_and_age(attempt.timestamp, now)}, {how}{', ordered by an operator' if attempt.by_operator else ''}",
         )
     yield "policy", f"{found.policy or '-'}{f' ({found.enforcement})' if found.enforcement else ''}"
-    if found.HasField("glass"):
-        yield "glass", f"broken until {format_utc(found.glass.until)} by {found.glass.actor}: {found.glass.reason}"
+    if found.HasField("break_glass"):
+        yield (
+            "break-glass",
+            f"until {format_utc(found.break_glass.expires_at)} by {found.break_glass.actor}: {found.break_glass.reason}",
+        )
 
 
 def _pending_reset_text(found: pb.Device) -> str:
-    """What becomes of hand-overs while a reset is owed."""
-    if found.HasField("glass"):
-        return "the device is handed over without it all the same while its glass is broken"
+    """Return how a pending reset affects hand-overs."""
+    if found.HasField("break_glass"):
+        return "the device is handed over without it while break-glass is active"
     if found.enforcement == "observe":
-        return "the device is handed over without it all the same, because its policy only observes"
-    return "nothing is handed over before it"
+        return "the device is handed over without it because its policy only observes"
+    return "the device is not handed over before it"
 
 
 def _tenancy_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
-    """Who has it; and who had it, where nobody has and no scrub has shown yet that they are over."""
-    none = "nobody by a grant" if found.strangers else "nobody"
-    yield TableSection("Who has it", _GRANT_COLUMNS, _grant_rows(current_tenancies(found), now), empty_message=none)
+    """Yield the current holders; also the previous ones, where no scrub has shown yet that their pods ended."""
+    none = "none by a grant" if found.unauthorized_users else "none"
+    yield TableSection("Assigned to", _GRANT_COLUMNS, _grant_rows(current_tenancies(found), now), empty_message=none)
     if previous_tenancies(found):
-        yield TableSection("Had it last", _GRANT_COLUMNS, _grant_rows(previous_tenancies(found), now))
+        yield TableSection("Previously assigned to", _GRANT_COLUMNS, _grant_rows(previous_tenancies(found), now))
 
 
-def _grant_rows(granted: Sequence[pb.Tenancy], now: float) -> Sequence[Sequence[str]]:
+def _grant_rows(granted: Sequence[pb.OpenGrant], now: float) -> Sequence[Sequence[str]]:
     return [
         (
-            str(each.grant),
-            "/".join(part for part in (each.tenant_namespace, each.pod, each.container) if part) or "nobody known",
-            each.kind or "-",
-            _time_and_age(each.at, now),
-            each.certificate or (f"the policy's exception {each.exception}" if each.exception else "-"),
-            each.uid or "-",
+            str(each.sequence),
+            "/".join(part for part in (each.tenant, each.pod, each.container) if part) or "nobody known",
+            each.hand_over_kind or "-",
+            _time_and_age(each.granted_at, now),
+            each.certificate_id or (f"the policy's exception {each.exception}" if each.exception else "-"),
+            each.pod_uid or "-",
         )
         for each in granted
     ]
@@ -209,23 +216,23 @@ def _certificate_rows(found: pb.Device, now: float) -> Rows:
     certificate = found.certificate
     used = certificate.HasField("next_grant")
     yield "certificate", certificate.id
-    yield "standing", f"used by grant {certificate.next_grant}" if used else "unused"
+    yield "status", f"consumed by grant {certificate.next_grant}" if used else "unused"
     yield "issued", _time_and_age(certificate.issued_at, now)
     yield "path", certificate.path
-    yield "scrub", certificate.scrub
-    if certificate.rests_on:
-        yield "rests on", certificate.rests_on
+    yield "scrub", certificate.scrub_id
+    if certificate.base_certificate_id:
+        yield "base certificate", certificate.base_certificate_id
     yield "policy", certificate.policy
-    yield "driver", certificate.driver
-    yield "signed by", certificate.key_id or "nobody"
+    yield "driver", certificate.driver_version
+    yield "signed by", certificate.key_id or "none"
     yield from (("covered", each) for each in certificate.covered)
     yield from (("not covered", each) for each in certificate.not_covered)
 
 
 def _baseline_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
-    """What it should be, fact by fact; then what a person called normal, if anything."""
+    """Yield the baseline, fact by fact, then the conditions that an operator accepted as normal, if any."""
     if not found.HasField("baseline"):
-        yield TableSection("Baseline", (), [], empty_message="was not taken")
+        yield TableSection("Baseline", (), [], empty_message="not recorded")
         return
     baseline = found.baseline
     why = f": {baseline.reason}" if baseline.reason else ""
@@ -233,20 +240,20 @@ def _baseline_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
         (
             fact.name,
             fact.expected or "-",
-            fact.found or "-",
-            "as-expected" if fact.expected == fact.found else "differs",
+            fact.actual or "-",
+            "as-expected" if fact.expected == fact.actual else "differs",
         )
         for fact in baseline.facts
     ]
-    title = f"Baseline of {_time_and_age(baseline.at, now)}, by {baseline.actor}{why}"
+    title = f"Baseline of {_time_and_age(baseline.recorded_at, now)}, by {baseline.actor}{why}"
     yield TableSection(
         title,
-        (OutputColumn("FACT"), OutputColumn("EXPECTED", 12), OutputColumn("FOUND", 12), OutputColumn("VERDICT")),
+        (OutputColumn("FACT"), OutputColumn("EXPECTED", 12), OutputColumn("ACTUAL", 12), OutputColumn("VERDICT")),
         rows,
     )
-    if baseline.conditions:
-        normal = [(each.name, each.expected) for each in baseline.conditions]
-        yield TableSection("Normal for this device", ("CONDITION", "READ"), normal)
+    if baseline.accepted_conditions:
+        normal = [(each.name, each.expected) for each in baseline.accepted_conditions]
+        yield TableSection("Accepted conditions", ("CONDITION", "VALUE"), normal)
 
 
 def _history_section(entries: Sequence[pb.HistoryEntry]) -> TableSection:

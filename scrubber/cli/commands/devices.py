@@ -1,4 +1,4 @@
-"""``scrubber devices``: see the node's devices, all of them or some, now or as long as one looks."""
+"""``scrubber devices``: list all or some of the node's devices, once or continuously."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DevicesArgument = Annotated[
     typer.Argument(
         metavar="DEVICE",
         parser=device_name,
-        help="UUIDs, unique beginnings of some, or indexes; all if none.",
+        help="UUIDs, unique prefixes of UUIDs, or indexes. Default: all devices.",
         show_default=False,
     ),
 ]
@@ -32,7 +32,7 @@ WatchOption = Annotated[
     typer.Option(
         "-w",
         "--watch",
-        help="Go on showing them until interrupted: in place on a terminal, after every change elsewhere.",
+        help="Watch until interrupted: in place on a terminal, otherwise one output per change.",
     ),
 ]
 
@@ -47,7 +47,7 @@ def devices(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List the node's devices. Says what state they are in, and who has them."""
+    """List the devices of the node. Says what state they are in, and who has them."""
     if watch:
         from scrubber.cli.commands.devices_watch import watch_devices
 
@@ -59,7 +59,7 @@ def devices(
 
         async with ReadClient(socket) as client:
             found = (await client.devices()).devices
-            # What concerns the node as a whole is for people: a script gets a list of devices, and asks once.
+            # Node-level information is shown only to people: a script gets a list of devices, from one request.
             return found, await client.service_info() if output is OutputFormat.TABLE else None
 
     found, info = run(ask())

@@ -1,8 +1,7 @@
-"""``scrubber devices --watch``: the devices as they change, until one has seen enough.
+"""``scrubber devices --watch``: show the devices as they change, until interrupted.
 
-Promise: what stands there says as of when it is known, and a service that has gone is told of, and asked again until it is
-back; nobody takes an old picture for a live one. However it ends, the terminal is left as it was found, with the last
-picture on it.
+Invariants: the output shows the time of its data. A lost service is reported and queried until it is back, so old data
+is never presented as live. On every exit, the terminal is restored, with the last output on it.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ if TYPE_CHECKING:
 __all__ = ["watch_devices"]
 
 _RETRY_SECONDS = 1.0
-"""Seconds until a service that has gone is asked again, and after which ages are drawn anew."""
+"""Seconds between attempts to reach a lost service, and between updates of ages."""
 _PROBE_AFTER = 2.0
-"""Seconds without a change after which the service is asked whether it is still there."""
+"""Seconds without a change after which the service is probed."""
 _PROBE_TIMEOUT = 2.0
-"""Seconds that it may take to answer that before what is shown is not called live any more."""
+"""Seconds for the response to a probe, after which the data no longer counts as live."""
 
 
 def watch_devices(socket: Path, names: Sequence[str], output: OutputFormat) -> None:
-    """Show the devices that ``names`` names (all if none) until interrupted.
+    """Show the devices that ``names`` selects (all if empty) until interrupted.
 
     Raises:
-        ScrubberError: the service did not answer the first time, or there is no such device.
-        KeyboardInterrupt: a person has seen enough.
+        ScrubberError: the first request failed, or there is no such device.
+        KeyboardInterrupt: the user ended it.
     """
     if output is OutputFormat.NAME:
         raise typer.BadParameter("names do not change: watch with -o table, json or yaml.", param_hint="--watch")
@@ -68,24 +67,24 @@ def watch_devices(socket: Path, names: Sequence[str], output: OutputFormat) -> N
         run(_watch(socket, names, view))
     except KeyboardInterrupt:
         if view.end_signal is not None:
-            # Whoever ended us is told by the system that it was he.
+            # Die of the same signal, so that the parent process sees the cause.
             signal.signal(view.end_signal, signal.SIG_DFL)
             os.kill(os.getpid(), view.end_signal)
         raise
 
 
 class _View(Protocol):
-    """Where pictures go."""
+    """Output of the device lists."""
 
     end_signal: signal.Signals | None
 
     def show(self, found: Sequence[pb.Device], info: pb.ServiceInfo) -> None: ...
 
     def show_disconnected(self, message: str) -> None:
-        """The service does not answer any more, or says nothing of the devices."""
+        """Report that the service no longer responds, or no longer reports devices."""
 
     async def run(self) -> None:
-        """Do what has to be done meanwhile; never returns."""
+        """Do the background work of the output; never returns."""
 
     def close(self) -> None: ...
 
@@ -127,7 +126,7 @@ async def _follow(socket: Path, wanted: Sequence[str], view: _View) -> None:
 
 
 async def _states(client: ReadClient) -> AsyncIterator[tuple[Sequence[pb.Device], pb.ServiceInfo]]:
-    """The devices and the service after every change, and now and then without one."""
+    """Yield the devices and the service information after every change, and periodically without one."""
     stream = client.watch_devices()
     found: Sequence[pb.Device] | None = None
     coming = asyncio.ensure_future(anext(stream))
@@ -147,7 +146,7 @@ async def _states(client: ReadClient) -> AsyncIterator[tuple[Sequence[pb.Device]
 
 
 class _LineView:
-    """No terminal: a table, or a document, after every change, each below the last."""
+    """Output without a terminal: a table, or a document, after every change, each below the last."""
 
     def __init__(self, output: OutputFormat) -> None:
         self.end_signal: signal.Signals | None = None
@@ -184,7 +183,7 @@ class _LineView:
 
 
 class _TerminalView:
-    """A screen of its own, drawn anew after every change, every second, and when its size changes."""
+    """A full-screen view, drawn again after every change, every second, and when its size changes."""
 
     def __init__(self) -> None:
         self.end_signal: signal.Signals | None = None
@@ -222,7 +221,7 @@ class _TerminalView:
     def close(self) -> None:
         if not self._entered:
             return
-        # The terminal may be what has gone.
+        # The terminal itself may be gone.
         with suppress(OSError), flushed_stdout():
             self._leave()
             for line in self._screen_lines(terminal_width(sys.stdout) or 80):
@@ -257,7 +256,7 @@ class _TerminalView:
             sys.stdout.flush()
         finally:
             if self._keyboard is not None:
-                # What was typed meanwhile was for us, not for the shell.
+                # Keys typed meanwhile were meant for this view, not for the shell.
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, self._keyboard)
 
     def _redraw(self) -> None:
@@ -278,14 +277,14 @@ class _TerminalView:
             hidden = len(lines) - rows + 1
             more = f"… {hidden} more lines: make the window taller, or name devices."
             lines = [*lines[: rows - 1], wrap(more, columns)[0]]
-        # A line is erased before it is written: behind its last cell an erasure would take that cell with it.
+        # Each line is erased before it is written: erasing after its last cell would remove that cell.
         sys.stdout.write("\x1b[H" if size == self._rendered_size else "\x1b[2J\x1b[H")
         sys.stdout.write("\r\n".join(f"\x1b[2K{line}" for line in lines))
         sys.stdout.write("\x1b[J" if len(lines) < rows else "")
         return size
 
     def _screen_lines(self, columns: int) -> list[str]:
-        """State of the connection, what a person must not miss, and the table."""
+        """Return the lines of the screen: connection state, notes, and the table."""
         colours = use_colour(sys.stdout)
         now = time.time()
         told = device_list_result(self._found, self._info, now)

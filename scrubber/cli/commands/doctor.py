@@ -1,9 +1,9 @@
-"""``scrubber doctor``: whether this node is set up so that what the service promises holds, and what is wrong if not.
+"""``scrubber doctor``: checks whether this node's setup upholds the guarantees of the service.
 
-Most of it is outside the service: a container toolkit that lets any pod name itself a GPU undoes every hand-over. So
-this looks for itself, works without the service and without root, changes nothing, and says for each thing that is wrong
-what to do. What it cannot look at it never calls ok. Where the service answers it says where its things are, so nobody has
-to name them.
+Most of the setup is outside the service: a container toolkit that lets any pod choose its GPU undoes every hand-over.
+So this command inspects the node itself, works without the service and without root, changes nothing, and names a
+remedy for each problem. What it cannot inspect it never reports as ok. If the service responds, it provides its paths,
+so that the user need not specify them.
 
 The checks are in :mod:`scrubber.doctor`.
 """
@@ -38,7 +38,7 @@ StateDirOption = Annotated[
         "--state-dir",
         envvar="SCRUBBER_STATE_DIR",
         metavar="DIR",
-        help="The service's state directory.",
+        help="State directory of the service.",
         show_default=f"what the service says, else {_STATE_DIR}",
     ),
 ]
@@ -48,8 +48,8 @@ PolicyOption = Annotated[
         "--policy",
         envvar="SCRUBBER_POLICY",
         metavar="FILE",
-        help="The policy that the service is to follow: a file, or the name of a shipped one.",
-        show_default="what the service says",
+        help="Policy of the service: a file, or the name of a bundled policy.",
+        show_default="the policy that the service reports",
     ),
 ]
 KubeletDirOption = Annotated[
@@ -58,7 +58,7 @@ KubeletDirOption = Annotated[
         "--kubelet-dir",
         envvar="SCRUBBER_KUBELET_DIR",
         metavar="DIR",
-        help="The kubelet's directory.",
+        help="Directory of the kubelet.",
         show_default=f"what the service says, else {_KUBELET_DIR}",
     ),
 ]
@@ -68,7 +68,7 @@ PodLogsDirOption = Annotated[
         "--pod-logs-dir",
         envvar="SCRUBBER_POD_LOGS_DIR",
         metavar="DIR",
-        help="The kubelet's pod log directories.",
+        help="Directory of the kubelet's pod logs.",
         show_default=f"what the service says, else {_POD_LOGS}",
     ),
 ]
@@ -78,8 +78,8 @@ ToolkitConfigOption = Annotated[
         "--toolkit-config",
         envvar="SCRUBBER_TOOLKIT_CONFIG",
         metavar="FILE",
-        help="The container toolkit's configuration.",
-        show_default="where its packages and the GPU Operator put it",
+        help="Configuration file of the NVIDIA container toolkit.",
+        show_default="the paths of its packages and of the GPU Operator",
     ),
 ]
 NodeRootOption = Annotated[
@@ -88,8 +88,8 @@ NodeRootOption = Annotated[
         "--node-root",
         envvar="SCRUBBER_NODE_ROOT",
         metavar="DIR",
-        help="Where the node's root directory is seen from here; every path but those of --socket, --state-dir and "
-        "--policy is taken below it.",
+        help="Root directory of the node as seen from here; prefixed to every path except "
+        "--socket-dir, --state-dir and --policy.",
     ),
 ]
 
@@ -108,7 +108,7 @@ def doctor(
     node_root: NodeRootOption = Path("/"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Look for what would undo a hand-over on this node. Exits with 0 if all is well, 1 on an error, 5 on warnings only.
+    """Check the node for problems. Exits with 0 if all is well, 1 on an error, 5 on warnings only.
 
     Needs neither the service nor root; what it could not look at is a warning. It changes nothing.
     """
@@ -127,7 +127,7 @@ async def _gather_node(
     pod_logs_dir: Path | None,
     root: Path,
 ) -> CheckContext:
-    """What there is to look at, with the answers of the service and of the kubelet."""
+    """Return the context of the checks, with the responses of the service and of the kubelet."""
     from dataclasses import replace
 
     said = await query_service(socket.absolute())
@@ -174,11 +174,11 @@ def _answer(checks: Sequence[CheckResult]) -> CommandResult:
 
 
 def report(checks: Sequence[CheckResult]) -> dict[str, Any]:
-    """A ``DoctorReport``, as docs/cli-json.md describes it."""
+    """Return a ``DoctorReport``, as docs/cli-json.md describes it."""
     return {
         "verdict": _worst(checks).value,
         "checks": [
-            {"name": each.name, "level": each.level.value, "sentence": each.message, "remedy": each.remedy or None}
+            {"name": each.name, "level": each.level.value, "message": each.message, "remedy": each.remedy or None}
             for each in checks
         ],
     }

@@ -1,4 +1,4 @@
-"""``scrubber history``: what happened on this node, from the hash-chained audit."""
+"""``scrubber history``: events of this node, from the hash-chained audit log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HISTORY_COLUMNS", "add_commands", "history_row", "parse_outcome", "parse_time"]
 
-_OUTCOMES = ("passed", "held-up", "failed", "abandoned", "ok", "granted", "refused")
+_OUTCOMES = ("passed", "blocked", "failed", "abandoned", "ok", "granted", "refused")
 """Of a scrub; ``ok`` of a reset; the last two of a hand-over."""
 
 DeviceOption = Annotated[
@@ -41,7 +41,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE",
         parser=device_name,
-        help="This device only: UUID, unique beginning of one, or index.",
+        help="Only this device: UUID, unique prefix of a UUID, or index.",
         show_default="all devices",
     ),
 ]
@@ -50,7 +50,7 @@ TenantOption = Annotated[
     typer.Option(
         "--tenant",
         metavar="NAMESPACE",
-        help="Only what names this namespace as the tenant: hand-overs, signals, quarantines.",
+        help="Only events with this namespace as tenant: hand-overs, errors, quarantines.",
         show_default="all tenants",
     ),
 ]
@@ -68,8 +68,8 @@ EventOption = Annotated[
     typer.Option(
         "--event",
         metavar="EVENT",
-        help="Only this event, such as scrub.finished; a name that ends in a dot, such as health., is all that begin so. "
-        "Can be given several times.",
+        help="Only this event, such as scrub.finished, or all events with a prefix that ends in a dot, "
+        "such as health. (may be repeated).",
         show_default="all events",
     ),
 ]
@@ -79,7 +79,7 @@ BeforeOption = Annotated[
         "--before",
         metavar="SEQUENCE",
         min=0,
-        help="Only what stands on the trail before this row.",
+        help="Only entries before this sequence.",
         show_default="the newest",
     ),
 ]
@@ -88,15 +88,15 @@ SinceOption = Annotated[
     typer.Option(
         "--since",
         metavar="TIME",
-        help="Not older than this: 30m, 2h, or a moment such as 2026-11-20T08:00:00Z.",
+        help="Not older than a duration, such as 30m or 2h, or a time, such as 2026-11-20T08:00:00Z.",
         show_default="the beginning",
     ),
 ]
 LimitOption = Annotated[
     int,
-    typer.Option("--limit", min=1, help="At most so many entries, the newest."),
+    typer.Option("--limit", min=1, help="Maximum number of entries, newest first."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All entries that there are, whatever --limit says.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All entries; overrides --limit.")]
 
 _LIMIT = 100
 HISTORY_COLUMNS = (
@@ -109,15 +109,15 @@ HISTORY_COLUMNS = (
     OutputColumn("DETAILS", min_width=32, can_move_below=True),
 )
 _MAX_SEQUENCE = 2**64 - 1
-"""The largest number that can be asked for; no trail is so long."""
+"""The largest number in a request; no audit log is that long."""
 
-_TIME_FIELDS = ("retry_at", "since", "until")
+_TIME_FIELDS = ("next_attempt_at", "since", "expires_at")
 """Fields of events that are seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HistoryFilter:
-    """What part of the past somebody wants to see; empty for no such wish."""
+    """Filters for history; an empty one selects everything."""
 
     device: str = ""
     tenant: str = ""
@@ -129,7 +129,7 @@ class _HistoryFilter:
     limit_typed: bool = False
 
     def flags(self) -> list[str]:
-        """What is typed to ask this."""
+        """Return the command-line flags of these filters."""
         said = {
             "--device": [self.device],
             "--tenant": [self.tenant],
@@ -159,7 +159,7 @@ def history(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show what happened. Hand-overs, scrubs with their evidence, certificates, quarantines, and who asked for them."""
+    """Show the audit history. Hand-overs, scrubs with their evidence, certificates, quarantines, and who asked for them."""
     asked = _HistoryFilter(
         device=device,
         tenant=tenant.strip(),
@@ -176,11 +176,11 @@ def history(
         return
     told, next_before = run(_fetch_rows(asked, socket, output))
     if next_before and (output is OutputFormat.TABLE or _stderr_is_terminal()):
-        # Above the table: nobody scrolls through rows to learn that the oldest of them are not there.
+        # Above the table: below it, the note would be missed after many rows.
         print_note(_older_rows_note(asked, told.entry_count))
         onward = replace(asked, before=next_before).flags()
         if _was_typed(context, "socket"):
-            onward += ["--socket", str(socket)]
+            onward += ["--socket-dir", str(socket)]
         if output is OutputFormat.NAME:
             onward += ["--output", output]
         _show_command(onward)
@@ -188,26 +188,26 @@ def history(
 
 
 async def _fetch_rows(asked: _HistoryFilter, socket: Path, output: OutputFormat) -> tuple[_HistoryRows, int]:
-    """What was found, and the row before which there is more; 0 if there is none."""
+    """Return the matching rows, and the row before which there are more; 0 if there are none."""
     told, next_before = _HistoryRows(output), 0
     async for page in _pages(asked, socket):
         told.add(page.entries)
-        next_before = page.next_before
+        next_before = page.next_before_sequence
     return told, next_before
 
 
 async def _write_document(asked: _HistoryFilter, socket: Path, output: OutputFormat) -> None:
-    """Write what is found as one JSON or YAML document, page by page: a whole trail is 100,000 rows with their evidence.
+    """Write the matches as one JSON or YAML document, page by page: a whole log is 100,000 rows with their evidence.
 
-    Nothing is written before the first page is there, so that a refused request leaves standard output empty.
+    Nothing is written before the first page has arrived, so that a refused request leaves standard output empty.
     """
     from scrubber.cli.render import json_objects
 
     document, next_before = ListDocument(kind="HistoryEntryList", output=output), 0
     async for page in _pages(asked, socket):
         document.add(map(json_objects.history_entry, page.entries))
-        next_before = page.next_before
-    document.end(next_before=next_before or None)
+        next_before = page.next_before_sequence
+    document.end(metadata={"continue": next_before or None})
 
 
 async def _pages(asked: _HistoryFilter, socket: Path) -> AsyncGenerator[pb.GetHistoryResponse, None]:
@@ -228,12 +228,12 @@ async def _pages(asked: _HistoryFilter, socket: Path) -> AsyncGenerator[pb.GetHi
 
 
 def _was_typed(context: typer.Context, parameter: str) -> bool:
-    """Whether somebody typed it; what is in the environment is there for the next command, too."""
+    """Return whether the parameter was typed; a value from the environment also applies to the next command."""
     return getattr(context.get_parameter_source(parameter), "name", "") == "COMMANDLINE"
 
 
 def _exact_time(moment: float) -> str:
-    """``moment`` as :func:`parse_time` reads it again, to the microsecond; empty for one before every calendar's first."""
+    """Return ``moment`` in a form for :func:`parse_time`, exact to the microsecond; empty if it is out of range."""
     try:
         return datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
@@ -241,7 +241,7 @@ def _exact_time(moment: float) -> str:
 
 
 def parse_outcome(text: str) -> str:
-    """The outcome that ``text`` names; raises ``typer.BadParameter`` for none."""
+    """Return the outcome that ``text`` names; raises ``typer.BadParameter`` for an unknown one."""
     word = text.strip().lower().replace("_", "-")
     if word not in _OUTCOMES:
         raise typer.BadParameter(f'"{text}" is no outcome; there are: {", ".join(_OUTCOMES)}.', param_hint="--outcome")
@@ -249,7 +249,7 @@ def parse_outcome(text: str) -> str:
 
 
 def parse_time(text: str, now: float) -> float:
-    """Seconds since the epoch of ``text``: so long before ``now``, or a moment in ISO 8601 (UTC if it names none).
+    """Return seconds since the epoch for ``text``: a duration before ``now``, or an ISO 8601 time (default UTC).
 
     Raises:
         typer.BadParameter: it is neither.
@@ -275,7 +275,7 @@ def parse_time(text: str, now: float) -> float:
 
 @dataclass(slots=True)
 class _HistoryRows:
-    """Audit rows as a table or names, and no more of them: a whole trail is 100,000 rows with their evidence."""
+    """Audit rows reduced to a table or names: a whole log is 100,000 rows with their evidence."""
 
     output: OutputFormat
     entry_count: int = 0
@@ -296,7 +296,7 @@ class _HistoryRows:
 
 
 def _no_rows_message(asked: _HistoryFilter) -> str:
-    """What a person is told when nothing was found: what was looked for, because a filter may be to blame."""
+    """Return the message for an empty result, with the filters, because a filter may be the cause."""
     wishes = [
         " or ".join(f"{each}…" if each.endswith(".") else each for each in asked.events) or "nothing",
         f"of device {asked.device}" if asked.device else "",
@@ -315,7 +315,7 @@ def _no_rows_message(asked: _HistoryFilter) -> str:
 
 
 def _older_rows_note(asked: _HistoryFilter, shown: int) -> str:
-    """What a person is told who does not see all rows; the command for the next ones follows."""
+    """Return the note for an incomplete result; the command for the next page follows it."""
     since = f" since {format_utc(asked.since)}" if asked.since else ""
     before = f" before row {asked.before}" if asked.before else ""
     return (
@@ -328,18 +328,18 @@ def _stderr_is_terminal() -> bool:
 
 
 def _show_command(flags: Sequence[str]) -> None:
-    """Write a command line to standard error as one line, however wide: a terminal's own break is not copied."""
+    """Write a command line to standard error as one line of any width, so that it can be copied."""
     with suppress(OSError):
         print(f"  {printable(shlex.join(('scrubber', 'history', *flags)))}", file=sys.stderr, flush=True)
 
 
 def history_row(entry: pb.HistoryEntry) -> Sequence[str]:
-    """The cells of an audit row, below :data:`HISTORY_COLUMNS`."""
+    """Return the cells of an audit row for :data:`HISTORY_COLUMNS`."""
     return (
         str(entry.sequence),
-        format_utc(entry.at),
-        entry.name,
-        entry.device or "-",
+        format_utc(entry.timestamp),
+        entry.event,
+        entry.device_id or "-",
         entry.scrub_id or "-",
         entry.actor,
         _details_text(entry.fields_json),
@@ -352,7 +352,7 @@ def _details_text(fields_json: str) -> str:
     fields = parse_embedded_json(fields_json)
     if not isinstance(fields, dict):
         return str(fields)
-    message = str(fields.pop("sentence", None) or "")
+    message = str(fields.pop("message", None) or "")
     facts = " ".join(f"{name}={_field_text(name, value)}" for name, value in fields.items() if value not in ("", None))
     return ": ".join(part for part in (facts, message) if part) or "-"
 

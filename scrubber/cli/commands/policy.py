@@ -1,6 +1,6 @@
-"""``scrubber policy``: is this file a policy, what is in force under it, and what would it decide.
+"""``scrubber policy``: validate policy files, show their effective values, and explain their decisions.
 
-Nothing here asks the service: a policy is judged before a node has it, by the very functions that judge it there.
+No request is sent to the service: a policy is evaluated before it is deployed, by the same functions as on the node.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = new_app("Judge a policy before a node has it.")
+app = new_app("Validate, show and explain policies.")
 
 PolicyArgument = Annotated[
     str,
-    typer.Argument(metavar="POLICY", help="A policy's file, or the name of one that ships: default, strict, trusted."),
+    typer.Argument(metavar="POLICY", help="Policy file, or the name of a bundled policy: default, strict, trusted."),
 ]
 
 
 @app.command()
 def check(
     policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY", help="Policies' files, or names of those that ship.")
+        list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of bundled policies.")
     ],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -73,7 +73,7 @@ def show(
         bool,
         typer.Option(
             "--all-xids",
-            help="Write every XID out, and not only those whose class is not the shipped table's.",
+            help="Include every XID, not only those whose class differs from the bundled table.",
         ),
     ] = False,
     output: OutputOption = OutputFormat.YAML,
@@ -120,23 +120,22 @@ def explain(
     policy: PolicyArgument = "default",
     kind: Annotated[
         HandOverKind,
-        typer.Option("--kind", help="How the next assignment relates to the previous one."),
+        typer.Option("--hand-over", help="Kind of hand-over: how the next assignment relates to the previous one."),
     ] = (HandOverKind.SAME_CONTAINER),
     hygiene: Annotated[
         Hygiene,
         typer.Option(
             "--hygiene",
-            help="What is known of the device's bytes. clean: with a certificate.",
+            help="Hygiene of the device. clean: with a certificate.",
         ),
     ] = Hygiene.IN_USE,
-    health: Annotated[Health, typer.Option("--health", help="Whether the device may be trusted to work.")] = (
-        Health.HEALTHY
-    ),
+    health: Annotated[Health, typer.Option("--health", help="Health of the device.")] = (Health.HEALTHY),
     watched: Annotated[
         bool,
         typer.Option(
             "--watched/--unwatched",
-            help="Whether the last pod was seen to run, and nobody else can have had the device since it was clean.",
+            help="Whether the last pod was seen running and no other process can have used the device "
+            "since it was clean.",
         ),
     ] = True,
     model: Annotated[
@@ -144,7 +143,7 @@ def explain(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="The device's model, which may have an override.",
+            help="Model of the device, for overrides by model.",
             show_default=False,
         ),
     ] = "",
@@ -153,7 +152,7 @@ def explain(
         typer.Option(
             "--resource",
             metavar="NAME",
-            help="The resource that it is handed out under, which may have an override: nvidia.com/gpu.",
+            help="Resource of the device, for overrides by resource: nvidia.com/gpu.",
             show_default=False,
         ),
     ] = "",
@@ -163,7 +162,7 @@ def explain(
             "--node-name",
             envvar="SCRUBBER_NODE_NAME",
             metavar="NAME",
-            help="The node's name, for overrides that name nodes.",
+            help="Name of the node, for overrides by node.",
         ),
     ] = "",
     xid: Annotated[
@@ -172,7 +171,7 @@ def explain(
             "--xid",
             metavar="CODE",
             min=1,
-            help="Say what follows when the device reports this XID.",
+            help="Also explain the consequence of this XID.",
         ),
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -210,15 +209,17 @@ def explain(
         "policy": found.name,
         "digest": found.digest,
         "override": None if override is None else override_name(override),
-        "hand_over": kind.value,
+        "handOverKind": kind.value,
         "hygiene": hygiene.value,
         "health": health.value,
         "watched": watched,
-        "answer": answer,
+        "decision": answer,
         "reason": decision.reason,
         "exception": _exception(decision),
-        "sentence": _ANSWER_MESSAGES[answer],
-        "sustained": {code: found.health.quarantine_after.get(code) for code in sorted(found.signals.soft)},
+        "message": _ANSWER_MESSAGES[answer],
+        "quarantineAfterSeconds": {
+            code: found.health.quarantine_after.get(code) for code in sorted(found.signals.soft)
+        },
         "xid": of_xid,
     }
     print_result(CommandResult(data, [answer], (), rows, kind="PolicyExplanation"), output)
@@ -227,22 +228,24 @@ def explain(
 _NODE = NodeIdentity("node", "boot", "driver")
 
 _ANSWER_MESSAGES: Mapping[str, str] = {
-    "go-on-certificate": "starts on the fast path, and uses the certificate up",
-    "go-by-exception": "starts on the fast path by the policy's exception; its memory is not cleared",
+    "start-with-certificate": "starts on the fast path, and uses the certificate up",
+    "start-by-exception": "starts on the fast path by the policy's exception; its memory is not cleared",
     "wait-for-scrub": "waits for the scrub that is under way",
-    "scrub": "takes the slow path first, and starts on its certificate",
+    "scrub-first": "takes the slow path first, and starts on its certificate",
     "refuse": "is refused until the device is back in service",
 }
 
 
 def _decision_name(decision: HandoverDecision) -> str:
     if decision.verdict is HandoverVerdict.GRANT:
-        return "go-on-certificate" if decision.basis is Basis.CERTIFICATE else "go-by-exception"
-    return {HandoverVerdict.JOIN: "wait-for-scrub", HandoverVerdict.REFUSE: "refuse"}.get(decision.verdict, "scrub")
+        return "start-with-certificate" if decision.basis is Basis.CERTIFICATE else "start-by-exception"
+    return {HandoverVerdict.JOIN: "wait-for-scrub", HandoverVerdict.REFUSE: "refuse"}.get(
+        decision.verdict, "scrub-first"
+    )
 
 
 def _example_record(policy: Policy, hygiene: Hygiene, health: Health, watched: bool) -> DeviceRecord:
-    """A device that was granted once, and is now as it is said to be; a clean one has a certificate that counts."""
+    """Return an example device with one grant and the given state; a clean one has a valid certificate."""
     pod = Pod("tenant", "pod", "uid")
     last = Grant(1, Assignment(pod, "main", frozenset({"device"})), HandOverKind.UNKNOWN, 0.0, _NODE.boot)
     cause = None if health is Health.HEALTHY else Cause("example", "An example.", RecoveryMethod.RESET, 0.0)
@@ -335,7 +338,7 @@ def _health_rows(policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _xid_data(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, Any]:
-    """What an XID means under a policy: where the policy says so, ``policy`` is the source, else what the table names."""
+    """Return the meaning of an XID under a policy; the source is ``policy`` if the policy sets it, else the table's."""
     kind, row = policy.error_class(code), table.get(code)
     source = (
         row.source
@@ -349,10 +352,15 @@ def _xid_data(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[st
     if severity is evidence.Severity.FAULT:
         back = recovery_method(policy.signals.errors.format(code), policy)
         message = Cause("example", "", back, 0.0).recovery_message
-        return {**found, "follows": "the device is out of service", "way_back": back.value, "sentence": message}
+        return {
+            **found,
+            "consequence": "the device is out of service",
+            "recoveryMethod": back.value,
+            "recoveryMessage": message,
+        }
     warns = severity is evidence.Severity.WARNING
     follows = "the device is suspect when the code is new" if warns else "nothing: it is recorded"
-    return {**found, "follows": follows, "way_back": None, "sentence": None}
+    return {**found, "consequence": follows, "recoveryMethod": None, "recoveryMessage": None}
 
 
 def _xid_rows(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -363,13 +371,13 @@ def _xid_rows(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     said = "where the driver itself asks for something, that decides"
     if found["class"] == ErrorClass.CONTEXT.value:
         said = "where the driver says itself what the device needs, even if that is nothing, the code is only recorded"
-    yield ("what follows", f"{found['follows']}; {said}")
-    if found["way_back"] is not None:
-        yield ("way back", f"{found['way_back']}: {found['sentence']}")
+    yield ("what follows", f"{found['consequence']}; {said}")
+    if found["recoveryMethod"] is not None:
+        yield ("recovery", f"{found['recoveryMethod']}: {found['recoveryMessage']}")
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Names with dots, each with its value."""
+    """Yield dotted names with their values."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{name}.")

@@ -1,7 +1,7 @@
-"""``scrubber quarantine`` and ``unquarantine``: take devices out of service, and let one back in.
+"""``scrubber quarantine`` and ``unquarantine``: take devices out of service, and return one to service.
 
-Taking one out is the safe direction and asks nobody; letting one back in does. Both need a reason, which the audit keeps
-together with the uid of whoever gave it.
+A quarantine is the safe direction and needs no confirmation; a release does. Both need a reason, which the audit log
+keeps with the uid of the operator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ReasonOption = Annotated[
         "--reason",
         metavar="TEXT",
         callback=_require_reason,
-        help="Why; the audit keeps it.",
+        help="Reason, for the audit log.",
         show_default=False,
     ),
 ]
@@ -58,7 +58,7 @@ def quarantine(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Take devices out of service until a person releases them. A pod that has one keeps it; no other pod gets it.
+    """Take devices out of service. A pod that has one keeps it; no other pod gets it.
 
     All names are looked up before the first device is touched: if one of them is wrong, nothing is done. Exits with 0 only if
     every device was quarantined, else with the worst of: 130 interrupted, 1 failed, 2 no such device, 3 refused.
@@ -70,17 +70,17 @@ def quarantine(
     results = run(_quarantine_all(socket, wanted, reason))
     errors = [each.error for each in results if each.error is not None]
     if len(errors) == len(results) and len({str(each) for each in errors}) == 1:
-        raise errors[0]  # it is the service, and no device, that refuses
+        raise errors[0]  # the service refuses, not a single device
     print_result(_quarantine_result(results), output)
     raise typer.Exit(worst_exit_code(each.exit_code for each in results))
 
 
 @dataclass(frozen=True, slots=True)
 class _QuarantineResult:
-    """What came of one device of several: the device afterwards, why it was refused, or neither if interrupted.
+    """Result for one device of several: the device afterwards, an error, or neither if interrupted.
 
     Attributes:
-        requested: the service was asked to quarantine it.
+        requested: the request was sent to the service.
     """
 
     target: pb.Device
@@ -113,10 +113,10 @@ class _QuarantineResult:
 
 
 async def _quarantine_all(socket: Path, wanted: Sequence[str], reason: str) -> Sequence[_QuarantineResult]:
-    """Quarantine the devices that are ``wanted``, each once; an interrupt ends it, with what was done so far.
+    """Quarantine the ``wanted`` devices, each once; an interrupt ends it with the results so far.
 
     Raises:
-        InvalidRequest: one of the names is no device's, or of more than one. Nothing was done.
+        InvalidRequest: a name that matches no device, or more than one. Nothing was done.
     """
     from scrubber.api.client import AdminClient, ReadClient
 
@@ -145,7 +145,7 @@ def _quarantine_result(results: Sequence[_QuarantineResult]) -> CommandResult:
             {
                 "target": each.target.id,
                 "device": None if each.device is None else json_objects.device(each.device),
-                "error": None if each.error is None else {"code": each.error.code, "sentence": str(each.error)},
+                "error": None if each.error is None else {"code": each.error.code, "message": str(each.error)},
             }
             for each in results
         ],
@@ -169,7 +169,7 @@ def unquarantine(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Let a device back in. It returns after its probation: clean scrubs in a row, as many as the policy says."""
+    """Return a quarantined device to service, after probation. It returns after its probation: clean scrubs in a row, as many as the policy says."""
     if needs_confirmation(yes=yes, no_input=no_input):
         check_admin_access(socket)
         found = fetch_device(socket, device)
@@ -187,7 +187,7 @@ def unquarantine(
 
 
 def fetch_device(socket: Path, device: str) -> pb.Device:
-    """What is known of ``device`` at this moment; raises :class:`InvalidRequest` unless it is exactly one."""
+    """Return the current state of ``device``; raises :class:`InvalidRequest` unless it matches exactly one."""
 
     async def look() -> pb.Device:
         from scrubber.api.client import ReadClient
@@ -198,8 +198,8 @@ def fetch_device(socket: Path, device: str) -> pb.Device:
     return run(look())
 
 
-def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceAnswer]]) -> pb.Device:
-    """Have the service do ``action`` to a device: the device afterwards."""
+def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]) -> pb.Device:
+    """Request ``action`` from the service; return the device afterwards."""
 
     async def ask_service() -> pb.Device:
         from scrubber.api.client import AdminClient
@@ -211,9 +211,9 @@ def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.
 
 
 def change_and_show_device(
-    socket: Path, output: OutputFormat, action: Callable[[AdminClient], Awaitable[pb.DeviceAnswer]]
+    socket: Path, output: OutputFormat, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]
 ) -> None:
-    """Have the service do ``action`` to a device, and show the device afterwards."""
+    """Request ``action`` from the service, and show the device afterwards."""
     from scrubber.cli.render.device_list import device_list_result
 
     device = run_admin_action(socket, action)
@@ -222,7 +222,7 @@ def change_and_show_device(
 
 
 def _fetch_service_info(socket: Path) -> pb.ServiceInfo | None:
-    """What runs there, so that people read the same of a device as in the list; None: it is not said to this user."""
+    """Return the service's information, for the same output as in the list; None if this user may not read it."""
 
     async def ask_service() -> pb.ServiceInfo | None:
         from scrubber.api.client import ReadClient
@@ -230,7 +230,7 @@ def _fetch_service_info(socket: Path) -> pb.ServiceInfo | None:
         async with ReadClient(socket) as client:
             try:
                 return await client.service_info()
-            except ScrubberError:  # the order was carried out all the same
+            except ScrubberError:  # the action succeeded nevertheless
                 return None
 
     return run(ask_service())

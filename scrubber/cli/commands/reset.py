@@ -1,7 +1,7 @@
-"""``scrubber reset`` and ``reset-plan``: reset a device that nobody has, and see beforehand what that would do.
+"""``scrubber reset`` and ``reset-plan``: reset an idle device, and show the effects beforehand.
 
-The plan is shown and changes nothing. Whether the reset is done is the service's decision, at the moment of the reset: what
-stood in the way of the plan may be gone by then, and something else may have come.
+Showing the plan changes nothing. The service decides at the moment of the reset whether it is done: a blocker of the
+plan may be gone by then, and another may have appeared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_commands(app: typer.Typer) -> None:
 def reset_plan(
     device: DeviceArgument, socket: SocketOption = Path("/run/scrubber"), output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Show what a reset of a device would do. Exits with 0 if it could be reset now, 3 if blocked, 1 if never here."""
+    """Show what a reset would do and what blocks it. Exits with 0 if it could be reset now, 3 if blocked, 1 if never here."""
     plan = run(_fetch_plan(socket, device))
     print_result(_answer(plan), output)
     raise typer.Exit(_exit_for(plan))
@@ -52,24 +52,24 @@ def reset(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Reset a device that nobody has, and scrub it. Shows what is reset together with it, and asks.
+    """Reset an idle device and scrub it. Shows what is reset together with it, and asks.
 
     Exits with 0 only if the device was reset, proved clean and is not quarantined afterwards, 1 if not, 3 if it is refused
     or cannot be reset here, 4 if the wait was over first. Ctrl-C ends the waiting, never the reset.
     """
     from scrubber.cli.render.scrub_result import report_and_exit
 
-    # Before anything is looked up: where nobody can say yes or may act, that is all there is to say.
+    # Before any request: without confirmation or permission, nothing else matters.
     if needs_confirmation(yes=yes, no_input=no_input):
         check_admin_access(socket)
     plan = run(_fetch_plan(socket, device))
     print_table(_answer(plan), sys.stderr)
-    if plan.unavailable:
-        print_error(plan.unavailable)
+    if plan.unavailable_reason:
+        print_error(plan.unavailable_reason)
         raise typer.Exit(ExitCode.REFUSED)
-    together = f", together with {', '.join(plan.together)}" if plan.together else ""
+    together = f", together with {', '.join(plan.also_reset_ids)}" if plan.also_reset_ids else ""
     confirm(
-        f"Device {plan.device} is reset ({plan.method}){together}, and scrubbed. Nobody gets it before it has been proved "
+        f"Device {plan.device_id} is reset ({plan.method}){together}, and scrubbed. Nobody gets it before it has been proved "
         "clean.",
         yes=yes,
         no_input=no_input,
@@ -102,7 +102,7 @@ async def _reset(socket: Path, device: str, reason: str, *, wait: bool, timeout:
 
 
 def _exit_for(plan: pb.ResetPlan) -> ExitCode:
-    if plan.unavailable:
+    if plan.unavailable_reason:
         return ExitCode.FAILED
     return ExitCode.REFUSED if plan.blockers else ExitCode.OK
 
@@ -110,15 +110,15 @@ def _exit_for(plan: pb.ResetPlan) -> ExitCode:
 def _answer(plan: pb.ResetPlan) -> CommandResult:
     return CommandResult(
         data={
-            "device": plan.device,
+            "deviceID": plan.device_id,
             "possible": _exit_for(plan) is ExitCode.OK,
             "method": plan.method,
-            "acts": list(plan.acts),
-            "unavailable": plan.unavailable or None,
+            "actions": list(plan.actions),
+            "unavailableReason": plan.unavailable_reason or None,
             "blockers": list(plan.blockers),
-            "together": list(plan.together),
+            "alsoResetIDs": list(plan.also_reset_ids),
         },
-        names=[plan.device],
+        names=[plan.device_id],
         header=(),
         rows=list(_rows(plan)),
         kind="ResetPlan",
@@ -126,12 +126,12 @@ def _answer(plan: pb.ResetPlan) -> CommandResult:
 
 
 def _rows(plan: pb.ResetPlan) -> Iterator[tuple[str, str]]:
-    yield ("device", plan.device)
+    yield ("device", plan.device_id)
     yield ("method", plan.method)
-    yield from (("together with", each) for each in plan.together)
-    yield from ((f"act {number}", each) for number, each in enumerate(plan.acts, 1))
-    if plan.unavailable:
-        yield ("unavailable", plan.unavailable)
+    yield from (("together with", each) for each in plan.also_reset_ids)
+    yield from ((f"act {number}", each) for number, each in enumerate(plan.actions, 1))
+    if plan.unavailable_reason:
+        yield ("unavailable", plan.unavailable_reason)
     yield from (("blocked", each) for each in plan.blockers)
     match _exit_for(plan):
         case ExitCode.OK:

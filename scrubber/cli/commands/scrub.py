@@ -1,6 +1,6 @@
 """``scrubber scrub``: scrub devices now, and wait for the verdicts.
 
-Leaving early never ends a scrub: it goes on in the service, and the next caller joins it.
+Leaving early never ends a scrub: it continues in the service, and the next caller joins it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ class ScrubPathChoice(StrEnum):
 DevicesArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="DEVICE", parser=device_name, help="UUID, unique beginning of one, or index.", show_default=False
+        metavar="DEVICE", parser=device_name, help="UUID, unique prefix of a UUID, or index.", show_default=False
     ),
 ]
 AllIdleOption = Annotated[
     bool,
-    typer.Option("--all-idle", help="Every device that nobody has; scrubs under way are joined."),
+    typer.Option("--all-idle", help="Every idle device; joins running scrubs."),
 ]
 PathOption = Annotated[
     ScrubPathChoice,
-    typer.Option("--path", help="fast: checks only; slow: everything, the memory included."),
+    typer.Option("--path", help="fast: checks only; slow: all steps, including memory."),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has ended.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the scrub to finish.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
         metavar="TIME",
         parser=seconds,
-        help="How long to wait, such as 30s; then exit with 4 while it goes on. With --no-wait: for it to begin.",
-        show_default="until it has ended",
+        help="Wait at most this long, such as 30s, then exit with 4 while the scrub continues. With "
+        "--no-wait: wait for its start.",
+        show_default="until it has finished",
     ),
 ]
 
@@ -69,7 +70,7 @@ def scrub(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Scrub devices that nobody has, or join the scrubs under way.
+    """Scrub idle devices, or join running scrubs.
 
     Exits with 0 only if every device was proved clean, else with the worst of: 130 interrupted, 1 a negative verdict or
     none, 2 no such device, 3 refused or held up by whoever has it, 4 the wait was over first. Ctrl-C ends the waiting,
@@ -100,7 +101,7 @@ async def _scrub(
 
 
 async def _targets(socket: Path, wanted: Sequence[str], path: ScrubPathChoice) -> Sequence[ScrubTarget]:
-    """The devices that are ``wanted``, or all that are idle if none is named; says which of those are left out.
+    """Return the ``wanted`` devices, or all idle ones if none is named; print which are left out.
 
     Raises:
         InvalidRequest: there is no such device; none is scrubbed then.
@@ -129,16 +130,16 @@ def _named_targets(known: Sequence[pb.Device], wanted: Sequence[str]) -> Iterato
 
 
 def _skip_reason(device: pb.Device, path: ScrubPathChoice) -> str:
-    """Why ``device`` is not scrubbed with all that are idle; empty if it is."""
-    if device.hygiene == "scrubbing" or device.scrub:
-        # One that is being scrubbed is nobody's; but checks would break its scrub off, so they cannot join.
+    """Return why ``device`` is not scrubbed with the idle ones; empty if it is."""
+    if device.hygiene == "scrubbing" or device.active_scrub_id:
+        # A device being scrubbed is idle. Checks, however, would interrupt its scrub, so they cannot join it.
         if path is ScrubPathChoice.SLOW:
             return ""
-        return f"it is being scrubbed ({device.scrub})" if device.scrub else "it is being scrubbed"
+        return f"it is being scrubbed ({device.active_scrub_id})" if device.active_scrub_id else "it is being scrubbed"
     if is_in_use(device):
         who = tenant_name(device)
         return f"it is in use by {who}" if who else "it is in use"
     if had := previous_tenancies(device):
-        who = ", ".join("/".join((each.tenant_namespace, each.pod)) if each.pod else "a pod" for each in had)
+        who = ", ".join("/".join((each.tenant, each.pod)) if each.pod else "a pod" for each in had)
         return f"no scrub has shown yet that what had it last is over ({who})"
     return ""

@@ -1,7 +1,7 @@
-"""The commands that run until they are told to stop: ``serve``, ``plugin`` and ``demo``.
+"""The long-running commands: ``serve``, ``plugin`` and ``demo``.
 
-Each one only gathers its settings and hands them to the daemon, which is imported when it is to run: nobody who asks
-for ``--help`` waits for a gRPC server to load.
+Each one only collects its settings and passes them to the daemon, which is imported only when it runs, so that
+``--help`` need not wait for a gRPC server to load.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _DEFAULT_BACKEND = next(iter(BackendName))
 LogFormatOption = Annotated[
     LogFormat,
     typer.Option(
-        "--log-format", envvar="SCRUBBER_LOG_FORMAT", help="auto: console on a terminal, JSON lines elsewhere."
+        "--log-format", envvar="SCRUBBER_LOG_FORMAT", help="auto: console on a terminal, otherwise JSON lines."
     ),
 ]
 LogLevelOption = Annotated[
-    LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="The least important event that is logged.")
+    LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="Lowest level that is logged.")
 ]
 TracesOption = Annotated[
     TraceExport,
     typer.Option(
         "--traces",
         envvar="SCRUBBER_TRACES",
-        help="otlp: send traces to where OTEL_EXPORTER_OTLP_ENDPOINT says; needs the extra otel.",
+        help="otlp: send traces to OTEL_EXPORTER_OTLP_ENDPOINT; requires the extra otel.",
     ),
 ]
 
@@ -78,15 +78,15 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _silence_grpc_logs() -> None:
-    """gRPC's core writes lines of its own to standard error, which are no JSON; it reads this when it is loaded."""
+    """Silence gRPC's core, which writes non-JSON lines to standard error; it reads this variable when it is loaded."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _load_structlog_without_rich() -> None:
-    """Load structlog without rich, of which it would use nothing: that takes longer to load than gRPC."""
+    """Load structlog without rich, which it would not use and which takes longer to load than gRPC."""
     if "rich" in sys.modules or "structlog" in sys.modules:
         return
-    sys.modules["rich"] = None  # type: ignore[assignment]  # the interpreter's own way to say that there is none
+    sys.modules["rich"] = None  # type: ignore[assignment]  # None makes the import fail as if rich were not installed
     try:
         importlib.import_module("structlog")
     finally:
@@ -104,16 +104,21 @@ def serve(
     sim_dir: Annotated[
         Path | None,
         typer.Option(
-            envvar="SCRUBBER_SIM_DIR", metavar="DIR", help="The simulated node (scrubber sim create makes one)."
+            envvar="SCRUBBER_SIM_DIR",
+            metavar="DIR",
+            help="Directory of the simulated node (created by scrubber sim create).",
         ),
     ] = None,
     state_dir: Annotated[
-        Path, typer.Option(envvar="SCRUBBER_STATE_DIR", metavar="DIR", help="The ledger; on a local disk, mode 0700.")
+        Path,
+        typer.Option(
+            envvar="SCRUBBER_STATE_DIR", metavar="DIR", help="Directory of the ledger; on a local disk, mode 0700."
+        ),
     ] = Path("/var/lib/scrubber"),
     socket: SocketOption = Path("/run/scrubber"),
     policy: Annotated[
         str,
-        typer.Option(envvar="SCRUBBER_POLICY", metavar="FILE", help="A policy file, or the name of a shipped policy."),
+        typer.Option(envvar="SCRUBBER_POLICY", metavar="FILE", help="Policy file, or the name of a bundled policy."),
     ] = "default",
     kubelet_dir: KubeletDirOption = Path("/var/lib/kubelet"),
     pod_resources_socket: Annotated[
@@ -121,12 +126,12 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_POD_RESOURCES_SOCKET",
             metavar="PATH",
-            help="The kubelet's PodResources socket.",
+            help="PodResources socket of the kubelet.",
             show_default="pod-resources/kubelet.sock in the kubelet's directory",
         ),
     ] = None,
     pod_logs_dir: Annotated[
-        Path, typer.Option(envvar="SCRUBBER_POD_LOGS_DIR", metavar="DIR", help="The kubelet's pod log directories.")
+        Path, typer.Option(envvar="SCRUBBER_POD_LOGS_DIR", metavar="DIR", help="Directory of the kubelet's pod logs.")
     ] = Path("/var/log/pods"),
     metrics_address: metrics.ServiceAddressOption = None,
     metrics_cert: metrics.ServiceCertOption = None,
@@ -138,35 +143,39 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_NODE_NAME",
             metavar="NAME",
-            help="Goes into every certificate.",
+            help="Name of the node in certificates.",
             show_default="the host name",
         ),
     ] = None,
     cgroup_root: Annotated[
         Path | None,
         typer.Option(
-            envvar="SCRUBBER_CGROUP_ROOT", metavar="DIR", help="Where cgroups are mounted.", show_default="found"
+            envvar="SCRUBBER_CGROUP_ROOT",
+            metavar="DIR",
+            help="Mount point of the cgroup hierarchy.",
+            show_default="detected",
         ),
     ] = None,
-    containers: Annotated[
+    container_identity: Annotated[
         ContainerIdentity,
         typer.Option(
-            envvar="SCRUBBER_CONTAINERS",
-            help="How a process is known to belong to a pod: by cgroup, or by the marker that the kubelet emulator's "
-            "containers carry. auto: by marker with the sim backend beside the emulator or without a kubelet, else by cgroup.",
+            envvar="SCRUBBER_CONTAINER_IDENTITY",
+            help="How processes are mapped to pods: by cgroup, or by the marker of the kubelet emulator's "
+            "containers. auto: by marker with the sim backend beside the emulator or without a "
+            "kubelet, otherwise by cgroup.",
         ),
     ] = ContainerIdentity.AUTO,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
-    reflection: Annotated[
-        bool, typer.Option(envvar="SCRUBBER_REFLECTION", help="Answer gRPC reflection, for grpcurl and the like.")
+    grpc_reflection: Annotated[
+        bool, typer.Option(envvar="SCRUBBER_GRPC_REFLECTION", help="Enable gRPC reflection, for tools such as grpcurl.")
     ] = False,
     admin_group: Annotated[
         str | None,
         typer.Option(
             envvar="SCRUBBER_ADMIN_GROUP",
             metavar="GROUP",
-            help="Its members may look and act.",
+            help="Group whose members may read and operate.",
             show_default="root only",
         ),
     ] = None,
@@ -175,27 +184,28 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_READ_GROUP",
             metavar="GROUP",
-            help="Its members may look, and not act. Who acts has to be in it too, to look.",
+            help="Group whose members may only read. Operators must be members, too, in order to read.",
             show_default="the admin group",
         ),
     ] = None,
-    watch_interval: Annotated[
+    poll_interval: Annotated[
         float,
         typer.Option(
-            envvar="SCRUBBER_WATCH_INTERVAL",
+            envvar="SCRUBBER_POLL_INTERVAL",
             metavar="TIME",
             parser=seconds,
-            help="Pause between two looks at who holds what. Who uses a device is looked for at random moments, at most 1s apart.",
+            help="Interval between checks of holders. Users of devices are checked at random moments, at "
+            "most 1s apart.",
             show_default="1s",
         ),
     ] = 1.0,
-    list_settle: Annotated[
+    list_stabilization_window: Annotated[
         float,
         typer.Option(
-            envvar="SCRUBBER_LIST_SETTLE",
+            envvar="SCRUBBER_LIST_STABILIZATION_WINDOW",
             metavar="TIME",
             parser=seconds,
-            help="How long a kubelet that has just started may list no pods for no reason.",
+            help="How long a kubelet that has just started may return an incomplete list of pods.",
             show_default="60s",
         ),
     ] = 60.0,
@@ -204,14 +214,14 @@ def serve(
         typer.Option(
             envvar="NVIDIA_DRIVER_ROOT",
             metavar="DIR",
-            help="Where NVIDIA's driver is installed, as this process sees it.",
+            help="Root directory of the NVIDIA driver, as seen by this process.",
         ),
     ] = Path("/"),
     fail_on_init_error: Annotated[
         bool,
         typer.Option(
             envvar="FAIL_ON_INIT_ERROR",
-            help="End when NVIDIA's driver is not there at the start; otherwise wait until it is.",
+            help="Exit if the NVIDIA driver is missing at the start; otherwise wait for it.",
         ),
     ] = True,
     disable_healthchecks: Annotated[
@@ -219,7 +229,7 @@ def serve(
         typer.Option(
             envvar="DP_DISABLE_HEALTHCHECKS",
             metavar="XIDS",
-            help="XIDs that count for nothing: all, xids, or numbers with commas. Better said in the policy.",
+            help="XIDs to ignore: all, xids, or comma-separated numbers. Prefer xids.ignore in the policy.",
             show_default="none",
         ),
     ] = "",
@@ -239,14 +249,14 @@ def serve(
         metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
         traces=traces,
         cgroup_root=cgroup_root,
-        container_identity=containers,
+        container_identity=container_identity,
         log_format=log_format,
         log_level=log_level,
-        reflection=reflection,
+        reflection=grpc_reflection,
         admin_group=admin_group,
         read_group=read_group,
-        watch_interval=watch_interval,
-        list_stabilize_seconds=list_settle,
+        poll_interval=poll_interval,
+        list_stabilize_seconds=list_stabilization_window,
         node_name=node_name or gethostname(),
         pod_resources_socket=pod_resources_socket or FROM_KUBELET_DIR,
         nvidia_driver_root=nvidia_driver_root,
@@ -269,7 +279,7 @@ def plugin(
         typer.Option(
             envvar="SCRUBBER_RESOURCE_NAME",
             metavar="NAME",
-            help="What pods ask for.",
+            help="Resource that pods request.",
             show_default="nvidia.com/gpu on NVIDIA, scrubber.dev/gpu on a simulated node",
         ),
     ] = "",
@@ -277,7 +287,8 @@ def plugin(
         RegistrationChoice,
         typer.Option(
             envvar="SCRUBBER_REGISTRATION",
-            help="watcher: the kubelet finds us in plugins_registry; classic: we call it; auto: watcher, then classic.",
+            help="watcher: the kubelet discovers the plugin in plugins_registry; classic: the plugin calls "
+            "the kubelet; auto: classic where device-plugins exists, otherwise watcher.",
         ),
     ] = RegistrationChoice.AUTO,
     device_list_strategy: flags.DeviceListStrategyOption = None,
@@ -300,7 +311,7 @@ def plugin(
         typer.Option(
             envvar="SCRUBBER_UPSTREAM_DIR",
             metavar="DIR",
-            help="Stand in front of a vendor's own plugin, which finds its kubelet in DIR.",
+            help="Proxy a vendor's plugin, which registers in DIR instead of with the kubelet.",
             show_default="none",
         ),
     ] = None,
@@ -316,7 +327,7 @@ def plugin(
         typer.Option(
             envvar="SCRUBBER_PLUGIN_READY_FILE",
             metavar="FILE",
-            help="Make this file once the plugin could take over from an instance that runs; for a pod's startup probe.",
+            help="Create this file once the plugin can take over from a running instance; for a startup probe.",
             show_default="none",
         ),
     ] = None,
@@ -370,25 +381,26 @@ def plugin(
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the node's directory and logs.")] = False,
+    keep: Annotated[bool, typer.Option("--keep-files", help="Keep the directory and logs of the node.")] = False,
     directory: Annotated[
         Path | None,
         typer.Option(
             "--dir",
             metavar="DIR",
-            help="Where the node is made, and its logs and ledger stay.",
-            show_default="a new one, which is removed",
+            help="Directory for the node, its logs and its ledger.",
+            show_default="a temporary directory",
         ),
     ] = None,
     stay: Annotated[
         bool,
         typer.Option(
-            "--stay",
-            help="Leave the node running afterwards until Ctrl-C, with its metrics on ports of 127.0.0.1 that it names.",
+            "--keep-running",
+            help="Keep the node running afterwards until Ctrl-C, with its metrics on ports of 127.0.0.1 "
+            "that it prints.",
         ),
     ] = False,
 ) -> None:
-    """Tell the story of a hand-over. It runs on a simulated node of its own, and exits with 0 if every expectation held."""
+    """Run the demo scenario. It runs on a simulated node of its own, and exits with 0 if every expectation held."""
     from scrubber.emulator.scenario import main
 
     raise typer.Exit(main(keep=keep, directory=directory, stay=stay))

@@ -1,6 +1,6 @@
-"""``scrubber sim``: make a simulated node, change its shape, break it, mend it, and be a tenant on it.
+"""``scrubber sim``: create a simulated node, change its shape, inject and clear faults, and act as a tenant on it.
 
-These commands write the node's files, as hardware and tenants would: they need no service, and none is asked.
+These commands write the node's files, as hardware and tenants would: they need no service, and send no requests.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = new_app(
-    "Make and drive a simulated node. Every GPU is a file: its bytes are the memory, and whoever has it open is a holder."
+    "Create and control a simulated node. Every GPU is a file: its bytes are the memory, and "
+    "processes that have it open are holders."
 )
 
 DirOption = Annotated[
     Path,
-    typer.Option("--dir", envvar="SCRUBBER_SIM_DIR", metavar="DIR", help="The simulated node.", show_default=False),
+    typer.Option(
+        "--dir", envvar="SCRUBBER_SIM_DIR", metavar="DIR", help="Directory of the simulated node.", show_default=False
+    ),
 ]
 DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
         metavar="ID",
-        help="UUID, unique beginning of one, or index.",
+        help="UUID, unique prefix of a UUID, or index.",
         show_default=False,
     ),
 ]
@@ -46,7 +49,7 @@ AnyDeviceOption = Annotated[
     typer.Option(
         "--device",
         metavar="ID",
-        help="UUID, unique beginning of one, or index.",
+        help="UUID, unique prefix of a UUID, or index.",
         show_default="every device of the node",
     ),
 ]
@@ -60,10 +63,10 @@ class SimResetOutcome(StrEnum):
 @app.command()
 def create(
     directory: DirOption,
-    devices: Annotated[int, typer.Option(metavar="N", help="How many GPUs the node has.")] = 4,
+    devices: Annotated[int, typer.Option(metavar="N", help="Number of GPUs.")] = 4,
     memory: Annotated[
         int,
-        typer.Option(metavar="SIZE", parser=size, help="Of each GPU.", show_default="256MiB"),
+        typer.Option(metavar="SIZE", parser=size, help="Memory of each GPU.", show_default="256MiB"),
     ] = 256 * 1024 * 1024,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -82,7 +85,7 @@ def create(
 def split(
     directory: DirOption,
     device: DeviceOption,
-    instances: Annotated[int, typer.Option(metavar="N", help="Into how many.")] = 2,
+    instances: Annotated[int, typer.Option(metavar="N", help="Number of instances.")] = 2,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Split a GPU into instances, as MIG does. Nobody may hold it, and it is then not handed out itself."""
@@ -107,60 +110,64 @@ def fault(
     device: AnyDeviceOption = None,
     xid: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Raise an XID; its condition stands until cleared."),
+        typer.Option(metavar="N", help="Raise an XID; its condition lasts until it is cleared."),
     ] = None,
     ecc: Annotated[int | None, typer.Option(metavar="N", help="Add uncorrected ECC errors.")] = None,
-    lost: Annotated[bool, typer.Option("--lost", help="It fell off the bus.")] = False,
-    stuck: Annotated[bool, typer.Option("--stuck", help="Questions about it hang for ever.")] = False,
+    lost: Annotated[bool, typer.Option("--lost", help="The device fell off the bus.")] = False,
+    stuck: Annotated[bool, typer.Option("--driver-timeout", help="Driver calls for the device hang.")] = False,
     slow_clear: Annotated[
         float | None,
-        typer.Option(metavar="TIME", parser=seconds, help="Clearing takes at least so long."),
+        typer.Option(metavar="TIME", parser=seconds, help="Minimum duration of clearing."),
     ] = None,
-    wont_clear: Annotated[bool, typer.Option("--wont-clear", help="Cleared bytes come back.")] = False,
-    reset: Annotated[SimResetOutcome | None, typer.Option(help="How resets end from now on.")] = None,
+    wont_clear: Annotated[bool, typer.Option("--clear-fails", help="Cleared bytes reappear.")] = False,
+    reset: Annotated[SimResetOutcome | None, typer.Option(help="Result of resets from now on.")] = None,
     driver_absent: Annotated[
         bool,
-        typer.Option("--driver-absent", help="The node has no driver any more."),
+        typer.Option("--driver-absent", help="The node has no driver."),
     ] = False,
-    ghost: Annotated[bool, typer.Option("--ghost", help="It is held, and no process can be found.")] = False,
-    unkillable: Annotated[bool, typer.Option("--unkillable", help="Its holders cannot be ended.")] = False,
-    temperature: Annotated[int | None, typer.Option(metavar="N", help="In degrees Celsius.")] = None,
+    ghost: Annotated[
+        bool, typer.Option("--untraceable-holder", help="The device is held, but no process can be found.")
+    ] = False,
+    unkillable: Annotated[
+        bool, typer.Option("--holder-unkillable", help="Holders of the device cannot be killed.")
+    ] = False,
+    temperature: Annotated[int | None, typer.Option(metavar="N", help="Temperature in degrees Celsius.")] = None,
     recovery: Annotated[
         str | None,
         typer.Option(
             metavar="ACTION",
-            help="What the driver itself asks for: none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, "
-            "system-reboot; absent: it is too old to say.",
+            help="Action that the driver requests: none, reset, reboot, drain-p2p, drain-and-reset, imex, "
+            "bus-reset, system-reboot; absent: the driver does not report one.",
         ),
     ] = None,
     condition: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CODE[=READ]",
-            help="What the driver says while it lasts, and what is read: pcie-width='x8 of x16'. Several times if need be.",
+            help="Condition that the driver reports, with its value: pcie-width='x8 of x16'. May be repeated.",
         ),
     ] = None,
     counter: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=N",
-            help="Set what the device counts over its life, such as retired_pages. It outlives resets and sim clear.",
+            help="Set a lifetime counter of the device, such as retired_pages. It survives resets and sim clear.",
         ),
     ] = None,
     firmware: Annotated[
         str | None,
         typer.Option(
             metavar="VERSION",
-            help="Somebody wrote this version of the VBIOS into it, such as 96.00.89.",
+            help="Change the version of the VBIOS, such as 96.00.89.",
         ),
     ] = None,
     repeat: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=10_000_000, help="How often the XID is raised; needs --device."),
+        typer.Option(metavar="N", min=1, max=10_000_000, help="How often the XID is raised; requires --device."),
     ] = 1,
     rate: Annotated[
         float,
-        typer.Option(metavar="N", min=0.001, max=100_000, help="Of repeated XIDs, a second."),
+        typer.Option(metavar="N", min=0.001, max=100_000, help="Repeated XIDs per second."),
     ] = 1000.0,
 ) -> None:
     """Break one device, all or the driver, while everything runs."""
@@ -194,13 +201,13 @@ def fault(
 
 
 def _parse_condition(written: str) -> tuple[str, str]:
-    """``CODE`` or ``CODE=READ``."""
+    """Parse ``CODE`` or ``CODE=READ``."""
     code, _, read = written.partition("=")
     return code, read
 
 
 def _parse_counter(written: str) -> tuple[str, int]:
-    """``NAME=N``."""
+    """Parse ``NAME=N``."""
     name, _, number = written.partition("=")
     if not (number.isascii() and number.isdecimal()):
         raise typer.BadParameter(f'"{written}" is no counter: write it as retired_pages=3.', param_hint="'--counter'")
@@ -215,9 +222,9 @@ def clear(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Lift this one only, named like the flag of sim fault (xid, lost, ...) or by its code (pcie-width, ...). "
-            "May be given several times.",
-            show_default="all of them",
+            help="Clear only this fault, named like the flag of sim fault (xid, lost, ...) or by its code "
+            "(pcie-width, ...). May be repeated.",
+            show_default="all faults",
         ),
     ] = None,
 ) -> None:
@@ -256,12 +263,14 @@ def tenant(
     write: Annotated[str | None, _tenant_flag("write", "Write this text all over the memory.", "TEXT")] = None,
     in_flight: Annotated[bool, _tenant_flag("in-flight", "Hold it by a descriptor in flight only.")] = False,
     mmap: Annotated[bool, _tenant_flag("mmap", "Hold it by a mapping only.")] = False,
-    leave_child: Annotated[bool, _tenant_flag("leave-child", "Leave a process behind that holds it.")] = False,
+    leave_leftover: Annotated[
+        bool, _tenant_flag("leave-leftover", "Leave a process behind that holds the device.")
+    ] = False,
     ready_file: Annotated[
         Path | None, _tenant_flag("ready-file", "Written once everything so far is done.", "PATH")
     ] = None,
     hold: Annotated[str | None, _tenant_flag("hold", "Stay; SIGTERM ends it in good order.", "SECONDS|forever")] = None,
-    die_badly: Annotated[bool, _tenant_flag("die-badly", "End by SIGKILL.")] = False,
+    sigkill: Annotated[bool, _tenant_flag("sigkill", "End by SIGKILL.")] = False,
 ) -> None:
     """Be an honest tenant. Do to a device what tenants do, and say what was seen, one JSON line each."""
     from scrubber.adapters.sim import tenant as program
@@ -278,8 +287,8 @@ def tenant(
         "read": read,
         "in-flight": in_flight,
         "mmap": mmap,
-        "leave-child": leave_child,
-        "die-badly": die_badly,
+        "leave-leftover": leave_leftover,
+        "sigkill": sigkill,
     }
     argv = [f"--{name}={value}" for name, value in values.items() if value is not None]
     argv += [f"--{name}" for name, wanted in switches.items() if wanted]
@@ -291,10 +300,10 @@ def _answer(node: SimNode) -> CommandResult:
     return CommandResult(
         data=[
             {
-                "id": each.device.id,
+                "metadata": {"name": each.device.id},
                 "index": each.device.index,
-                "memory_bytes": each.device.memory_bytes,
-                "memory": str(each.memory),
+                "memoryBytes": each.device.memory_bytes,
+                "memoryFile": str(each.memory),
                 "parent": each.device.parent,
                 "split": each.device.id in split_up,
             }
@@ -316,8 +325,8 @@ def _answer(node: SimNode) -> CommandResult:
 
 
 def _serve_command(directory: Path, *, root: bool) -> str:
-    """What serves the node in ``directory``; without root its state and sockets cannot be in their usual places."""
+    """Return the command that serves the node in ``directory``; without root, state and sockets need other paths."""
     words = ["scrubber", "serve", "--backend", "sim", "--sim-dir", str(directory)]
     if not root:
-        words += ["--state-dir", f"{directory}.state", "--socket", f"{directory}.run"]
+        words += ["--state-dir", f"{directory}.state", "--socket-dir", f"{directory}.run"]
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""``scrubber version``: which version this is, and whether the service that runs here is of the same one."""
+"""``scrubber version``: the version of this command, and whether the running service has the same one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["add_commands"]
 
 ServiceOption = Annotated[
     bool,
-    typer.Option("--service", help="Ask the running service for its version too, and compare."),
+    typer.Option("--service", help="Also query the running service's version and compare."),
 ]
 
 
@@ -28,7 +28,7 @@ def version(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say which version this is.
+    """Print the version.
 
     With --service it exits with 0 if the running service is of the same version, and with 1 if it is not or does not
     answer: a service goes on with the version that it was started with until it is restarted.
@@ -42,7 +42,7 @@ def version(
     notes = []
     if theirs is not None and theirs != ours:
         notes.append(f"The service is of version {printable(theirs)}: restart it to have {ours} run.")
-    data = {"version": ours, "python": python_version(), "service": theirs}
+    data = {"clientVersion": ours, "pythonVersion": python_version(), "serviceVersion": theirs}
     print_result(CommandResult(data, [ours], (), rows, notes=notes, kind="Version"), output)
     raise typer.Exit(ExitCode.OK if not notes else ExitCode.FAILED)
 

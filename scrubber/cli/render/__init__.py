@@ -1,1 +1,1 @@
-"""How answers are written: tables and sentences for people, versioned JSON for scripts."""
+"""Output formats: tables and messages for people, versioned JSON for scripts."""

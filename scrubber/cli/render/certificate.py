@@ -1,4 +1,4 @@
-"""What is shown of a certificate: to people, and to scripts. It is what was signed, and besides it what became of it."""
+"""Output of certificates for people and scripts: what was signed, and the current status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from scrubber.domain.formatting import format_utc
+from scrubber.domain.formatting import format_utc, rfc3339
 
 if TYPE_CHECKING:
     from scrubber.adapters.signing.verification import SignatureVerdict
@@ -17,53 +17,53 @@ __all__ = ["SignatureCheck", "certificate_json", "certificate_rows", "certificat
 
 
 class SignatureCheck(StrEnum):
-    """What became of the check of a signature."""
+    """Result of checking a signature."""
 
     VALID = "valid"
     INVALID = "invalid"
-    OTHER_KEY = "other-key"
-    """It names another key than the service has now, so whether that one signed it is unknown."""
+    OTHER_KEY = "wrong-key"
+    """It names a key that the service does not have now, so whether that key signed it is unknown."""
 
 
 def claim_json(certificate: Certificate) -> dict[str, Any]:
-    """What was signed, in the keys of the kind "Certificate"."""
+    """Return what was signed, with the keys of the kind "Certificate"."""
     return {
-        "id": certificate.id,
-        "device": certificate.device,
+        "metadata": {"name": certificate.id},
+        "deviceID": certificate.device,
         "sequence": certificate.sequence,
         "path": certificate.path.value,
-        "scrub": certificate.scrub,
-        "issued_at": certificate.issued_at,
-        "previous_grant": certificate.previous_grant,
+        "scrubID": certificate.scrub,
+        "issuedAt": rfc3339(certificate.issued_at),
+        "previousGrant": certificate.previous_grant,
         "covered": list(certificate.covered),
-        "not_covered": list(certificate.not_covered),
+        "notCovered": list(certificate.not_covered),
         "policy": certificate.policy,
-        "policy_digest": certificate.policy_digest,
-        "rests_on": certificate.rests_on,
-        "node": certificate.node,
-        "boot": certificate.boot,
-        "driver": certificate.driver,
+        "policyDigest": certificate.policy_digest,
+        "baseCertificateID": certificate.rests_on,
+        "nodeName": certificate.node,
+        "bootID": certificate.boot,
+        "driverVersion": certificate.driver,
     }
 
 
 def certificate_json(signed: pb.SignedCertificate, verdict: SignatureCheck | None) -> dict[str, Any]:
-    """A certificate in JSON, as it was signed; ``verdict`` is None where the signature was not looked at."""
+    """Return a certificate as JSON, as it was signed; ``verdict`` is None where the signature was not checked."""
     from scrubber.cli.render import json_objects
     from scrubber.domain.statement import parse_statement
 
     return {
         **json_objects.certificate(signed.certificate),
         **claim_json(parse_statement(signed.payload)),
-        "standing": signed.standing or None,
-        "signature_verdict": None if verdict is None else verdict.value,
+        "status": signed.status or None,
+        "signatureStatus": None if verdict is None else verdict.value,
     }
 
 
 def certificate_status(signed: pb.SignedCertificate) -> str:
-    """What became of it, in a few words: unused, void, or used and by which grant."""
+    """Return the status in a few words: unused, void, or used and by which grant."""
     if signed.certificate.HasField("next_grant"):
-        return f"used, grant {signed.certificate.next_grant}"
-    return signed.standing or "unknown"
+        return f"consumed, grant {signed.certificate.next_grant}"
+    return signed.status or "unknown"
 
 
 def _claim_rows(certificate: Certificate) -> Iterator[tuple[str, str]]:
@@ -77,16 +77,16 @@ def _claim_rows(certificate: Certificate) -> Iterator[tuple[str, str]]:
     yield ("policy", f"{certificate.policy} ({certificate.policy_digest[:16]})")
     yield ("scrub", certificate.scrub)
     if certificate.rests_on is not None:
-        yield ("rests on", certificate.rests_on)
+        yield ("base certificate", certificate.rests_on)
     yield ("after", f"grant {certificate.previous_grant}" if certificate.previous_grant else "no grant before it")
 
 
 def certificate_rows(signed: pb.SignedCertificate, verdict: SignatureCheck) -> Iterator[tuple[str, str]]:
-    """A certificate as a list of properties: what was signed, then what was not."""
+    """Yield a certificate as a list of properties: the signed ones first."""
     from scrubber.domain.statement import parse_statement
 
     yield from _claim_rows(parse_statement(signed.payload))
-    yield ("standing", certificate_status(signed))
+    yield ("status", certificate_status(signed))
     yield ("key", signed.certificate.key_id or "-")
     match verdict:
         case SignatureCheck.VALID:
@@ -101,7 +101,7 @@ def certificate_rows(signed: pb.SignedCertificate, verdict: SignatureCheck) -> I
 
 
 def verdict_rows(verdict: SignatureVerdict) -> Iterator[tuple[str, str]]:
-    """A verdict as a list of properties; what was certified follows a positive one only."""
+    """Yield a verdict as a list of properties, followed by the certificate if it is valid."""
     yield ("verdict", "invalid" if verdict.certificate is None else "valid")
     if verdict.certificate is None:
         yield ("because", verdict.reason)

@@ -1,6 +1,6 @@
-"""Devices as a list: which of them are meant, a line for each, and what a person must not miss.
+"""The device list: selection of devices, one row for each, and notes on exceptional states.
 
-That a device is handed out whatever is known of it, or used by somebody to whom nobody gave it, stands in its line.
+A row shows if its device is handed over despite its state, or used without a grant.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["device_list_result", "format_age", "select_devices"]
 
 
 def select_devices(devices: Sequence[pb.Device], names: Sequence[str]) -> Sequence[pb.Device]:
-    """Those of ``devices`` that ``names`` names, each once; all if it names none.
+    """Return the devices that ``names`` selects, each once; all if it is empty.
 
     Args:
-        names: UUIDs, unique prefixes of some, or indexes.
+        names: UUIDs, unique prefixes of UUIDs, or indexes.
 
     Raises:
-        InvalidRequest: a name that no device answers to, or more than one.
+        InvalidRequest: a name that matches no device, or more than one.
     """
     from scrubber.cli.client_run import resolve_device
 
@@ -37,11 +37,12 @@ def select_devices(devices: Sequence[pb.Device], names: Sequence[str]) -> Sequen
 def device_list_result(
     devices: Sequence[pb.Device], info: pb.ServiceInfo | None = None, now: float | None = None
 ) -> CommandResult:
-    """Devices in all forms; ``data`` is a list.
+    """Return devices in all output formats; ``data`` is a list.
 
     Args:
-        info: what runs there, where that was asked: the node's own policy then need not be named at every device.
-        now: wall-clock seconds as of which a certificate has its age.
+        info: information about the service, if it was requested: the node's default policy is then omitted from the
+            rows.
+        now: wall-clock seconds for the age of certificates.
     """
     from scrubber.cli.render import json_objects
 
@@ -79,7 +80,7 @@ def _device_row(device: pb.Device, usual: str, now: float) -> Sequence[str]:
         tenant_name(device) or "-",
         _certificate_age(device, now),
         format_size(device.memory_bytes),
-        str(device.grants),
+        str(device.grant_count),
         device.policy if device.policy not in ("", usual) else "-",
         device.model or "-",
         " ".join(_cause_texts(device)) or "-",
@@ -87,20 +88,20 @@ def _device_row(device: pb.Device, usual: str, now: float) -> Sequence[str]:
 
 
 def _health_text(device: pb.Device) -> str:
-    """The health, and where it is not the whole of it: a device that is out of service and handed out all the same."""
+    """Return the health, with a remark if the device is out of service and still handed over."""
     out = device.state not in ("dirty", "scrubbing", "clean", "in-use")
     health = device.health or (device.state if out else "-")
-    return f"{health}, offered" if out and device.offered else health
+    return f"{health}, advertised" if out and device.advertised else health
 
 
 def _certificate_age(device: pb.Device, now: float) -> str:
     if not device.HasField("certificate"):
         return "-"
-    return "used" if device.certificate.HasField("next_grant") else format_age(now - device.certificate.issued_at)
+    return "consumed" if device.certificate.HasField("next_grant") else format_age(now - device.certificate.issued_at)
 
 
 def format_age(seconds: float) -> str:
-    """A time in its largest whole unit: ``45s``, ``3m``, ``5h``, ``12d``. Nothing is younger than ``0s``."""
+    """Return a duration in its largest whole unit: ``45s``, ``3m``, ``5h``, ``12d``; at least ``0s``."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"
@@ -108,31 +109,43 @@ def format_age(seconds: float) -> str:
 
 
 def _cause_texts(device: pb.Device) -> Iterator[str]:
-    """Why it is as it is, and what of its rules lets through what they refuse."""
+    """Yield the device's problems, and the rules that allow what would otherwise be refused."""
     if device.HasField("cause"):
-        yield f"{device.cause.code}: {device.cause.sentence}"
-    yield from device.strangers
+        yield f"{device.cause.code}: {device.cause.message}"
+    yield from device.unauthorized_users
     if device.enforcement == "observe":
         yield "Observed only: nothing is refused for it."
-    if device.HasField("glass"):
-        yield f"Glass broken until {format_utc(device.glass.until)}."
+    if device.HasField("break_glass"):
+        yield f"Break-glass override until {format_utc(device.break_glass.expires_at)}."
 
 
 def _break_glass_notes(found: Sequence[pb.Device]) -> Iterator[str]:
     for device in found:
-        if device.HasField("glass"):
+        if device.HasField("break_glass"):
             yield (
-                f"Until {format_utc(device.glass.until)} nothing is refused for device {device.index} ({device.id}), whatever "
-                f"is known of it: {device.glass.actor} broke the glass ({device.glass.reason}). "
-                f"scrubber break-glass {device.index} --end --reason … ends that now."
+                f"Until {format_utc(device.break_glass.expires_at)} nothing is refused for device {device.index} ({device.id}): "
+                f"break-glass override by {device.break_glass.actor} ({device.break_glass.reason}). "
+                f"To end it now: scrubber break-glass {device.index} --end --reason …"
             )
 
 
 def _breaker_notes(found: Sequence[pb.Device], info: pb.ServiceInfo | None) -> Iterator[str]:
-    """What the service no longer does by itself to any of these devices."""
+    """Yield the automatic actions that the service has suspended for any of these devices."""
     shown = {each.id for each in found}
-    if info is not None and info.breaker.resets and not shown.isdisjoint(info.breaker.waiting):
-        again = f" The next one may be at {format_utc(info.breaker.resets_until)}." if info.breaker.resets_until else ""
-        yield info.breaker.resets + again
-    if info is not None and info.breaker.soft and not shown.isdisjoint(info.breaker.spared):
-        yield info.breaker.soft
+    if (
+        info is not None
+        and info.breaker.resets_stopped_reason
+        and not shown.isdisjoint(info.breaker.awaiting_reset_ids)
+    ):
+        again = (
+            f" The next one may be at {format_utc(info.breaker.resets_stopped_until)}."
+            if info.breaker.resets_stopped_until
+            else ""
+        )
+        yield info.breaker.resets_stopped_reason + again
+    if (
+        info is not None
+        and info.breaker.soft_quarantines_stopped_reason
+        and not shown.isdisjoint(info.breaker.kept_in_service_ids)
+    ):
+        yield info.breaker.soft_quarantines_stopped_reason

@@ -1,6 +1,6 @@
 """The shape of the command's JSON. Scripts depend on it: keys are added, never renamed or removed.
 
-Times are seconds since the epoch. What is not there is null, never an empty text.
+Keys are camelCase, times RFC 3339 texts in UTC. A missing value is null, never an empty text.
 """
 
 from __future__ import annotations
@@ -13,117 +13,118 @@ from google.protobuf.message import Message
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.cli.tenancy import current_tenancies, is_in_use, previous_tenancies
+from scrubber.domain.formatting import rfc3339
 
 __all__ = ["baseline", "certificate", "device", "history_entry", "parse_embedded_json", "scrub"]
 
 
 def certificate(message: pb.Certificate) -> dict[str, Any]:
-    """One certificate, used up when ``next_grant`` is not null."""
+    """Return one certificate. It is consumed when ``nextGrant`` is not null."""
     return {
-        "id": message.id,
-        "device": message.device,
+        "metadata": {"name": message.id},
+        "deviceID": message.device_id,
         "sequence": message.sequence,
         "path": message.path,
-        "scrub": message.scrub,
-        "issued_at": message.issued_at,
-        "previous_grant": message.previous_grant,
-        "next_grant": message.next_grant if message.HasField("next_grant") else None,
+        "scrubID": message.scrub_id,
+        "issuedAt": rfc3339(message.issued_at),
+        "previousGrant": message.previous_grant,
+        "nextGrant": message.next_grant if message.HasField("next_grant") else None,
         "covered": list(message.covered),
-        "not_covered": list(message.not_covered),
+        "notCovered": list(message.not_covered),
         "policy": message.policy,
-        "policy_digest": message.policy_digest,
-        "rests_on": message.rests_on or None,
-        "node": message.node,
-        "boot": message.boot,
-        "driver": message.driver,
-        "key_id": message.key_id or None,
+        "policyDigest": message.policy_digest,
+        "baseCertificateID": message.base_certificate_id or None,
+        "nodeName": message.node_name,
+        "bootID": message.boot_id,
+        "driverVersion": message.driver_version,
+        "keyID": message.key_id or None,
         "signature": base64.b64encode(message.signature).decode("ascii") if message.signature else None,
     }
 
 
 def device(message: pb.Device) -> dict[str, Any]:
-    """One device. ``state`` sums ``hygiene`` and ``health`` up in one word; ``offered`` is what the kubelet is told."""
-    had = is_in_use(message)
+    """Return one device. ``state`` combines ``hygiene`` and ``health``; ``advertised`` is what the kubelet was sent."""
     return {
-        "id": message.id,
+        "metadata": {"name": message.id},
         "index": message.index,
         "model": message.model,
-        "memory_bytes": message.memory_bytes,
+        "memoryBytes": message.memory_bytes,
         "state": message.state,
         "hygiene": message.hygiene,
         "health": message.health,
         "cause": _cause(message.cause) if message.HasField("cause") else None,
-        "retry_at": message.retry_at or None,
+        "nextAttemptAt": _time(message.next_attempt_at),
         "certificate": _optional_certificate(message),
-        "tenant_namespace": (message.tenant_namespace or None) if had else None,
-        "pod": (message.pod or None) if had else None,
-        "container": (message.container or None) if had else None,
-        "hand_over": message.kind or None,
-        "grants": message.grants,
-        "scrub": message.scrub or None,
+        "assignedTo": _assignment(message) if is_in_use(message) else None,
+        "lastHandOverKind": message.last_hand_over_kind or None,
+        "grantCount": message.grant_count,
+        "activeScrubID": message.active_scrub_id or None,
         "parent": message.parent or None,
-        "numa_node": message.numa_node if message.HasField("numa_node") else None,
+        "numaNode": message.numa_node if message.HasField("numa_node") else None,
         "profile": message.profile or None,
         "peers": list(message.peers),
-        "traits": dict(sorted(message.traits.items())),
-        "offered": message.offered,
+        "attributes": dict(sorted(message.attributes.items())),
+        "advertised": message.advertised,
         "policy": message.policy or None,
         "enforcement": message.enforcement or None,
-        "glass": _break_glass(message.glass) if message.HasField("glass") else None,
-        "failures": message.failures,
-        "waits": message.waits or None,
-        "strangers": list(message.strangers),
-        "uninspected": list(message.uninspected),
-        "tenancies": [_tenancy(each) for each in current_tenancies(message)],
-        "had_last": [_tenancy(each) for each in previous_tenancies(message)],
-        "lasting": [{"code": each.code, "since": each.since} for each in message.lasting],
-        "lifetime": dict(sorted(message.lifetime.items())),
-        "must_reset": message.must_reset,
-        "clean_scrubs": message.clean_scrubs,
-        "strikes": [
-            {"at": each.at, "code": each.code, "tenant_namespace": each.tenant_namespace or None}
-            for each in message.strikes
+        "breakGlass": _break_glass(message.break_glass) if message.HasField("break_glass") else None,
+        "failedRecoveries": message.failed_recoveries,
+        "recoveryBlocker": message.recovery_blocker or None,
+        "unauthorizedUsers": list(message.unauthorized_users),
+        "uninspectedProcesses": list(message.uninspected_processes),
+        "openGrants": [_open_grant(each) for each in current_tenancies(message)],
+        "previousGrants": [_open_grant(each) for each in previous_tenancies(message)],
+        "conditions": [{"code": each.code, "since": rfc3339(each.since)} for each in message.conditions],
+        "lifetimeCounters": dict(sorted(message.lifetime_counters.items())),
+        "resetPending": message.reset_pending,
+        "probationScrubsPassed": message.probation_scrubs_passed,
+        "quarantines": [
+            {"timestamp": rfc3339(each.timestamp), "code": each.code, "tenant": each.tenant or None}
+            for each in message.quarantines
         ],
-        "attempts": [{"at": each.at, "reset": each.reset, "ordered": each.ordered} for each in message.attempts],
+        "recoveryAttempts": [
+            {"timestamp": rfc3339(each.timestamp), "reset": each.reset, "byOperator": each.by_operator}
+            for each in message.recovery_attempts
+        ],
         "baseline": baseline(message.baseline) if message.HasField("baseline") else None,
     }
 
 
 def baseline(message: pb.Baseline) -> dict[str, Any]:
-    """What a device should be; a fact is as it should be where ``expected`` and ``found`` are the same."""
+    """Return what a device should be. A fact matches where ``expected`` and ``actual`` are equal."""
     return {
-        "at": message.at,
+        "recordedAt": rfc3339(message.recorded_at),
         "actor": message.actor or None,
         "reason": message.reason or None,
         "facts": [_fact(each) for each in message.facts],
-        "conditions": [_fact(each) for each in message.conditions],
+        "acceptedConditions": [_fact(each) for each in message.accepted_conditions],
     }
 
 
 def scrub(message: pb.Scrub) -> dict[str, Any]:
-    """One scrub; ``ended`` and ``outcome`` are null while it is under way."""
+    """Return one scrub. ``finishedAt`` and ``outcome`` are null while it runs."""
     return {
-        "id": message.id,
-        "device": message.device,
+        "metadata": {"name": message.id},
+        "deviceID": message.device_id,
         "path": message.path or None,
-        "occasion": message.occasion or None,
-        "started": message.started or None,
-        "ended": message.ended or None,
+        "trigger": message.trigger or None,
+        "startedAt": _time(message.started_at),
+        "finishedAt": _time(message.finished_at),
         "outcome": message.outcome or None,
-        "certificate": message.certificate or None,
+        "certificateID": message.certificate_id or None,
         "actor": message.actor or None,
         "steps": [_step(each) for each in message.steps],
     }
 
 
 def history_entry(message: pb.HistoryEntry) -> dict[str, Any]:
-    """One row of the audit chain, with the scrub and the certificate that it speaks of."""
+    """Return one row of the audit log, with the scrub and the certificate that it refers to."""
     return {
         "sequence": message.sequence,
-        "at": message.at,
-        "name": message.name,
-        "device": message.device or None,
-        "scrub_id": message.scrub_id or None,
+        "timestamp": rfc3339(message.timestamp),
+        "event": message.event,
+        "deviceID": message.device_id or None,
+        "scrubID": message.scrub_id or None,
         "actor": message.actor,
         "fields": parse_embedded_json(message.fields_json),
         "scrub": scrub(message.scrub) if message.HasField("scrub") else None,
@@ -132,20 +133,32 @@ def history_entry(message: pb.HistoryEntry) -> dict[str, Any]:
     }
 
 
+def _time(seconds: float) -> str | None:
+    return rfc3339(seconds) if seconds else None
+
+
 def _fact(message: pb.Fact) -> dict[str, Any]:
-    return {"name": message.name, "expected": message.expected or None, "found": message.found or None}
+    return {"name": message.name, "expected": message.expected or None, "actual": message.actual or None}
 
 
-def _tenancy(message: pb.Tenancy) -> dict[str, Any]:
+def _assignment(message: pb.Device) -> dict[str, Any]:
     return {
-        "grant": message.grant,
-        "tenant_namespace": message.tenant_namespace or None,
+        "tenant": message.tenant or None,
         "pod": message.pod or None,
-        "uid": message.uid or None,
         "container": message.container or None,
-        "hand_over": message.kind or None,
-        "at": message.at,
-        "certificate": message.certificate or None,
+    }
+
+
+def _open_grant(message: pb.OpenGrant) -> dict[str, Any]:
+    return {
+        "sequence": message.sequence,
+        "tenant": message.tenant or None,
+        "pod": message.pod or None,
+        "podUID": message.pod_uid or None,
+        "container": message.container or None,
+        "handOverKind": message.hand_over_kind or None,
+        "grantedAt": rfc3339(message.granted_at),
+        "certificateID": message.certificate_id or None,
         "exception": message.exception or None,
     }
 
@@ -153,29 +166,29 @@ def _tenancy(message: pb.Tenancy) -> dict[str, Any]:
 def _cause(message: pb.Cause) -> dict[str, Any]:
     return {
         "code": message.code,
-        "sentence": message.sentence,
-        "way_back": message.way_back,
-        "since": message.since,
+        "message": message.message,
+        "recoveryMethod": message.recovery_method,
+        "since": rfc3339(message.since),
         "actor": message.actor,
     }
 
 
-def _break_glass(message: pb.Glass) -> dict[str, Any]:
-    return {"until": message.until, "reason": message.reason, "actor": message.actor}
+def _break_glass(message: pb.BreakGlass) -> dict[str, Any]:
+    return {"expiresAt": rfc3339(message.expires_at), "reason": message.reason, "actor": message.actor}
 
 
 def _step(message: pb.StepResult) -> dict[str, Any]:
     return {
         "step": message.step,
         "verdict": message.verdict,
-        "seconds": message.seconds,
-        "measured": parse_embedded_json(message.measured_json),
-        "not_covered": list(message.not_covered),
+        "durationSeconds": message.duration_seconds,
+        "measurements": parse_embedded_json(message.measurements_json),
+        "notCovered": list(message.not_covered),
         "findings": [
             {
                 "code": each.code,
                 "severity": each.severity,
-                "sentence": each.sentence,
+                "message": each.message,
                 "evidence": parse_embedded_json(each.evidence_json),
             }
             for each in message.findings
@@ -192,7 +205,7 @@ def _has(message: Message, name: str) -> bool:
 
 
 def parse_embedded_json(text: str) -> Any:
-    """A JSON text inside a message. One that does not parse is shown as it is: history is not the place to fail."""
+    """Return the value of a JSON text inside a message; invalid JSON as text, so that history stays readable."""
     if not text:
         return {}
     try:

@@ -1,9 +1,7 @@
-"""How answers reach people and scripts: a table, JSON, YAML or bare names on standard output.
+"""Writes results to standard output: as a table, JSON, YAML or bare names.
 
-JSON and YAML say in every document which version of their shape it is, and of what kind; ``docs/cli-json.md`` has the
-keys of each kind.
-
-What comes from a node's processes and pods may be hostile: nothing but printable characters reaches a terminal.
+Every JSON and YAML document contains the version of its shape and its kind; ``docs/cli-json.md`` lists the keys of each
+kind. Text from a node's processes and pods may be hostile: only printable characters reach a terminal.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ __all__ = [
 ]
 
 API_VERSION = "cli.scrubber.dev/v1"
-"""The version of every JSON and YAML document. It changes when a key is renamed or removed, or changes its meaning."""
+"""The version of every JSON and YAML document. It changes when a key is renamed, removed, or changes its meaning."""
 
 _STATUS_COLOURS = {
     "32": "clean passed ok granted valid intact as-expected found",
-    "33": "scrubbing suspect probation recovering held-up abandoned warning refused under-way cannot-tell",
-    "31": "failed quarantined error invalid broken differs replaced cut-off",
+    "33": "scrubbing suspect probation recovering blocked abandoned warning refused under-way unknown",
+    "31": "failed quarantined error invalid broken differs replaced truncated",
     "36": "in-use",
     "1;31": "condemned",
 }
@@ -63,7 +61,7 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableSection:
-    """A further table below an answer's own; ``empty_message`` stands in its place where it has no rows."""
+    """A table below the main table; ``empty_message`` replaces it when it has no rows."""
 
     title: str
     header: Sequence[str | OutputColumn]
@@ -73,20 +71,20 @@ class TableSection:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """One answer in all its forms.
+    """A result in all output formats.
 
     Attributes:
-        data: for JSON and YAML: a dict, or a list of dicts; ``None`` where an answer is never written so.
-        names: for ``-o name``, one a line.
+        data: for JSON and YAML: a dict, or a list of dicts; ``None`` where those formats are never used.
+        names: for ``-o name``, one per line.
         header: the table's columns, or only their titles; empty for a list of properties.
         rows: the table's cells.
-        empty_message: what a person is told instead of a table without rows.
-        sections: what follows the table, for people only.
-        notes: what a person is told besides the table, on standard error: whole sentences.
-        kind: of what ``data`` is one, or a list: "Device". Only where ``data`` is ``None`` there is none.
+        empty_message: message in place of a table without rows.
+        sections: further tables, for the table format only.
+        notes: full sentences on standard error, for the table format.
+        kind: kind of ``data`` or of its items: "Device". Empty only where ``data`` is ``None``.
 
     Raises:
-        ValueError: there are data, and they are of no kind.
+        ValueError: there is data without a kind.
     """
 
     data: Any
@@ -104,10 +102,10 @@ class CommandResult:
 
 
 def document(data: Any, kind: str) -> dict[str, Any]:
-    """What is written as one JSON or YAML document: ``data`` below its version and kind.
+    """Return one JSON or YAML document: ``data`` below its version and kind.
 
     Raises:
-        ValueError: ``data`` has a key that the document needs for itself.
+        ValueError: ``data`` has a key that is reserved for the document.
     """
     if not isinstance(data, Mapping):
         return {"apiVersion": API_VERSION, "kind": f"{kind}List", "items": list(data)}
@@ -127,9 +125,9 @@ def print_result(result: CommandResult, output: OutputFormat) -> None:
 
 
 class ListDocument:
-    """One JSON or YAML document of a list on standard output, written while its items come: none of them is kept.
+    """One JSON or YAML document of a list on standard output, written incrementally: no item is kept in memory.
 
-    Until :meth:`end` it is no whole document. A list that breaks off is no valid JSON, and nobody takes it for a whole one.
+    It is incomplete until :meth:`end`. A truncated JSON list is invalid, so it cannot be mistaken for a complete one.
     """
 
     def __init__(self, kind: str, output: OutputFormat) -> None:
@@ -139,7 +137,7 @@ class ListDocument:
         self._started = False
 
     def add(self, items: Iterable[Any]) -> None:
-        """Write ``items``, and have them arrive.
+        """Write and flush ``items``.
 
         Raises:
             OSError: as in :func:`print_result`.
@@ -150,7 +148,7 @@ class ListDocument:
                 self._started = True
 
     def end(self, **extra: Any) -> None:
-        """Write the end, with the keys that stand beside the items; their values are no lists and no objects.
+        """Write the end, with the keys besides the items, which hold plain values or flat objects.
 
         Raises:
             OSError: as in :func:`print_result`.
@@ -169,7 +167,7 @@ class ListDocument:
                 print("}")
 
     def _separator(self) -> str:
-        """What stands before the next item."""
+        """Return the text before the next item."""
         if self._output is OutputFormat.YAML:
             import yaml
 
@@ -191,7 +189,7 @@ class ListDocument:
 
 
 def print_document(data: Any, kind: str, output: OutputFormat = OutputFormat.JSON) -> None:
-    """Write one of a stream of documents to standard output, at once: a line of JSON, or a document of YAML.
+    """Write and flush one document of a stream to standard output: a line of JSON, or a document of YAML.
 
     Raises:
         OSError: as in :func:`print_result`.
@@ -209,7 +207,7 @@ def print_document(data: Any, kind: str, output: OutputFormat = OutputFormat.JSO
 
 @contextmanager
 def flushed_stdout() -> Iterator[None]:
-    """Have what is written to standard output arrive there, or raise :class:`OSError`; nothing more is tried then."""
+    """Flush standard output at the end, or raise :class:`OSError`; nothing more is tried then."""
     stream: TextIO | None = sys.stdout
     if stream is None:
         raise OSError(errno.EBADF, "Standard output is closed")
@@ -218,14 +216,14 @@ def flushed_stdout() -> Iterator[None]:
         sys.stdout.flush()
     except OSError as error:
         _discard_output(stream)
-        if error.errno == errno.EPIPE:  # whoever reads has seen enough
+        if error.errno == errno.EPIPE:  # the reader has closed the pipe
             raise
         why = error.strerror or str(error)
         raise OSError(error.errno, f"Standard output could not be written: {why}") from error
 
 
 def _discard_output(stream: TextIO) -> None:
-    """Have nothing more arrive at ``stream``: what is buffered would be tried again at the end, and fail once more."""
+    """Discard further output to ``stream``: buffered text would be flushed again at exit, and fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -247,7 +245,7 @@ def _print_format(answer: CommandResult, output: OutputFormat) -> None:
 
 
 def print_table(result: CommandResult, stream: TextIO) -> None:
-    """Write ``result`` for a person to ``stream``, and to standard error what is said besides it."""
+    """Write ``result`` as a table to ``stream``, and its notes to standard error."""
     if not result.rows and not result.sections and result.empty_message:
         print_message(result.empty_message)
     else:
@@ -258,7 +256,7 @@ def print_table(result: CommandResult, stream: TextIO) -> None:
 
 
 def print_note(text: str) -> None:
-    """Write to standard error what a person should know besides the answer."""
+    """Write a note to standard error."""
     print_message(text, "Note: ")
 
 
@@ -269,9 +267,9 @@ def print_error(text: str) -> None:
 
 
 def print_message(text: str, prefix: str = "") -> None:
-    """Write a sentence to standard error, which a terminal gets in lines that fit; ``prefix`` says what it is."""
+    """Write a message to standard error, wrapped to a terminal's width; ``prefix`` names its category."""
     stream: TextIO | None = sys.stderr
-    if stream is None:  # print would take standard output instead
+    if stream is None:  # print would use standard output instead
         return
     text, width = printable(text), terminal_width(stream)
     lines = [text] if width is None else wrap(text, width - len(prefix))
@@ -280,17 +278,17 @@ def print_message(text: str, prefix: str = "") -> None:
             print(f"{' ' * len(prefix) if number else prefix}{line}", file=stream)
         stream.flush()
     except OSError:
-        # Nobody can be told; what was to be answered, and how it ended, counts all the same.
+        # There is no other place to report this; the result and the exit code are unaffected.
         _discard_output(stream)
 
 
 def printable(text: str) -> str:
-    """``text`` without anything that a terminal would act on."""
+    """Return ``text`` with every non-printable character replaced."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def terminal_width(stream: TextIO | None) -> int | None:
-    """How many cells a line of ``stream`` has; ``None`` if it is no terminal, where nothing is cut or wrapped."""
+    """Return the width of ``stream`` in cells; ``None`` if it is no terminal, where nothing is truncated or wrapped."""
     if stream is None or not stream.isatty():
         return None
     try:
@@ -302,10 +300,10 @@ def terminal_width(stream: TextIO | None) -> int | None:
 
 
 def table_text(result: CommandResult, width: int | None, *, colours: bool) -> list[str]:
-    """The lines of ``result`` for a person: its table, and its sections below.
+    """Return the lines of ``result`` in the table format: its table, and its sections below.
 
     Args:
-        width: cells of a line; ``None`` means that there is no end of it.
+        width: cells of a line; ``None`` means unlimited.
     """
     paint = _colour_by_status if colours else _no_colour
     lines = _lines(result.header, result.rows, width, paint)
@@ -320,7 +318,7 @@ def table_text(result: CommandResult, width: int | None, *, colours: bool) -> li
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal, and nobody said that it should have no colours."""
+    """Return whether ``stream`` is a terminal for which colours are not disabled."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -331,7 +329,7 @@ def _lines(
 
 
 def _colour_by_status(cell: str, text: str) -> str:
-    """``text``, in the colour of the first word of the cell that it is of: "quarantined, offered"."""
+    """Return ``text`` in the colour of the first word of its cell: "quarantined, offered"."""
     colour = _COLOURS.get(cell.partition(",")[0])
     return text if colour is None or not text else f"\x1b[{colour}m{text}\x1b[0m"
 

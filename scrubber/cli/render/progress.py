@@ -1,7 +1,7 @@
-"""Live progress on a terminal: a line for each device, redrawn in place, gone when it is over.
+"""Live progress on a terminal: a line for each device, redrawn in place and removed at the end.
 
-Promise: it is shown on a terminal only, and no line is wider than that. What is not known is not shown: no rate before
-bytes were seen to move, no time that remains without a rate.
+Invariants: it is shown only on a terminal, and no line is wider than the terminal. Unknown values are not shown: no
+rate before progress was observed, and no remaining time without a rate.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["ProgressTable", "progress_display"]
 
 _BAR_WIDTH = 20
 _MIN_SECONDS = 0.5
-"""What is seen of a phase for less than this gives no rate: two updates may come in one breath."""
+"""Minimum observation of a phase for a rate: two updates may arrive at almost the same time."""
 _GAP = "  "
 
 
 def progress_display() -> ProgressDisplay:
-    """Where progress goes: to standard error if that is a terminal on which a line can be redrawn, else nowhere."""
+    """Return the progress display: on standard error if that is a terminal that can redraw a line, else none."""
     if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return _TerminalDisplay()
     return _NoDisplay()
@@ -38,7 +38,7 @@ def progress_display() -> ProgressDisplay:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceLine:
-    """What is known of a device. ``phase_started`` and ``first_bytes`` are of the moment when its phase was first seen."""
+    """State of a device. ``phase_started`` and ``first_bytes`` are from the first observation of its phase."""
 
     target: ScrubTarget
     device: str
@@ -51,27 +51,27 @@ class _DeviceLine:
     first_bytes: int = 0
 
     def rate(self, now: float) -> float | None:
-        """Bytes a second over the phase, as far as it was seen."""
+        """Return bytes per second over the observed part of the phase."""
         took, moved = now - self.phase_started, self.done_bytes - self.first_bytes
         return moved / took if took >= _MIN_SECONDS and moved > 0 else None
 
 
 class ProgressTable:
-    """The lines, apart from any terminal.
+    """The lines, independent of a terminal.
 
     Args:
-        clock: seconds, from any moment on.
+        clock: seconds since an arbitrary moment.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Replaced as a whole at every change: another thread may be drawing it.
         self._lines: dict[ScrubTarget, _DeviceLine] = {}
-        # The layout last drawn, and for how many cells: lines that fit again for a moment must not jump to and fro.
+        # The last layout and its width: without them, lines that briefly fit again would jump to and fro.
         self._layout, self._columns = 0, 0
 
     def update(self, status: TargetStatus) -> None:
-        """Take note of ``status`` as it is now."""
+        """Store the current ``status``."""
         self._lines = {**self._lines, status.target: self._next_line(self._lines.get(status.target), status)}
 
     def _next_line(self, line: _DeviceLine | None, course: TargetStatus) -> _DeviceLine:
@@ -88,9 +88,9 @@ class ProgressTable:
         return replace(line, activity=doing, joined=progress.joined, done_bytes=done, total_bytes=progress.total_bytes)
 
     def lines(self, columns: int, rows: int) -> list[tuple[str, str]]:
-        """What is shown on ``columns`` by ``rows`` cells: lines, each with how its device ended, or an empty text.
+        """Return the lines for ``columns`` by ``rows`` cells, each with its device's outcome or an empty text.
 
-        Where there are more devices than rows, those that have ended give way first, and the last line counts the rest.
+        If there are more devices than rows, those that have ended are dropped first, and the last line counts the rest.
         """
         known = sorted(self._lines.values(), key=_sort_key)
         chosen = known
@@ -119,7 +119,7 @@ class ProgressTable:
 
 
 def _sort_key(line: _DeviceLine) -> tuple[bool, int, str, str]:
-    """Where the line stands: by index, as people count; what has none below, by its id."""
+    """Return a sort key: numeric by index; devices without an index last, by id."""
     index = line.target.index
     number = int(index) if index.isascii() and index.isdecimal() else 0
     return (not index, number, index, line.device)
@@ -209,7 +209,7 @@ _LAYOUTS: Sequence[tuple[bool, Callable[[_DeviceLine, float], Sequence[str]]]] =
     (True, _without_rate),
     (True, _percent_only),
 )
-"""From the widest to the narrowest: whether ids are shortened, and what stands behind them."""
+"""From the widest to the narrowest: whether ids are shortened, and the columns after them."""
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -230,7 +230,7 @@ def _truncate(text: str, columns: int) -> str:
 
 
 class _NoDisplay:
-    """Nobody watches: a script reads the verdict only."""
+    """No display: a script reads only the result."""
 
     def update(self, status: TargetStatus) -> None:
         pass
@@ -240,7 +240,7 @@ class _NoDisplay:
 
 
 class _TerminalDisplay:
-    """The board, drawn several times a second by a thread of rich's."""
+    """The lines, drawn several times a second by a thread of rich."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -268,7 +268,7 @@ class _TerminalDisplay:
         from rich.text import Text
 
         size = self._console.size
-        # One cell stays free: a terminal that is written full to its edge may go to the next line by itself.
+        # One cell stays free: some terminals wrap after a line that fills the whole width.
         lines = self._table.lines(size.width - 1, size.height - 1)
         text = Text(no_wrap=True, overflow="crop")
         for number, (line, ended) in enumerate(lines):

@@ -1,7 +1,7 @@
-"""What came of scrubs and resets: a line for each device, every property of a single one, and one exit code for all.
+"""Results of scrubs and resets: a line for each device, all properties of a single one, and one exit code for all.
 
-Promise: 0 is given only for what was proved; of a reset, only if the device is not quarantined afterwards. A device whose
-end was not heard is reported as such, and never counts as clean.
+Invariants: 0 is returned only for a proved result; after a reset, only if the device is not quarantined. A device whose
+result was not received is reported as such, and never counts as clean.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["exit_code", "format_bytes", "outcome_word", "report_and_exit", "still_running_text"]
 
-_SEVERITIES = ("fault", "dirty", "warning", "note")
+_SEVERITIES = ("fault", "blocking", "warning", "note")
 
 
 def outcome_word(status: TargetStatus) -> str:
-    """How it ended in one word, or that it has not: ``under-way``, or ``unknown`` when nothing was heard."""
+    """Return the outcome in one word: ``under-way`` before the end, ``unknown`` when no status was received."""
     if status.result is not None:
         if status.result.scrub.outcome == "passed" and not _is_proved(status.result):
             return "not-certified"
@@ -46,7 +46,7 @@ def outcome_word(status: TargetStatus) -> str:
 
 
 def exit_code(follow_result: FollowResult, operation: str) -> ExitCode:
-    """The worst of all devices: 130, else 1, 2, 3, 4, and 0 only if each was proved clean.
+    """Return the worst exit code of all devices: 130, else 1, 2, 3, 4, and 0 only if each was proved clean.
 
     Args:
         operation: "scrub" or "reset". A device that stays quarantined after its reset is a negative verdict.
@@ -62,7 +62,7 @@ def _target_exit_code(course: TargetStatus, ended: FollowEnd, doing: str) -> Exi
     match outcome_word(course):
         case "passed":
             return ExitCode.FAILED if _ineffective_reset_text(course, doing) else ExitCode.OK
-        case "held-up":
+        case "blocked":
             return ExitCode.REFUSED
         case "under-way":
             return ExitCode.TIMED_OUT if ended is FollowEnd.TIMED_OUT else ExitCode.OK
@@ -71,19 +71,19 @@ def _target_exit_code(course: TargetStatus, ended: FollowEnd, doing: str) -> Exi
 
 
 def _is_proved(result: pb.ScrubResult) -> bool:
-    """Checks alone are no certificate's worth; whatever else passed has one."""
+    """Return whether the result is proved. The fast path issues no certificate; any other passed scrub has one."""
     return result.scrub.path == "fast" or result.HasField("certificate")
 
 
 def report_and_exit(
     follow_result: FollowResult, operation: str, output: OutputFormat, *, single: bool, waited: bool
 ) -> NoReturn:
-    """Tell what came of it, and end the command.
+    """Report the results, and exit.
 
     Args:
         operation: "scrub" or "reset".
-        single: the command named one device, so that the data are one object; else a list.
-        waited: whether the end was waited for; if not, that it began is all there is to tell.
+        single: the command named one device, so that the data is one object; else a list.
+        waited: whether the command waited for the end; if not, only the start can be reported.
 
     Raises:
         ScrubberError: why nothing was done to a single device, or to any.
@@ -108,7 +108,7 @@ def report_and_exit(
 
 
 def _has_same_error(courses: Sequence[TargetStatus]) -> bool:
-    """Whether it is the service, and no device, that keeps every one of them from being begun."""
+    """Return whether the service, not a single device, is the reason why none of them started."""
     alike = len({str(course.error) for course in courses}) == 1 and not any(map(_has_begun, courses))
     return alike and (len(courses) > 1 or isinstance(courses[0].error, Unavailable | PermissionDenied))
 
@@ -118,8 +118,8 @@ def _has_begun(course: TargetStatus) -> bool:
 
 
 def _summary(courses: Sequence[TargetStatus], ended: FollowEnd, doing: str, *, single: bool) -> CommandResult:
-    """A line for each device, and below a single one all of its properties."""
-    # Of what goes on while nobody waits, a sentence has told already.
+    """Return a row for each device, and all properties of a single one."""
+    # A message has already reported the devices that are still in progress.
     told = [course for course in courses if ended is FollowEnd.COMPLETED or course.result or course.error]
     data = [_data(course) for course in courses]
     alone = courses[0].result if single else None
@@ -148,18 +148,18 @@ def _summary(courses: Sequence[TargetStatus], ended: FollowEnd, doing: str, *, s
 
 
 def _unexplained_note(course: TargetStatus) -> str:
-    """What a person has to look into although the device is clean now; empty for nothing."""
-    if course.result is None or not course.result.unexplained:
+    """Return what an operator must investigate although the device is clean now; empty for nothing."""
+    if course.result is None or not course.result.unexplained_residue:
         return ""
     called = _device_index(course) or course.device_id
     return (
-        f"Device {called}: {course.result.unexplained} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
+        f"Device {called}: {course.result.unexplained_residue} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
         f"says; scrubber history --device {called} --event residue.unexplained shows each time."
     )
 
 
 def _out_of_service_note(course: TargetStatus, doing: str) -> str:
-    """Why nobody is handed the device although its scrub has ended; empty where somebody may be, or an error says it."""
+    """Return why the device is not handed over after its scrub; empty if it is, or if an error reports it."""
     result = course.result
     if result is None or not result.HasField("device") or _ineffective_reset_text(course, doing):
         return ""
@@ -167,7 +167,7 @@ def _out_of_service_note(course: TargetStatus, doing: str) -> str:
 
 
 def _ineffective_reset_text(course: TargetStatus, doing: str) -> str:
-    """Why a reset that passed did not bring the device back, and what does; empty if it did, or was no reset."""
+    """Return why a reset that passed did not return the device to service, and what does; empty in all other cases."""
     result = course.result
     if (
         doing != "reset"
@@ -192,7 +192,7 @@ def _data(course: TargetStatus) -> dict[str, Any]:
     result, progress = course.result, course.progress
     scrub = None if result is None else json_objects.scrub(result.scrub)
     if scrub is None and progress is not None:
-        scrub = json_objects.scrub(pb.Scrub(id=progress.scrub, device=progress.device))
+        scrub = json_objects.scrub(pb.Scrub(id=progress.scrub_id, device_id=progress.device_id))
     certified = result is not None and result.HasField("certificate")
     described = result is not None and result.HasField("device")
     return {
@@ -200,15 +200,15 @@ def _data(course: TargetStatus) -> dict[str, Any]:
         "scrub": scrub,
         "certificate": json_objects.certificate(result.certificate) if result is not None and certified else None,
         "device": json_objects.device(result.device) if result is not None and described else None,
-        "unexplained": (result.unexplained or None) if result is not None else None,
-        "error": None if course.error is None else {"code": course.error.code, "sentence": str(course.error)},
+        "unexplainedResidue": (result.unexplained_residue or None) if result is not None else None,
+        "error": None if course.error is None else {"code": course.error.code, "message": str(course.error)},
     }
 
 
 def _scrub(course: TargetStatus) -> str:
     if course.result is not None:
         return course.result.scrub.id
-    return "" if course.progress is None else course.progress.scrub
+    return "" if course.progress is None else course.progress.scrub_id
 
 
 def _target_row(course: TargetStatus) -> Sequence[str]:
@@ -226,13 +226,13 @@ def _target_row(course: TargetStatus) -> Sequence[str]:
 def _device_index(course: TargetStatus) -> str:
     if course.result is not None and course.result.HasField("device"):
         return course.result.device.index
-    # What a device is called is its index, unless its id begins so.
+    # A device is called by its index, unless the requested name is a prefix of its id.
     called = "" if course.device_id.startswith(course.target.requested_name) else course.target.requested_name
     return course.target.index or called
 
 
 def _duration_text(scrub: pb.Scrub) -> str:
-    return f"{max(0.0, scrub.ended - scrub.started):.1f} s" if scrub.ended else "-"
+    return f"{max(0.0, scrub.finished_at - scrub.started_at):.1f} s" if scrub.finished_at else "-"
 
 
 def _finding_text(course: TargetStatus) -> str:
@@ -241,7 +241,7 @@ def _finding_text(course: TargetStatus) -> str:
     if course.result is None:
         said = "nothing was heard of it"
         if course.progress is not None:
-            said = f"scrub {course.progress.scrub} {'was joined' if course.progress.joined else 'began'} and goes on"
+            said = f"scrub {course.progress.scrub_id} {'was joined' if course.progress.joined else 'began'} and goes on"
         return said
     scrub = course.result.scrub
     if scrub.outcome == "passed":
@@ -255,13 +255,13 @@ def _cleared_text(scrub: pb.Scrub) -> str:
     measured = {
         each.step: found
         for each in scrub.steps
-        if isinstance(found := json_objects.parse_embedded_json(each.measured_json), dict)
+        if isinstance(found := json_objects.parse_embedded_json(each.measurements_json), dict)
     }
     cleared = _number(measured.get("memory", {}).get("cleared_bytes"))
     residue = sum(_number(each.get("residue_bytes")) for each in measured.values())
     if not cleared:
         return "checks only" if scrub.path == "fast" else "no memory cleared"
-    # Residue is counted only where the policy wants that: none is not a thing to claim here.
+    # Residue is counted only where the policy requires it, so its absence must not be claimed here.
     return f"{format_bytes(cleared)} cleared" + (f", {format_bytes(residue)} of residue" if residue else "")
 
 
@@ -274,12 +274,12 @@ def _worst_finding(scrub: pb.Scrub) -> str:
     for weight in _SEVERITIES:
         for each in findings:
             if each.severity == weight:
-                return each.sentence
+                return each.message
     return ""
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people, to three figures or so: ``12 bytes``, ``64 MiB``, ``79.2 GiB``."""
+    """Format bytes with about three digits: ``12 bytes``, ``64 MiB``, ``79.2 GiB``."""
     if count < 1024:
         return f"{count:.0f} bytes" if round(count) != 1 else "1 byte"
     units = ("KiB", "MiB", "GiB", "TiB")
@@ -293,25 +293,25 @@ def format_bytes(count: float) -> str:
 
 def _properties(result: pb.ScrubResult) -> Iterator[tuple[str, str]]:
     scrub, certificate = result.scrub, result.certificate
-    yield ("device", scrub.device)
+    yield ("device", scrub.device_id)
     yield ("scrub", scrub.id)
     yield ("path", scrub.path)
     yield ("certificate", certificate.id or "none")
     for step in scrub.steps:
-        yield ("step", f"{step.step}: {step.verdict} ({step.seconds:.3f} s)")
-        yield from (("finding", f"{each.severity}: {each.sentence}") for each in step.findings)
+        yield ("step", f"{step.step}: {step.verdict} ({step.duration_seconds:.3f} s)")
+        yield from (("finding", f"{each.severity}: {each.message}") for each in step.findings)
     if result.HasField("certificate"):
         yield from (("covered", each) for each in certificate.covered)
         yield from (("not covered", each) for each in certificate.not_covered)
     if result.HasField("device"):
         yield ("state", result.device.state)
         if result.device.HasField("cause"):
-            yield ("cause", f"{result.device.cause.code}: {result.device.cause.sentence}")
-            yield ("way back", recovery_text(result.device))
+            yield ("cause", f"{result.device.cause.code}: {result.device.cause.message}")
+            yield ("recovery", recovery_text(result.device))
 
 
 def still_running_text(status: TargetStatus, operation: str) -> str:
-    """What is told of a device whose end nobody waits for any more.
+    """Return the message for a device that is no longer followed before its end.
 
     Args:
         operation: "scrub" or "reset".
@@ -323,8 +323,8 @@ def still_running_text(status: TargetStatus, operation: str) -> str:
             f"The service said nothing about device {status.target} in time; "
             f"scrubber device {short} shows whether it is being {doubt}."
         )
-    # A scrub that a reset is part of can be joined as any other; the same reset again would be refused.
+    # A scrub that belongs to a reset can be joined like any other; repeating the reset would be refused.
     return (
-        f"The {operation} {status.progress.scrub} of device {status.device_id} goes on; scrubber scrub {short} joins it, "
+        f"The {operation} {status.progress.scrub_id} of device {status.device_id} goes on; scrubber scrub {short} joins it, "
         f"scrubber device {short} shows how it ends."
     )

@@ -1,8 +1,8 @@
-"""Tables and lists of properties that fit the terminal they are written on.
+"""Tables and lists of properties that fit the width of a terminal.
 
-Promise: with room given, no line is wider than that room; without (standard output is no terminal), every cell is whole,
-on the line of its row. A column is never cut. It is wrapped, its ids are shortened to a beginning that is still unique,
-it moves below its row, or it is left out, as its :class:`OutputColumn` says; where even that is too wide, every row becomes a
+Invariants: with a given width, no line is wider; without one (standard output is no terminal), every cell is complete,
+on the line of its row. A column is never truncated. It is wrapped, its ids are shortened to a unique prefix, it moves
+below its row, or it is dropped, as its :class:`OutputColumn` defines. If even that is too wide, every row becomes a
 list of properties.
 """
 
@@ -16,7 +16,7 @@ from scrubber.cli.render.text_layout import display_width, shorten_ids, wrap
 __all__ = ["OutputColumn", "PaintText", "table_lines"]
 
 PaintText = Callable[[str, str], str]
-"""What colours a line of a cell: called with the whole cell, and the line."""
+"""Colours a line of a cell: called with the whole cell, and the line."""
 
 _GAP = 2
 _INDENT = 4
@@ -25,14 +25,14 @@ _EMPTY = ("", "-")
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """One column, and what may be done with it where room is short.
+    """One column, and how it may shrink when there is too little room.
 
     Attributes:
-        title: what stands above it; empty in a list of properties.
-        min_width: cells to which it may be wrapped; 0 means never.
-        drop_priority: columns with a number are left out where there is no room, the highest first; 0 means never.
-        holds_ids: it holds ids, which are shortened before anything is wrapped. ``-`` is none.
-        can_move_below: what it holds may stand below the row instead.
+        title: heading; empty in a list of properties.
+        min_width: minimum width in cells when wrapped; 0: never wrapped.
+        drop_priority: columns with a number are dropped when there is no room, the highest first; 0: never dropped.
+        holds_ids: it holds ids, which are shortened before anything is wrapped. ``-`` is not an id.
+        can_move_below: its content may be placed below the row instead.
     """
 
     title: str
@@ -44,7 +44,7 @@ class OutputColumn:
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredColumn:
-    """A column with its cells; ``full_width`` is what it would like to have and ``tight_width`` what it can do with."""
+    """A column with its cells; ``full_width`` is its preferred and ``tight_width`` its minimum width."""
 
     column: OutputColumn
     cells: Sequence[str]
@@ -54,7 +54,7 @@ class _MeasuredColumn:
 
     @property
     def comfortable_width(self) -> int:
-        """What it takes to be read easily: nothing is added to the table before each column has as much."""
+        """Width that is easy to read: no column is added to the table before every column has this width."""
         return max(self.tight_width, min(self.full_width, 2 * self.column.min_width))
 
 
@@ -64,13 +64,13 @@ def table_lines(
     max_width: int | None,
     paint: PaintText = lambda _, text: text,
 ) -> list[str]:
-    """The lines of a table, or of a list of properties where ``header`` is empty.
+    """Return the lines of a table, or of a list of properties where ``header`` is empty.
 
     Args:
-        header: a column that is a bare title may be wrapped. The rows of a list are a name and what belongs to it, or
-            one text, which is written as it is.
+        header: a column that is only a title may be wrapped. The rows of a list are a name and its value, or one text,
+            which is written unchanged.
         rows: as many cells in each as there are columns; printable characters only.
-        max_width: cells of a line; ``None`` means that there is no end of it.
+        max_width: cells of a line; ``None`` means unlimited.
     """
     if not rows and not header:
         return []
@@ -122,7 +122,7 @@ def _total_width(widths: Sequence[int]) -> int:
 def _choose_columns(
     filled: Sequence[_MeasuredColumn], room: int
 ) -> tuple[list[_MeasuredColumn], list[_MeasuredColumn]] | None:
-    """The columns that stand side by side, and those whose cells stand below; ``None`` if there is no way."""
+    """Return the columns side by side, and those whose cells move below the row; ``None`` if nothing fits."""
     kept = [each for each in filled if not each.column.drop_priority]
     below: list[_MeasuredColumn] = []
     while _total_width([each.tight_width for each in kept]) > room:
@@ -142,7 +142,7 @@ def _choose_columns(
 
 
 def _column_widths(kept: Sequence[_MeasuredColumn], room: int) -> list[int]:
-    """Who gets how much: everyone what is tight, then comfort, then ids whole, then the rest in equal shares."""
+    """Return the column widths: tight ones first, then comfortable ones, complete ids, and equal shares of the rest."""
     widths = [each.tight_width for each in kept]
     spare = room - _total_width(widths)
     by_need = sorted(range(len(kept)), key=lambda place: kept[place].full_width)
@@ -185,7 +185,7 @@ def _grid(
 
 
 def _join_cells(cells: Sequence[tuple[str, str]], widths: Sequence[int]) -> str:
-    """One line of (text, the same painted); nothing stands behind the last of them."""
+    """Join pairs of text and coloured text into one line without trailing spaces."""
     line, owed = "", 0
     for (text, painted), given in zip(cells, widths, strict=True):
         if text:
@@ -199,7 +199,7 @@ def _join_cells(cells: Sequence[tuple[str, str]], widths: Sequence[int]) -> str:
 def _property_lists(
     columns: Sequence[OutputColumn], rows: Sequence[Sequence[str]], room: int, paint: PaintText
 ) -> Iterator[str]:
-    """Each row by itself: its cells under each other."""
+    """Yield each row as a separate list of its cells."""
     for place, row in enumerate(rows):
         if any(each.title for each in columns):
             if place:

@@ -1,7 +1,7 @@
-"""How much room text takes on a terminal, and how it is made to take less.
+"""Width of text on a terminal, and ways to reduce it.
 
-Promise: no line that comes from here is wider than was asked for, whatever letters it is made of: wide ones take two
-cells, combining ones none. Everything is still there but what an ellipsis (…) stands for.
+Invariants: no resulting line exceeds the requested width, for any characters: wide ones take two cells, combining ones
+none. Nothing is lost except what an ellipsis (…) replaces.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from itertools import accumulate
 __all__ = ["display_width", "shorten_ids", "wrap"]
 
 _MIN_PREFIX = 12
-"""Characters of an id that are always shown: ``SIM-GPU-1f3a`` or ``GPU-1f3a09c2`` is what people recognise."""
+"""Minimum length of a shortened id: people recognise ``SIM-GPU-1f3a`` or ``GPU-1f3a09c2``."""
 _BREAK_AFTER = "/-,;:=_."
-"""After these a word that is too long is broken."""
+"""Characters after which an overlong word may be broken."""
 
 
 def display_width(text: str) -> int:
-    """Cells that ``text`` takes; it holds printable characters only."""
+    """Return the cells that ``text`` takes; it contains printable characters only."""
     return len(text) if text.isascii() else sum(map(_letter_width, text))
 
 
 def _letter_width(letter: str) -> int:
     if letter < "\u0300":
         return 1
-    # The vowels and final consonants of Korean join the syllable before them.
+    # Korean vowels and final consonants combine with the preceding syllable.
     if unicodedata.category(letter) in ("Mn", "Me") or "\u1160" <= letter <= "\u11ff":
         return 0
     return 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1
 
 
 def wrap(text: str, max_width: int) -> list[str]:
-    """``text`` in lines of at most ``max_width`` cells (two at least), broken between words where there are any."""
+    """Wrap ``text`` to lines of at most ``max_width`` cells (at least two), between words where possible."""
     max_width = max(max_width, 2)
     lines: list[str] = []
     line: str | None = None
@@ -50,7 +50,7 @@ def wrap(text: str, max_width: int) -> list[str]:
 
 
 def _split_word(word: str, room: int) -> Iterator[str]:
-    """``word`` in pieces that fit; at least one."""
+    """Yield ``word`` in pieces that fit; at least one."""
     while display_width(word) > room:
         ends = accumulate(map(_letter_width, word))
         end = next(place for place, taken in enumerate(ends) if taken > room)
@@ -62,7 +62,7 @@ def _split_word(word: str, room: int) -> Iterator[str]:
 
 
 def shorten_ids(ids: Collection[str]) -> dict[str, str]:
-    """Each of ``ids`` as a beginning that no other of them has, with an ellipsis; whole where that is no shorter."""
+    """Return a unique prefix of each of ``ids`` with an ellipsis; the whole id where that is no shorter."""
     found = set(ids)
     in_order = sorted(found)
     short = {}
@@ -75,7 +75,7 @@ def shorten_ids(ids: Collection[str]) -> dict[str, str]:
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common prefix."""
     for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:
             return place

@@ -1,8 +1,8 @@
-"""The node's circuit breaker: how much the service does by itself before it waits for somebody to look.
+"""The node's circuit breaker: limits what the service does automatically before an operator must intervene.
 
-It stops resets that recoveries would make, and quarantines for soft signals. It never stops a scrub or the ending of proved
-leftovers, and it lets no device in: what waits for a reset stays out of service. It is computed from the devices' records
-and has no memory of its own, so a restart does not close it.
+It stops resets for recoveries, and quarantines for soft signals. It never stops a scrub or the killing of proved
+leftovers, and it returns no device to service: a device that waits for a reset stays out of service. It is computed
+from the devices' records and stores no state, so a restart does not close it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["BreakerState", "breaker_state", "is_out_for_soft_signal"]
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """What is stopped, each with its sentence; empty while it goes on.
+    """What is stopped, with a message each; empty while it is allowed.
 
     Attributes:
-        resets_stopped_reason: why no recovery resets a device now.
-        resets_stopped_until: wall-clock seconds from which the next one may; None while they go on.
-        soft_signals_stopped_reason: why no further device is taken out for a soft signal.
+        resets_stopped_reason: why no recovery may reset a device now.
+        resets_stopped_until: wall-clock seconds from which the next reset is allowed; None while resets are allowed.
+        soft_signals_stopped_reason: why no further device is quarantined for a soft signal.
         awaiting_reset: devices that would be reset now.
-        kept_in_service: devices that would be taken out now for a soft signal.
+        kept_in_service: devices that would be quarantined now for a soft signal.
     """
 
     resets_stopped_reason: str = ""
@@ -39,7 +39,7 @@ class BreakerState:
 
     @property
     def open(self) -> BreakerState:
-        """What is stopped and keeps somebody from something: that a limit is reached is no news by itself."""
+        """The state restricted to stops that affect a device now: merely reaching a limit is not reported."""
         return replace(
             self,
             resets_stopped_reason=self.resets_stopped_reason if self.awaiting_reset else "",
@@ -49,7 +49,7 @@ class BreakerState:
 
 
 def is_out_for_soft_signal(record: DeviceRecord, table: SignalTable) -> bool:
-    """Whether the device is out of service for a condition that may pass by itself."""
+    """Whether the device is out of service for a condition that may end without intervention."""
     cause = record.cause
     return (
         record.health not in ADVERTISED
@@ -59,6 +59,7 @@ def is_out_for_soft_signal(record: DeviceRecord, table: SignalTable) -> bool:
     )
 
 
+# See docs/decisions/0029-circuit-breaker.md.
 def breaker_state(
     records: Collection[DeviceRecord],
     rule: BreakerRule,
@@ -70,13 +71,13 @@ def breaker_state(
     pending_resets: int = 0,
     pending_soft_quarantines: int = 0,
 ) -> BreakerState:
-    """The breaker as it stands.
+    """Return the state of the breaker.
 
     Args:
-        resets_required: every slow path resets, also where no fault asks for it.
-        quarantine_after: how long soft signals may last, by code; for whom the breaker spares.
-        pending_resets: resets that were let through and are on no record yet.
-        pending_soft_quarantines: devices that go out for a soft signal and are not on record as out yet.
+        resets_required: every slow path resets, also where no fault requires it.
+        quarantine_after: how long soft signals may last, by code; determines which devices the breaker spares.
+        pending_resets: resets that were allowed and are on no record yet.
+        pending_soft_quarantines: devices being quarantined for a soft signal that are not yet out of service on record.
     """
     times = sorted(
         attempt.at
@@ -87,7 +88,7 @@ def breaker_state(
     spent = len(times) + pending_resets
     resets, until = "", None
     if spent >= rule.max_resets:
-        # Those that are starting have no time yet: they are as young as can be.
+        # Pending resets have no time yet: they count as starting now.
         last = spent - rule.max_resets
         until = (times[last] if last < len(times) else now) + rule.window
         resets = (
@@ -118,7 +119,7 @@ def _is_to_recover(record: DeviceRecord, now: float) -> bool:
         and not cause.by_operator
         and cause.recovery_method not in (RecoveryMethod.REBOOT, RecoveryMethod.OPERATOR)
     )
-    if record.health is Health.PROBATION:  # released by a person, with a reset that is owed
+    if record.health is Health.PROBATION:  # released by an operator, with a reset that is owed
         return record.must_reset and free and due
     return record.health is Health.QUARANTINED and by_itself and free and due
 

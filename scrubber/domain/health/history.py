@@ -1,4 +1,4 @@
-"""What a device did within a day: its quarantines, with the tenant that had it, and the attempts to bring it back."""
+"""The last day of a device: its quarantines, with the tenant that had it, and its recovery attempts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = [
 
 DAY = 24 * 3600.0
 MAX_ENTRIES = 64
-"""Entries of one kind that a record keeps, the newest."""
+"""Maximum number of entries of one kind in a record; the newest are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAttempt:
-    """A recovery that was begun, by the wall clock.
+    """A started recovery; ``at`` is in wall-clock seconds.
 
     Attributes:
-        reset: with a reset of the device.
-        operator_ordered: a person ordered it: what the service may do by itself is not used up by it.
+        reset: whether it includes a reset of the device.
+        operator_ordered: whether an operator ordered it: it does not count for the limits on automatic recoveries.
     """
 
     at: float
@@ -38,7 +38,7 @@ class RecoveryAttempt:
 
 @dataclass(frozen=True, slots=True)
 class PastQuarantine:
-    """A quarantine that no person ordered. ``tenant`` had the device then; None when nobody had, or it is not certain."""
+    """A quarantine that no operator ordered. ``tenant`` had the device then; None when none had or it is uncertain."""
 
     at: float
     code: str
@@ -54,19 +54,19 @@ _D = TypeVar("_D", bound=_Dated)
 
 
 def entries_of_last_day(entries: Iterable[_D], now: float, *, after: float | None = None) -> tuple[_D, ...]:
-    """Those of the 24 hours before ``now``, and later than ``after``.
+    """Return the entries of the 24 hours before ``now`` that are later than ``after``.
 
-    Those that lie ahead of a clock that was set back are none of them.
+    Entries in the future, after a clock was set back, are excluded.
     """
     begin = now - DAY if after is None else max(now - DAY, after)
     return tuple(each for each in entries if begin < each.at <= now)
 
 
 def append_entry(entries: Iterable[_D], new: _D) -> tuple[_D, ...]:
-    """``entries`` with ``new``, as far as a record keeps them."""
+    """Return ``entries`` with ``new``, limited to what a record stores."""
     return (*entries_of_last_day(entries, new.at), new)[-MAX_ENTRIES:]
 
 
 def quarantines_by_tenant(strikes: Iterable[PastQuarantine], now: float) -> Mapping[str, int]:
-    """How many quarantines of the day came while each tenant had the device."""
+    """Return how many quarantines of the day occurred while each tenant had the device."""
     return Counter(each.tenant for each in entries_of_last_day(strikes, now) if each.tenant is not None)

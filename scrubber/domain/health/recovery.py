@@ -1,4 +1,4 @@
-"""Quarantine and the way back: from findings and scrubs to the next record. Pure; the controller commits the result."""
+"""Quarantine and recovery: derives the next record from findings and scrubs. Pure; the controller commits it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def _cause(finding: Finding, policy: Policy, now: float) -> Cause:
 _RESTING_NOTE = "it rests until a day has passed."
 
 
+# See docs/decisions/0028-recovery-and-probation.md.
 def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> DeviceRecord:
-    """``record`` itself while another attempt may be made; else the device is condemned, or rests.
+    """Return ``record`` unchanged while another attempt is allowed; otherwise condemned, or waiting.
 
-    A cause that has to end by itself may take as long as it takes, so it condemns nobody.
+    A cause that must end without intervention may last for any time, so it never condemns a device.
     """
     cause = record.cause
     if record.health is not Health.QUARANTINED or cause is None or cause.by_operator:
@@ -65,7 +66,8 @@ def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> De
     one_tenants = len(tenants) == 1 and None not in tenants
     if not waits and not one_tenants:
         return _condemned(record, cause, used_up, now)
-    # A device that one tenant brings to its knees, and that is well without him, is not to be had for a person's time.
+    # If the faults occur only under one tenant, and the device works without that tenant, it must not require an
+    # operator.
     who = ", each time while the same tenant had it" if one_tenants else ""
     told = cause.message.endswith(_RESTING_NOTE)
     message = cause.message if told else f"{cause.message} {used_up}{who}; {_RESTING_NOTE}"
@@ -89,13 +91,15 @@ def after_findings(
     ended: Collection[str] | None = None,
     soft_quarantines_stopped: bool = False,
 ) -> DeviceRecord:
-    """The record once a look at the device's health found ``findings`` (all of them; none means quiet).
+    """Return the record after a health check with ``findings`` (all of them; none means no problem).
 
-    While a recovery is under way its own last step judges: the condition that it is to lift may still stand.
+    During a recovery the result of the recovery's own last step decides: the condition that it must clear may still
+    exist.
 
     Args:
-        ended: codes of warnings on record that were not seen for long enough to be over; None: all that are not found now.
-        soft_quarantines_stopped: the breaker lets no soft signal take a device out.
+        ended: codes of warnings on record that were not seen for long enough to be over; None: all that are not found
+            now.
+        soft_quarantines_stopped: whether the breaker prevents quarantines for soft signals.
     """
     everything = tuple(findings)
     record = _with_counters(record, everything)
@@ -126,8 +130,9 @@ def after_findings(
     return record
 
 
+# See docs/decisions/0027-soft-signals.md.
 def _overdue(record: DeviceRecord, findings: Iterable[Finding], policy: Policy, now: float) -> list[Finding]:
-    """The warnings that have lasted for longer than the policy bears, as faults."""
+    """Return the warnings that have lasted for longer than the policy allows, as faults."""
     since = {each.code: each.since for each in record.warnings}
     found = []
     for finding in findings:
@@ -141,14 +146,14 @@ def _overdue(record: DeviceRecord, findings: Iterable[Finding], policy: Policy, 
 
 
 def condition_persists(record: DeviceRecord, findings: Iterable[Finding]) -> bool:
-    """Whether what has to end by itself before the device can return goes on."""
+    """Whether a condition that must end without intervention before the device can return persists."""
     if any(finding.severity is Severity.FAULT for finding in findings):
         return True
     return record.cause is not None and any(each.code == record.cause.code for each in record.warnings)
 
 
 def _with_counters(record: DeviceRecord, findings: Iterable[Finding]) -> DeviceRecord:
-    """With the counters on record that ``findings`` tell of: what was found once is not found again as news."""
+    """Return the record with the counters in ``findings``, so that the same counts are not reported as new again."""
     counters = {
         str(finding.evidence["counter"]): int(finding.evidence["value"] or 0)
         for finding in findings
@@ -158,7 +163,10 @@ def _with_counters(record: DeviceRecord, findings: Iterable[Finding]) -> DeviceR
 
 
 def _pause(record: DeviceRecord, policy: Policy, failures: int, now: float) -> float:
-    """Before the next attempt: longer with each one that brought nothing, and with each quarantine of the same day."""
+    """Return the seconds before the next attempt.
+
+    They increase with each failed attempt, and with each quarantine of the same day.
+    """
     strikes = entries_of_last_day(record.recent_quarantines, now, after=record.limits_count_from)
     return policy.recovery.backoff(max(failures + record.deferred_attempts, len(strikes)))
 
@@ -171,7 +179,7 @@ def _faulted(record: DeviceRecord, fault: Finding, policy: Policy, now: float) -
             known.by_operator or _WEIGHT[cause.recovery_method] <= _WEIGHT[known.recovery_method]
         ):
             return record.with_reset_required() if cause.recovery_method is RecoveryMethod.RESET else record
-    # What comes while a tenant has it, by a broken glass say, is not the device's own failing.
+    # A fault while a tenant has the device, for example during a break-glass override, is no failure of the recovery.
     relapse = record.health is Health.PROBATION and record.tenant is None
     retry_at = now + _pause(record, policy, record.failures + (1 if relapse else 0), now)
     if relapse and cause.recovery_method is RecoveryMethod.WAIT:
@@ -188,17 +196,17 @@ def after_scrub(
     *,
     reset: bool = False,
 ) -> DeviceRecord:
-    """What a finished slow path means for health; ``record`` already has its hygiene.
+    """Return the record after a finished slow path; ``record`` already has its hygiene.
 
-    A scrub that was held up or abandoned says nothing about the device, so it neither proves nor costs an attempt. One
-    that passes while the soft signal stands for which the device was taken out has not lifted its cause.
+    A scrub that was blocked or abandoned is no evidence about the device, so it neither proves anything nor counts as
+    an attempt. A scrub that passes while the soft signal that caused the quarantine persists has not cleared its cause.
 
     Args:
-        reset: the device was reset on the way, or that was tried.
+        reset: whether the device was reset during the scrub, or a reset was tried.
     """
     rule = policy.recovery
     findings = tuple(findings)
-    # What only warns is the next look's to find, and to put on record with what it means.
+    # Findings that only warn are left to the next health check, which records them with their consequences.
     record = _with_counters(record, (each for each in findings if each.severity is not Severity.WARNING))
     if record.health is Health.RECOVERING and outcome is not Outcome.ABANDONED:
         met_something = outcome is not Outcome.BLOCKED and not _is_deferred(findings, policy)
@@ -231,6 +239,6 @@ def after_scrub(
 
 
 def _is_deferred(findings: Iterable[Finding], policy: Policy) -> bool:
-    """Whether what a scrub failed by has to end by itself."""
+    """Whether the fault that failed the scrub must end without intervention."""
     fault = _worst(findings, Severity.FAULT, policy)
     return fault is not None and recovery_method(fault.code, policy) is RecoveryMethod.WAIT

@@ -1,6 +1,6 @@
-"""What can go wrong with a device: what each code means for it, in tables that its backend completes.
+"""The meaning of each signal code for a device, in tables that its backend completes.
 
-A policy carries the table that counts for its devices: :attr:`scrubber.domain.policy.Policy.signals`.
+A policy contains the table that applies to its devices: :attr:`scrubber.domain.policy.Policy.signals`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ErrorClass(StrEnum):
     RESET = "reset"
     REBOOT = "reboot"
     CONTEXT = "context"
-    REPAIR = "service"
+    REPAIR = "repair"
     UNKNOWN = "unknown"
 
 
@@ -42,12 +42,12 @@ class Classification:
     """What a code means for its device.
 
     Attributes:
-        severity: ``FAULT`` takes the device out at once; ``WARNING`` makes it suspect, and where it is soft
-            (:attr:`SignalTable.soft`) takes it out once it has lasted for as long as the policy says.
-        recovery_method: how a device that was taken out for it can return.
-        message: what it says about the device; empty where whoever finds it writes the sentence.
-        acceptable: it can be a device's lasting nature, by its slot for example: an operator may accept what is read as
-            normal for the device.
+        severity: ``FAULT`` takes the device out of service immediately; ``WARNING`` makes it suspect, and where it is
+            soft (:attr:`SignalTable.soft`) quarantines it once it has lasted for the time in the policy.
+        recovery_method: how a device that was quarantined for it can return.
+        message: what it means for the device; empty where the code that finds it writes the message.
+        acceptable: whether it can be a permanent property of a device, for example due to its slot: an operator may
+            accept the value read as normal for the device.
     """
 
     severity: Severity
@@ -66,23 +66,23 @@ _SCRUB, _RESET, _WAIT, _REBOOT, _OPERATOR = (
 )
 
 _CLASSIFICATIONS: Mapping[str, Classification] = {
-    # What else a snapshot shows.
+    # Other values of a snapshot.
     "too-hot": Classification(_WARNING, _WAIT),
-    "baseline-changed": Classification(_WARNING, _OPERATOR),
+    "baseline-mismatch": Classification(_WARNING, _OPERATOR),
     "ecc-uncorrected": Classification(_FAULT, _RESET),
-    "recovery-reset": Classification(_FAULT, _RESET),
-    "recovery-reboot": Classification(_FAULT, _REBOOT),
-    "recovery-service": Classification(_FAULT, _OPERATOR),
-    # Counters that the device itself keeps, over resets and reloads of its driver.
+    "driver-requests-reset": Classification(_FAULT, _RESET),
+    "driver-requests-reboot": Classification(_FAULT, _REBOOT),
+    "driver-requests-operator": Classification(_FAULT, _OPERATOR),
+    # Counters that the device itself stores across resets and driver reloads.
     "lifetime-ecc-uncorrected-aggregate": Classification(_FAULT, _RESET, "uncorrected ECC errors"),
     "lifetime-remapped-rows-uncorrectable": Classification(_FAULT, _RESET, "rows remapped after uncorrectable errors"),
     "lifetime-retired-pages": Classification(_WARNING, _RESET, "retired pages"),
-    # A device that gives no answer, or the wrong one.
+    # A device that gives no answer, or a wrong one.
     ErrorCode.DEVICE_FAULT: Classification(_FAULT, _OPERATOR),
     ErrorCode.DRIVER_TIMEOUT: Classification(_FAULT, _WAIT),
     ErrorCode.DEVICE_LOST: Classification(_FAULT, _RESET),
     ErrorCode.DEVICE_UNREADABLE: Classification(_FAULT, _WAIT),
-    # What a scrub meets.
+    # Findings of a scrub.
     FindingCode.DIAGNOSTICS_FAILED: Classification(_FAULT, _RESET),
     FindingCode.DIAGNOSTICS_SLOW: Classification(_FAULT, _RESET),
     FindingCode.ERASE_TIMEOUT: Classification(_FAULT, _SCRUB),
@@ -97,10 +97,11 @@ _CLASSIFICATIONS: Mapping[str, Classification] = {
     FindingCode.SETTINGS_NOT_RESTORED: Classification(_FAULT, _RESET),
     FindingCode.HOLDER_UNKILLABLE: Classification(_FAULT, _WAIT),
     FindingCode.VERIFICATION_FAILED: Classification(_FAULT, _RESET),
-    # Use without a grant, where the policy takes the device out for it.
+    # Use without a grant, where the policy quarantines the device for it.
     FindingCode.UNAUTHORIZED_USE: Classification(_FAULT, _WAIT),
 }
-"""What can go wrong with a device of any backend. What a driver says while it lasts is in the table of its backend."""
+"""Signals of the devices of any backend. Conditions that a driver reports while they last are in its backend's table.
+"""
 
 ERROR_CLASSES: Mapping[ErrorClass, Classification] = {
     ErrorClass.IGNORE: Classification(_NOTE, _OPERATOR, "is informational"),
@@ -111,26 +112,29 @@ ERROR_CLASSES: Mapping[ErrorClass, Classification] = {
     ErrorClass.REPAIR: Classification(_FAULT, _OPERATOR, "asks for hardware service"),
     ErrorClass.UNKNOWN: Classification(_WARNING, _OPERATOR, "is in no table"),
 }
-"""What an error code means, by its class. One that only warns is an event: it makes the device suspect when it is new."""
+"""The meaning of an error code by its class.
+
+An error that only warns is an event: it makes the device suspect when it is new.
+"""
 
 UNKNOWN_CONDITION = Classification(_WARNING, _OPERATOR, "this condition is in no table")
-"""A condition that a driver reports and no table has."""
+"""The classification of a condition that a driver reports and no table contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCodeFormat:
-    """How a driver's numbered errors are called.
+    """How the numbered errors of a driver are named.
 
     Attributes:
-        prefix: of the code of a finding: ``error-95``.
-        name: in a message: ``Error 95``.
+        prefix: prefix in the code of a finding: ``error-95``.
+        name: name in a message: ``Error 95``.
     """
 
     prefix: str = "error"
     name: str = "Error"
 
     def format(self, number: int) -> str:
-        """Return the code of a finding about error ``parse``."""
+        """Return the code of a finding about error ``number``."""
         return f"{self.prefix}-{number}"
 
     def parse(self, code: str) -> int | None:
@@ -141,11 +145,11 @@ class ErrorCodeFormat:
 
 @dataclass(frozen=True)
 class SignalTable:
-    """What can go wrong with the devices of a backend.
+    """The signals of a backend's devices.
 
     Attributes:
-        classifications: by code; numbered errors are not among them, because their classes are the policy's.
-        errors: how numbered errors are called.
+        classifications: by code; without numbered errors, because the policy defines their classes.
+        errors: how numbered errors are named.
     """
 
     classifications: Mapping[str, Classification]
@@ -157,7 +161,7 @@ class SignalTable:
 
     @cached_property
     def soft(self) -> frozenset[str]:
-        """Conditions that may pass by themselves: a policy says how long each may last."""
+        """Conditions that may end without intervention: a policy sets how long each may last."""
         return frozenset(
             code
             for code, meaning in self.classifications.items()
@@ -166,11 +170,12 @@ class SignalTable:
 
     @cached_property
     def limited_by_breaker(self) -> frozenset[str]:
-        """Soft conditions for which the breaker keeps most devices in service: many that turn hot share a cause.
+        """Soft conditions for which the breaker limits quarantines: many devices that overheat share a cause.
 
-        Firmware that was written does not pass, and a tenant that writes more of it must not have more of it left.
+        Excludes modified firmware: it does not end without intervention, and a tenant that modifies more devices must
+        not have more of them left in service.
         """
-        return self.soft - {"baseline-changed"}
+        return self.soft - {"baseline-mismatch"}
 
     @cached_property
     def acceptable(self) -> frozenset[str]:
@@ -178,7 +183,10 @@ class SignalTable:
         return frozenset(code for code, meaning in self.classifications.items() if meaning.acceptable)
 
     def classify(self, code: str) -> Classification:
-        """Return the meaning of ``code``; one that is in no table warns, and only a person knows the way back."""
+        """Return the meaning of ``code``.
+
+        A code in no table is a warning, and only an operator can release a device that was quarantined for it.
+        """
         return self.classifications.get(code, UNKNOWN_CONDITION)
 
     def finding_codes(self, numbers: Iterable[int]) -> frozenset[str]:
@@ -187,4 +195,4 @@ class SignalTable:
 
 
 COMMON_SIGNALS = SignalTable(_CLASSIFICATIONS)
-"""The table of a backend that has no conditions of its own."""
+"""The table of a backend without conditions of its own."""

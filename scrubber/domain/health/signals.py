@@ -1,4 +1,4 @@
-"""From what the driver says to findings, by the table of signals that the device's policy carries."""
+"""Derives findings from driver reports, using the signal table in the device's policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def recovery_method(code: str, policy: Policy) -> RecoveryMethod:
-    """How a device that was quarantined for ``code`` can return; for a code in no table only a person knows."""
+    """Return how a device quarantined for ``code`` can recover; for a code in no table only by an operator."""
     number = policy.signals.errors.parse(code)
     if number is not None:
         return ERROR_CLASSES[policy.error_class(number)].recovery_method
@@ -44,11 +44,11 @@ def snapshot_findings(
     known_counts: Mapping[str, int] | None = None,
     baseline: Baseline | None = None,
 ) -> tuple[Finding, ...]:
-    """What a snapshot means for its device. An absent value is not applicable and makes no finding.
+    """Return the findings of a snapshot. An absent value is not applicable and produces no finding.
 
     Args:
-        known_counts: how often each error code had been seen when that was last recorded.
-        baseline: what the device should be; a condition that a person called normal for it is a note.
+        known_counts: how often each error code had occurred at the last record.
+        baseline: the device's baseline; a condition that an operator accepted as normal for it is a note.
     """
     normal = {} if baseline is None else dict(baseline.conditions)
     found = [
@@ -76,9 +76,10 @@ def _found(code: str, message: str, evidence: Evidence | None = None) -> Finding
 
 
 def _error(code: int, times: int, snapshot: Snapshot, policy: Policy, known: Mapping[str, int]) -> Finding:
-    """The driver's own word on what the device needs decides, where there is one; without it the class of the error code does.
+    """Return the finding for an error code; the driver's own recovery action takes precedence over the code's class.
 
-    A driver lists an error until the device is reset. One that takes nobody out is news once, and then a note.
+    A driver lists an error until the device is reset. An error that does not lead to a quarantine is a warning once,
+    and then a note.
     """
     errors, kind = policy.signals.errors, policy.error_class(code)
     name = errors.format(code)
@@ -96,10 +97,13 @@ def _error(code: int, times: int, snapshot: Snapshot, policy: Policy, known: Map
 
 
 def _recovery_code(recovery: str) -> str:
-    """The code for what the driver asks for; what concerns more than this GPU (its fabric, its peers) is a person's."""
+    """Return the code for the action that the driver requests.
+
+    Actions beyond this GPU (its fabric, its peers) need an operator.
+    """
     if "reboot" in recovery:
-        return "recovery-reboot"
-    return "recovery-service" if recovery in ("imex", "drain-p2p") else "recovery-reset"
+        return "driver-requests-reboot"
+    return "driver-requests-operator" if recovery in ("imex", "drain-p2p") else "driver-requests-reset"
 
 
 def _condition(table: SignalTable, code: str, read: str, normal: str | None) -> Finding:
@@ -112,21 +116,21 @@ def _condition(table: SignalTable, code: str, read: str, normal: str | None) -> 
 
 
 def baseline_findings(device: Device, baseline: Baseline | None) -> tuple[Finding, ...]:
-    """What of a device as it is described now is not as it should be: one finding, or none."""
+    """Return one finding if the device differs from its baseline, else none."""
     changed = baseline_differences(device, baseline)
     if not changed:
         return ()
     said = "; ".join(str(each) for each in changed)
     message = f"It is not what it was: {said}. If that is right: scrubber baseline accept DEVICE --reason …"
-    return (_found("baseline-changed", message, {"changed": " ".join(each.name for each in changed)}),)
+    return (_found("baseline-mismatch", message, {"changed": " ".join(each.name for each in changed)}),)
 
 
 def lifetime_findings(snapshot: Snapshot, known_counters: Mapping[str, int]) -> tuple[Finding, ...]:
-    """Errors since anybody last looked, by the counters that survive resets and reloads of the driver.
+    """Return findings for errors since the last check, from the counters that survive resets and driver reloads.
 
     Args:
-        known_counters: the counters as of the last look that was recorded. One that is new to the record makes a note, and so
-            does one that went down: somebody serviced the device.
+        known_counters: the counters at the last recorded check. A counter that is new to the record produces a note,
+            and so does one that decreased: the device was serviced.
     """
     found: list[Finding] = []
     for name in LIFETIME_COUNTERS:
@@ -145,14 +149,15 @@ def lifetime_findings(snapshot: Snapshot, known_counters: Mapping[str, int]) -> 
 
 
 def fault_finding(step: Step, fault: DeviceFault) -> Finding:
-    """A device fault that a port raised, as a finding of the step that met it."""
+    """Return a device fault that a port raised as a finding of the step that met it."""
     return Finding(step, fault.code, Severity.FAULT, str(fault))
 
 
+# See docs/decisions/0025-device-settings.md.
 def expected_settings(snapshot: Snapshot, policy: Policy) -> dict[str, str]:
-    """The policy's values over the driver's defaults, for the settings that the device has.
+    """Return the policy's values over the driver's defaults, for the settings that the device has.
 
-    Never what was found at first start: that would launder a tenant's change.
+    Never the values found at first start: that would legitimize a tenant's change.
     """
     wanted = dict(snapshot.defaults)
     wanted.update({name: value for name, value in policy.settings.items() if name in snapshot.settings})
@@ -160,7 +165,7 @@ def expected_settings(snapshot: Snapshot, policy: Policy) -> dict[str, str]:
 
 
 def settings_differences(snapshot: Snapshot, policy: Policy) -> dict[str, tuple[str | None, str]]:
-    """The settings that are not as wanted: name → (found, wanted)."""
+    """Return the settings that differ from the expected values: name → (found, expected)."""
     wanted = expected_settings(snapshot, policy)
     found = snapshot.settings
     return {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}

@@ -1,12 +1,13 @@
-"""Limits on what repeated trouble with one device may cost: pauses before its next scrub, and audit rows.
+"""Limits the cost of repeated trouble with one device: pauses before its next scrub, and audit rows.
 
-A device that is held up must not fill the ledger with scrubs that say so: each scrub that was held up is followed by a pause,
-which doubles, and is longer while a process still holds the device.
+A blocked device must not fill the ledger with blocked scrubs: each one is followed by a pause, which doubles, and is
+longer while a process still holds the device.
 
-A process that can open a device can void its certificate as often as it is made. Each time costs a scrub and audit rows, so without a
-bound a single process would push all other history out of the audit trail within hours. A start that waits for the device is
-never held up by this. Every event is counted in some row. The last event of each kind that was left out gets its row together
-with the next grant, so the scrub and the certificate that a grant rests on are in the audit trail with it.
+A process that can open a device can void its certificate as often as one is issued. Each time costs a scrub and audit
+rows, so without a bound a single process would push all other history out of the audit log within hours. A start that
+waits for the device is never delayed by this. Every event is counted in some row. The last omitted event of each kind
+gets its row together with the next grant, so the scrub and the certificate that a grant rests on are in the audit log
+with it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ _FIRST_BACKOFF, _FREE_BACKOFF, _HELD_BACKOFF = 0.25, 2.0, 60.0
 """Seconds: the first pause, the longest one while no process holds the device, and the longest one while one does."""
 
 
+# See docs/decisions/0005-scrub-order-and-pauses.md.
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Scrubs in a row that were held up: the refusal that says why, how many there were before, and when the last was."""
+    """Consecutive blocked scrubs.
+
+    Attributes:
+        refusal: the refusal with the reason.
+        previous_blocks: number of blocked scrubs before the last one.
+        blocked_at: monotonic time of the last one in seconds.
+    """
 
     refusal: NotReady
     previous_blocks: int
@@ -36,7 +44,7 @@ class Backoff:
 
     @classmethod
     def after(cls, finished: ScrubRecord, earlier: Backoff | None, now: float) -> Backoff | None:
-        """Return what a finished scrub leaves; None unless it was held up."""
+        """Return the backoff that a finished scrub leads to; None unless the scrub was blocked."""
         if finished.outcome is not Outcome.BLOCKED:
             return None
         dirty = (finding.message for finding in finished.findings if finding.severity is Severity.BLOCKING)
@@ -45,38 +53,38 @@ class Backoff:
         return cls(refusal, 0 if earlier is None else earlier.previous_blocks + 1, now)
 
     def is_over(self, now: float, *, held: bool) -> bool:
-        """Return whether the pause is over."""
+        """Return whether the pause has ended."""
         longest = _HELD_BACKOFF if held else _FREE_BACKOFF
         pause: float = min(longest, _FIRST_BACKOFF * 2 ** min(self.previous_blocks, 16))
         return now >= self.blocked_at + pause
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 600.0
-"""Seconds before the scrub that follows the second disturbance; it doubles with each one, up to the longest."""
+"""Seconds before the scrub that follows the second disturbance; doubled with each further one, up to the longest."""
 _FORGET_AFTER = 2 * _LONGEST_PAUSE
 """Seconds without a disturbance after which the next one counts as the first."""
 _ROW_INTERVAL = 60.0
 """Seconds for which events of one kind and cause share a row."""
-_TOUCHED, _USER = "device.touched", "use.ungranted"
+_TOUCHED, _USER = "device.marked-dirty", "unauthorized.use.detected"
 _COALESCED = frozenset({"certificate.issued", "scrub.finished", "scrub.started", _TOUCHED, _USER})
 """Events that a process without a grant can cause as often as it wants."""
 
 _BY_A_PROCESS = frozenset(
     {FindingCode.FENCE_BROKEN, FindingCode.DEVICE_BUSY, FindingCode.UNKNOWN_HOLDER, FindingCode.UNINSPECTED_PROCESSES}
 )
-"""Findings of a scrub that was held up by a process without a grant, and not by an earlier tenant's pod."""
+"""Findings of a scrub that was blocked by a process without a grant, and not by an earlier tenant's pod."""
 
 _Kind = tuple[str, ...]
 
 
 def was_disturbed(scrub: ScrubRecord) -> bool:
-    """Return whether the finished ``scrub`` was held up by a process that was not granted the device."""
+    """Return whether the finished ``scrub`` was blocked by a process that was not granted the device."""
     return scrub.outcome is Outcome.BLOCKED and any(finding.code in _BY_A_PROCESS for finding in scrub.findings)
 
 
 @dataclass(slots=True)
 class _RowState:
-    """When events of one kind last got a row, and those that came since without one: how many, and the last two of them."""
+    """State of one kind of event: time of its last row, number of events omitted since, and the last two of those."""
 
     at: float
     left_out: int = 0
@@ -87,10 +95,10 @@ class _RowState:
         self.left_out, self.last, self.before = self.left_out + 1, event, self.last
 
     def rows(self, *, last_separately: bool = False) -> tuple[Event, ...]:
-        """Return the row for what was left out; none when nothing was.
+        """Return the rows for the omitted events; empty when there are none.
 
         Args:
-            last_separately: the last event has a row of its own.
+            last_separately: give the last event a separate row.
         """
         if self.last is None:
             return ()
@@ -99,8 +107,9 @@ class _RowState:
         return (_counting(self.last, self.left_out),)
 
 
+# See docs/decisions/0020-unauthorized-use.md.
 class Disturbances:
-    """Unauthorized use of one device since its last grant, as far as it costs anything. Not durable."""
+    """Counts unauthorized use of one device since its last grant, to bound what it costs. Not durable."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -120,22 +129,23 @@ class Disturbances:
         self._last, self._allocations = now, allocations
 
     def reset(self) -> None:
-        """Start again after a grant, with which the rows of :meth:`omitted_rows` were committed."""
+        """Start over after a grant, which committed the rows of :meth:`omitted_rows`."""
         self._times = 0
         self._row_states.clear()
 
     def pause(self, allocations: int) -> float:
-        """Return the seconds for which a scrub that no start waits for is put off; 0 once the kubelet has allocated the device."""
+        """Return the seconds to delay a scrub that no start waits for; 0 once the kubelet has allocated the device."""
         if self._times < 2 or allocations != self._allocations:
             return 0.0
         pause: float = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._times - 2, 16))
         return max(0.0, self._last + pause - self._clock.monotonic())
 
     def coalesce(self, events: Iterable[Event]) -> tuple[Event, ...]:
-        """Return the rows for ``events``: none for those whose kind got one within the last minute. The next row of a kind counts them.
+        """Return the rows for ``events``, without events whose kind got a row within the last minute.
 
-        Every event has a row until the device was disturbed twice, and so has every operator action. Rows come first for
-        what was left out over a minute ago. The touch that led to a row that names a user has a row of its own before it.
+        The next row of a kind counts those omitted before. Every event has a row until the device was disturbed twice,
+        and so has every operator action. Rows for events that were omitted over a minute ago come first. The
+        ``device.marked-dirty`` event that led to a row that names a user gets a separate row before it.
         """
         now = self._clock.monotonic()
         rows: list[Event] = []
@@ -159,7 +169,7 @@ class Disturbances:
         return (*earlier, *rows)
 
     def note_stored(self, events: Iterable[Event], rows: Iterable[Event]) -> None:
-        """Note that of ``events``, ``rows`` are in the audit trail; the others are counted in the next row of their kind."""
+        """Note that of ``events``, ``rows`` are in the audit log; the next row of their kind counts the others."""
         now = self._clock.monotonic()
         written = {kind for row in rows if (kind := _kind(row)) is not None}
         self._row_states |= {kind: _RowState(now) for kind in written}
@@ -172,18 +182,18 @@ class Disturbances:
         }
 
     def omitted_rows(self) -> tuple[Event, ...]:
-        """Return a row for each kind of which events were left out since its last one: the last such event, with their number."""
+        """Return a row for each kind with events omitted since its last row: the last such event, with their number."""
         return tuple(row for told in self._row_states.values() for row in told.rows())
 
 
 def _counting(event: Event, times: int) -> Event:
-    """Return ``event`` as the row of so many."""
+    """Return ``event`` as a row that represents ``times`` events."""
     return event if times == 1 else replace(event, fields={**event.fields, "times": times})
 
 
 def _kind(event: Event) -> _Kind | None:
-    """Return what events that share a row have in common: name and cause. None for an event with a row of its own."""
+    """Return what events that share a row have in common: name and cause. None for an event with a separate row."""
     if event.name not in _COALESCED or event.actor != "service":
         return None
-    found = event.scrub if event.fields.get("residue_bytes") or event.fields.get("leftovers") else None
+    found = event.scrub if event.fields.get("residue_bytes") or event.fields.get("leftovers_killed") else None
     return (event.name, str(found), *(str(event.fields.get(each)) for each in ("outcome", "use", "pod_uid", "path")))

@@ -1,4 +1,4 @@
-"""The controller of one device: its state, health, occupancy and scrubs, and what combines several of them."""
+"""The controller of one device: its state, health, occupancy and scrubs, and operations that combine them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ __all__ = ["DeviceController", "NodeContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """What the controller of one device may ask of its node.
+    """What the controller of one device may use of its node.
 
     Attributes:
-        on_change: called after every change that a reader may want to see.
-        pods: what is known of the pods that have, or had, a device.
-        keep_out_of_use: keeps other devices out of use while it is open (:meth:`scrubber.engine.devices.Devices.keep_out_of_use`).
-        resources: returns the kubelet's resources under which the device of a record is handed out, as far as they are known.
+        on_change: called after every change that may interest a reader.
+        pods: tracks the pods that have, or had, a device.
+        keep_out_of_use: keeps other devices out of use while open
+            (:meth:`scrubber.engine.devices.Devices.keep_out_of_use`).
+        resources: returns the kubelet's resources that advertise the device of a record, as far as they are known.
         records: returns the records of all devices.
-        breaker: what recoveries may still do.
-        eraser_pool: how many erasers work at once.
+        breaker: limits on recoveries.
+        eraser_pool: limits how many erasers run at once.
     """
 
     on_change: Callable[[], None]
@@ -52,15 +53,15 @@ class DeviceController:
     """One device.
 
     Args:
-        record: the record as the ledger has it.
+        record: the record from the ledger.
 
     Attributes:
-        pods: the node's.
-        state: the record, and who may change it.
-        health: what is known of the device's condition, and operators' orders about it.
-        occupancy: who has the device.
-        reset_gate: whether a recovery may reset the device now.
-        scrubs: the scrub under way, and when the next one may start.
+        pods: the pod tracker of the node.
+        state: the record and its lock.
+        health: the device's condition, and operator actions on it.
+        occupancy: which processes and pods have the device.
+        reset_gate: decides whether a recovery may reset the device now.
+        scrubs: the scrub in progress, and when the next one may start.
     """
 
     def __init__(self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, node: NodeContext) -> None:
@@ -122,7 +123,7 @@ class DeviceController:
         return not shared and self._is_still_given()
 
     def _is_still_given(self) -> bool:
-        """Whether the kubelet still gives the device to a pod of its grants, as far as is known: else it would offer it."""
+        """Whether the kubelet still assigns the device to a granted pod, as far as known; if not, it would offer it."""
         reading = self.pods.reading
         having = {each.pod for each in reading.all_assignments(self.id)}
         unsure = reading.trust is not Trust.TRUSTED
@@ -130,7 +131,7 @@ class DeviceController:
 
     @property
     def refuses_allocation(self) -> bool:
-        """Whether an allocation is refused, which fails its pod for good."""
+        """Whether an allocation is refused, which makes its pod fail permanently."""
         record = self.state.record
         return not record.advertised and (
             record.quarantined_by_operator or self.state.policy.enforcement is not Enforcement.OBSERVE
@@ -140,7 +141,7 @@ class DeviceController:
         """Apply a committed record with a new grant; no use was seen since. The caller holds the lock.
 
         Args:
-            allocations: those that the grant knew of.
+            allocations: the number of allocations that the grant resolves.
         """
         self.occupancy.coverage.note_grant()
         self.state.apply_grant(record, allocations)

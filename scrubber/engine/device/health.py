@@ -1,6 +1,6 @@
-"""The health of one device: what looks at it show, and what operators order about it.
+"""The health of one device: results of health checks, and operator actions on it.
 
-Looks are many and commits are few: a finding that is already known changes nothing, and errors of one code are reported once a
+Checks are frequent and commits are rare: a known finding changes nothing, and errors of one code are reported once a
 minute.
 """
 
@@ -32,20 +32,20 @@ from scrubber.ports.record import Event, LedgerChange
 __all__ = ["DeviceHealth"]
 
 _LONGEST_REASON = 2000
-"""Characters of a cause for which several operators gave reasons."""
+"""Maximum length in characters of a cause that combines the reasons of several operators."""
 _SILENCE = 15.0
 """Seconds without any answer about a device after which it counts as unreadable."""
 _REPORT_INTERVAL = 60.0
 """Seconds for which errors of one code are counted and not reported again."""
 _MOST_CODES = 32
-"""Codes of one device that are reported within that time: a driver may list any number."""
+"""Maximum number of codes of one device that are reported within that interval: a driver may list any number."""
 
 
 class DeviceHealth:
     """The health of one device.
 
     Args:
-        breaker: whether a device may be taken out of service for a soft signal.
+        breaker: decides whether a device may be quarantined for a soft signal.
         records: returns the records of all devices of the node.
     """
 
@@ -65,10 +65,10 @@ class DeviceHealth:
         self._warned_at: dict[str, float] = {}
         self._reported_at: dict[str, float] = {}
 
-    # -- looks -----------------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------------
 
     async def check(self) -> tuple[Finding, ...]:
-        """Ask the driver about the device, and report what it answers."""
+        """Query the driver about the device, and report the findings."""
         try:
             snapshot = await self._dependencies.telemetry.snapshot(self._state.device)
             await self._forget_errors(self._state.policy.signals.finding_codes(snapshot.errors))
@@ -88,7 +88,10 @@ class DeviceHealth:
         return findings
 
     async def _forget_errors(self, listed: Collection[str]) -> None:
-        """Forget error codes that the driver no longer lists, after a reset of a peer for example: they are news when they return."""
+        """Forget error codes that the driver no longer lists, e.g. after a reset of a peer.
+
+        If they return, they are new.
+        """
         if self._state.record.without_unlisted_errors(listed) is self._state.record:
             return
         async with self._state.lock:
@@ -99,7 +102,8 @@ class DeviceHealth:
     def _silence(self, away: Unavailable) -> tuple[Finding, ...]:
         """Return the finding for a driver that does not answer, which is not the device's fault at first.
 
-        A device that is being reset is not silent: the reset has a deadline, and its result is judged where it was started.
+        A device that is being reset is not silent: the reset has a deadline, and its result is evaluated where it was
+        started.
         """
         if isinstance(away, ResetInProgress):
             self._silent_since = None
@@ -113,7 +117,7 @@ class DeviceHealth:
         )
 
     async def report(self, findings: Iterable[Finding]) -> None:
-        """Change the device's health by ``findings``, if they change it."""
+        """Apply ``findings`` to the device's health, and commit if they change it."""
         everything = tuple(findings)
         async with self._state.lock:
             before, now = self._state.record, self._dependencies.clock.wall()
@@ -136,32 +140,36 @@ class DeviceHealth:
                 self._reported_at[finding.code] = self._dependencies.clock.monotonic()
 
     def reserve_soft_quarantine(self, before: DeviceRecord, after: DeviceRecord) -> AbstractContextManager[None]:
-        """Count the device at the breaker until its change is committed: of many devices that turn hot together, each would
-        otherwise count as the first.
+        """Count the device in the breaker until its change is committed.
+
+        Otherwise, of many devices that overheat at the same time, each would count as the first.
         """
         table = self._state.policy.signals
         out = is_out_for_soft_signal(after, table) and not is_out_for_soft_signal(before, table)
         return self._breaker.reserve_soft_quarantine(self._state.id) if out else nullcontext()
 
     def apply_findings(self, record: DeviceRecord, findings: tuple[Finding, ...], now: float) -> DeviceRecord:
-        """Return what ``findings`` make of ``record``. The caller holds the lock: it remembers which warnings were seen."""
+        """Return ``record`` after ``findings``.
+
+        The caller holds the lock: the method remembers which warnings were seen.
+        """
         policy, moment = self._state.policy, self._dependencies.clock.monotonic()
         self._warned_at.update({finding.code: moment for finding in findings if finding.severity is Severity.WARNING})
         active = {each.code for each in record.warnings}
-        # One that an earlier service saw counts as seen when this one began.
+        # A warning that an earlier service saw counts as seen when this service started.
         self._warned_at = {code: self._warned_at.get(code, moment) for code in self._warned_at.keys() | active}
         ended = {code for code in active if moment - self._warned_at[code] >= policy.health.quiet_period}
         soft = any(
             each.severity is Severity.WARNING and each.code in policy.health.quarantine_after for each in findings
         )
-        # One that is out already costs the breaker nothing: it must not keep itself in service.
+        # A device that is already out for a soft signal costs the breaker nothing: it must not keep itself in service.
         stopped = soft and not is_out_for_soft_signal(record, policy.signals) and self._breaker.soft_quarantines_stopped
         after = after_findings(record, findings, policy, now, ended=ended, soft_quarantines_stopped=stopped)
         self._warned_at = {each.code: self._warned_at[each.code] for each in after.warnings}
         return after
 
     def _unreported(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return errors that came since they were last reported, of codes that may be reported now."""
+        """Return errors that occurred since they were last reported, of codes that may be reported now."""
         now = self._dependencies.clock.monotonic()
         self._reported_at = {code: at for code, at in self._reported_at.items() if now - at < _REPORT_INTERVAL}
         news = [each for each in findings if each.evidence.get("new") and each.code not in self._reported_at]
@@ -170,7 +178,7 @@ class DeviceHealth:
     def change_events(
         self, before: DeviceRecord, after: DeviceRecord, now: float, scrub: str | None = None
     ) -> tuple[Event, ...]:
-        """Return the events of a change of health, and of a tenant that too many of them point at."""
+        """Return the events of a change of health, and of a tenant whose use led to too many quarantines."""
         changed = events.health_changed(before, after, now, scrub)
         tenant = (
             after.recent_quarantines[-1].tenant
@@ -191,11 +199,11 @@ class DeviceHealth:
             f"Devices of this node were taken out of service {count} times within a day while {tenant} had them. Look at what "
             "its pods do; to keep them off the node is the scheduler's to do (a taint, a quota)."
         )
-        fields: dict[str, str | int | float | bool | None] = {"tenant_namespace": tenant, "quarantines": count}
-        fields["sentence"] = message
-        return (*changed, Event("tenant.blamed", now, after.device, fields=fields))
+        fields: dict[str, str | int | float | bool | None] = {"tenant": tenant, "quarantines": count}
+        fields["message"] = message
+        return (*changed, Event("tenant.flagged", now, after.device, fields=fields))
 
-    # -- operators' orders -----------------------------------------------------------------------------------------
+    # -- operator actions ------------------------------------------------------------------------------------------
 
     async def quarantine(self, reason: str, actor: str) -> None:
         async with self._state.lock:
@@ -209,7 +217,7 @@ class DeviceHealth:
             await self._state.commit(change, self._state.record.after_operator_quarantine(cause))
 
     async def unquarantine(self, reason: str, actor: str) -> None:
-        """Raises :class:`Refused` when the device is not out of service."""
+        """Release the device from quarantine; raises :class:`Refused` when it is neither quarantined nor condemned."""
         async with self._state.lock:
             if self._state.record.health not in (Health.QUARANTINED, Health.CONDEMNED):
                 now_is = {Health.PROBATION: "on probation"}.get(
@@ -223,10 +231,10 @@ class DeviceHealth:
             )
 
     async def accept_baseline(self, device: Device, reason: str, actor: str) -> None:
-        """Accept ``device``, with the warnings on its record, as what the device should be from now on.
+        """Accept ``device``, with the warnings on its record, as the baseline from now on.
 
         Args:
-            device: as it was shown to the operator: what changes in the meantime is not accepted with it.
+            device: the device as displayed to the operator; later changes are not accepted with it.
 
         Raises:
             DeviceFault, Unavailable: it cannot be determined what the warnings are based on.
@@ -241,13 +249,13 @@ class DeviceHealth:
             normal = tuple(sorted((code, read) for code, read in snapshot.conditions.items() if code in seen))
             baseline = Baseline(baseline_facts(device), normal, now, actor, reason)
             fields: dict[str, str | int | float | bool | None] = {"reason": reason}
-            fields |= {f"is_{name}": value for name, value in (*baseline.facts, *normal)}
+            fields |= {f"current_{name}": value for name, value in (*baseline.facts, *normal)}
             was = () if before is None else (*before.facts, *before.conditions)
-            fields |= {f"was_{name}": value for name, value in was}
+            fields |= {f"previous_{name}": value for name, value in was}
             event = Event("baseline.accepted", now, self._state.id, actor=actor, fields=fields)
             await self._state.commit(LedgerChange(events=(event,)), self._state.record.with_baseline(baseline))
-            # What was accepted ends at once, and not after a quiet period.
-            self._warned_at |= dict.fromkeys(("baseline-changed", *dict(normal)), -math.inf)
+            # Warnings about what was accepted end at once, and not after a quiet period.
+            self._warned_at |= dict.fromkeys(("baseline-mismatch", *dict(normal)), -math.inf)
         await self.check()
 
     async def break_glass(self, seconds: float, reason: str, actor: str) -> None:
@@ -255,7 +263,7 @@ class DeviceHealth:
 
         Raises:
             InvalidRequest: there is no override to end.
-            Refused: the policy does not allow so long a time, or an operator took the device out.
+            Refused: the policy does not allow so long a time, or an operator quarantined the device.
         """
         async with self._state.lock:
             now, record = self._dependencies.clock.wall(), self._state.record
@@ -276,15 +284,15 @@ class DeviceHealth:
                     f"Device {self._state.id} was taken out by {record.cause.actor if record.cause else 'a person'}: release "
                     "it first (scrubber unquarantine)."
                 )
-            fields: dict[str, str | int | float | bool | None] = {"reason": reason, "seconds": seconds}
-            fields |= {"until": now + seconds, "state": record.state}
-            event = Event("glass.broken", now, self._state.id, actor=actor, fields=fields)
+            fields: dict[str, str | int | float | bool | None] = {"reason": reason, "duration_seconds": seconds}
+            fields |= {"expires_at": now + seconds, "state": record.state}
+            event = Event("break-glass.started", now, self._state.id, actor=actor, fields=fields)
             await self._state.commit(
                 LedgerChange(events=(event,)), record.with_break_glass(BreakGlass(now + seconds, reason, actor))
             )
 
     async def end_expired_break_glass(self) -> None:
-        """End a break-glass override whose time is over."""
+        """End a break-glass override whose time has expired."""
         glass = self._state.record.break_glass
         if glass is None or self._state.is_override_active(glass, self._state.policy):
             return
@@ -295,4 +303,4 @@ class DeviceHealth:
                 await self._state.commit(LedgerChange(events=(event,)), self._state.record.without_break_glass())
 
     def _break_glass_ended(self, message: str, now: float, actor: str) -> Event:
-        return Event("glass.mended", now, self._state.id, actor=actor, fields={"sentence": message})
+        return Event("break-glass.ended", now, self._state.id, actor=actor, fields={"message": message})

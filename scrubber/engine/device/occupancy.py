@@ -1,6 +1,6 @@
-"""Who has one device: what looks at its holders and pods show, and what follows for its hygiene.
+"""Which processes and pods have one device: results of holder and pod checks, and their effect on its hygiene.
 
-A device is released, adopted, or loses its certificate to unauthorized use, only by what is seen here.
+Only these checks release or adopt a device, or void its certificate for unauthorized use.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from scrubber.ports.runtime import Clock
 __all__ = ["MAX_WATCH_GAP", "Occupancy", "WatchCoverage"]
 
 MAX_WATCH_GAP = 10.0
-"""Seconds between two looks from which on there is a watch gap: the device may have been used. The service was stalled
-(stopped, swapped out, a loop that hung), or its driver did not answer.
+"""Seconds between two checks above which there is a watch gap: the device may have been used unseen.
+
+The service was stalled (stopped, swapped out, an event loop that hung), or its driver did not answer.
 """
 
 
+# See docs/decisions/0002-exceptions-need-an-unbroken-watch.md.
 class WatchCoverage:
-    """For how long one device was seen free, and whether it was watched without a gap. Not durable."""
+    """How long one device was seen free, and whether it was watched without a gap. Not durable."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,11 +48,11 @@ class WatchCoverage:
         self._gap = False
 
     def begin_check(self) -> None:
-        """Begin a look. If the last one was long ago, there is a gap."""
+        """Begin a check. If the last one was too long ago, there is a gap."""
         self._gap = self.has_gap
 
     def record_check(self, *, held: bool) -> None:
-        """Note what a look showed."""
+        """Note the result of a check."""
         self._last_check = self._clock.monotonic()
         if held:
             self._free_since = None
@@ -58,7 +60,7 @@ class WatchCoverage:
             self._free_since = self._last_check
 
     def heartbeat(self) -> None:
-        """Note that the service is awake: called all the time, also during a scrub, when nothing may look at the device."""
+        """Note that the service is running; also called during a scrub, when the device must not be checked."""
         now = self._clock.monotonic()
         if now - self._heartbeat > MAX_WATCH_GAP:
             self._stalled = now
@@ -69,11 +71,14 @@ class WatchCoverage:
         return self._stalled >= moment or self._clock.monotonic() - max(self._heartbeat, moment) > MAX_WATCH_GAP
 
     def record_failure(self) -> None:
-        """Note that what was seen could not be recorded, which counts as a gap."""
+        """Note that an observation could not be recorded, which counts as a gap."""
         self._gap = True
 
     def reset(self, at: float | None = None) -> None:
-        """Forget gaps before ``at`` (default: now): the device was proved clean, or its gap is on record."""
+        """Forget gaps before ``at`` (monotonic seconds; default: now).
+
+        The device was proved clean, or the gap is recorded.
+        """
         self._last_check, self._gap = self._clock.monotonic() if at is None else at, False
 
     def note_grant(self) -> None:
@@ -82,22 +87,22 @@ class WatchCoverage:
 
     @property
     def has_gap(self) -> bool:
-        """Whether the device was not looked at for so long that it may have been used unseen."""
+        """Whether the device was not checked for so long that it may have been used unseen."""
         return self._gap or self._clock.monotonic() - self._last_check > MAX_WATCH_GAP
 
     @property
     def free_for(self) -> float:
-        """Seconds for which the device was seen free."""
+        """Seconds for which the device has been seen free."""
         return 0.0 if self._free_since is None else self._clock.monotonic() - self._free_since
 
 
 class Occupancy:
-    """Who has one device.
+    """Which processes and pods have one device.
 
     Attributes:
-        coverage: for how long the device was watched without a gap.
-        unauthorized_use: what was seen of it, by pod.
-        unauthorized_users: who used the device without a grant at the last look: a sentence each. It decides nothing.
+        coverage: how long the device was watched without a gap.
+        unauthorized_use: observed unauthorized use, by pod.
+        unauthorized_users: a message for each process without a grant at the last check. For display only.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class Occupancy:
         self.unauthorized_users: tuple[str, ...] = ()
 
     async def is_held(self) -> bool:
-        """Return whether a process holds the device now; keep count of how long none did.
+        """Return whether a process holds the device now; track for how long none did.
 
         During a scrub the scrub holds it, and the driver is not queried: the query breaks an eraser's fence.
         """
@@ -128,13 +133,16 @@ class Occupancy:
         return held
 
     def set_unauthorized_users(self, users: tuple[str, ...]) -> None:
-        """Publish who used the device without a grant at the last look: a sentence each."""
+        """Publish a message for each process that used the device without a grant at the last check."""
         if users != self.unauthorized_users:
             self.unauthorized_users = users
             self._state.on_change()
 
     async def is_held_without_process(self) -> bool:
-        """Return whether what holds the device has had no process for the settle time: then it is never let go."""
+        """Return whether the holder has had no process for the idle period of unknown pods.
+
+        Such a holder never releases the device.
+        """
         now = self._dependencies.clock.monotonic()
         if await self._dependencies.holders.list_users(self._state.device):
             self._held_by_no_process_since = None
@@ -145,7 +153,10 @@ class Occupancy:
         return now - self._held_by_no_process_since >= self._state.policy.limits.unknown_pod_idle_period
 
     async def own_pod_refusal(self, starting_pod: Pod | None) -> NotReady | None:
-        """Return the refusal that names a process of ``starting_pod``, an earlier grant's pod, that holds the device now."""
+        """Return the refusal that names a process of ``starting_pod`` that holds the device now.
+
+        Only for a pod of an open grant; None otherwise.
+        """
         if starting_pod is None or not any(grant.pod == starting_pod for grant in self._state.record.open_grants):
             return None
         containers = self._dependencies.containers
@@ -163,11 +174,11 @@ class Occupancy:
     async def pod_liveness(
         self, starting_pod: Pod | None = None, *, shares: bool = False, excluded_pod: Pod | None = None
     ) -> list[tuple[Grant, PodLiveness]]:
-        """Return where the pod of each open grant stands, by what the pod watch knows now (refresh it first).
+        """Return the liveness of the pod of each open grant, from what the pod tracker knows now (refresh it first).
 
         Args:
             starting_pod, shares: as :meth:`scrubber.engine.pods.PodTracker.liveness`.
-            excluded_pod: a pod that is skipped: looking at a pod's processes can mean walking over all there are.
+            excluded_pod: a pod to skip: checking the processes of a pod can mean a walk over all processes.
         """
         dependencies, limits = self._dependencies, self._state.policy.limits
         found = []
@@ -190,7 +201,7 @@ class Occupancy:
         """Void the certificate of a device that was found held without a grant; return whether it was voided.
 
         Args:
-            record_before: the record as it was before the look. A certificate that was issued since then stays.
+            record_before: the record before the check. A certificate that was issued since then stays valid.
         """
         async with self._state.lock:
             unchanged = (
@@ -199,13 +210,13 @@ class Occupancy:
             )
             if not unchanged or self._state.job is not None:
                 return False
-            event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
+            event = Event("device.marked-dirty", self._dependencies.clock.wall(), self._state.id)
             self._state.disturbances.count(self._state.allocations)
             await self._commit_or_mark_gap(LedgerChange(events=(event,)), self._state.record.after_voided_certificate())
             return True
 
     async def _commit_or_mark_gap(self, change: LedgerChange, record: DeviceRecord) -> None:
-        """Commit what takes trust away. If that fails, the next look takes it away."""
+        """Commit a change that revokes trust. If that fails, the next check revokes it."""
         try:
             await self._state.commit(change, record)
         except LedgerFailure:
@@ -215,11 +226,11 @@ class Occupancy:
     async def void_for_unauthorized_use(
         self, event: Event, findings: Iterable[Finding] = (), *, observed: bool = True
     ) -> None:
-        """Void what was proved of a device that was used without a grant, or may have been: certificates and exceptions.
+        """Void certificates and exceptions of a device that was used without a grant, or may have been.
 
         Args:
-            event: what the audit trail says of the use.
-            findings: the faults that the use counts as by the policy.
+            event: the event of the use for the audit log.
+            findings: the faults that the policy derives from the use.
             observed: whether the use was seen; False if it only cannot be ruled out.
         """
         async with self._state.lock:
@@ -235,14 +246,14 @@ class Occupancy:
                 await self._commit_or_mark_gap(LedgerChange(events=events), after)
 
     async def void_after_gap(self) -> bool:
-        """Void what was proved before a watch gap; return whether there was one."""
+        """Void what was proved before a watch gap; return whether there was one to act on."""
         if not self.coverage.has_gap or self._state.job is not None:
             return False
         if not self._state.record.exclusive_use and self._state.record.hygiene is not Hygiene.CLEAN:
             self.coverage.reset()
             return False
         message = f"Nobody looked for over {MAX_WATCH_GAP:g} s, or what was seen could not be recorded; somebody may have used it."
-        fields = {"reason": "gap", "sentence": message}
+        fields = {"reason": "watch-gap", "message": message}
         event = Event("certificate.voided", self._dependencies.clock.wall(), self._state.id, fields=fields)
         await self.void_for_unauthorized_use(event, observed=False)
         self.coverage.reset()
@@ -250,10 +261,10 @@ class Occupancy:
 
     @asynccontextmanager
     async def keep_out_of_use(self) -> AsyncIterator[None]:
-        """Keep the device from being granted while this is open; no certificate of it outlives it.
+        """Keep the device from being granted while the context is open; voids its unused certificate.
 
         Raises:
-            DeviceBusy: it is in use, or being scrubbed.
+            DeviceBusy: the device is in use or being scrubbed.
         """
         async with self._state.lock:
             if self._state.record.hygiene is Hygiene.IN_USE or self._state.job is not None:
@@ -261,40 +272,40 @@ class Occupancy:
                     f"Device {self._state.id}, which would be reset with it, is {self._state.record.hygiene.value}."
                 )
             if self._state.record.hygiene is Hygiene.CLEAN:
-                event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
+                event = Event("device.marked-dirty", self._dependencies.clock.wall(), self._state.id)
                 await self._state.commit(LedgerChange(events=(event,)), self._state.record.after_voided_certificate())
             yield
 
     async def release(self, record_before: DeviceRecord) -> None:
-        """Release the device, whose grants have ended: it is dirty from here on.
+        """Release the device, whose grants have ended: it becomes dirty.
 
         Args:
-            record_before: the record that this was concluded from. A device that was granted in the meantime is not released.
+            record_before: the record that the conclusion is based on. A device that was granted since is not released.
         """
         async with self._state.lock:
             if (
                 self._state.record.hygiene is Hygiene.IN_USE
                 and self._state.record.grant_sequence == record_before.grant_sequence
             ):
-                fields = {"tenant_namespace": self._state.record.tenant}
+                fields = {"tenant": self._state.record.tenant}
                 event = Event("device.released", self._dependencies.clock.wall(), self._state.id, fields=fields)
                 await self._state.commit(LedgerChange(events=(event,)), self._state.record.after_release())
 
     async def adopt(self, assignment: Assignment | None = None, baseline: tuple[Process, ...] = ()) -> None:
-        """Leave the device with a pod that had it without our grant; it is scrubbed once that pod is over.
+        """Leave the device with a pod that got it without a hand-over; it is scrubbed once that pod is over.
 
         Args:
-            assignment: the pod's; None where the open grants on record name it.
+            assignment: the pod's assignment; None where the open grants on record name the pod.
             baseline: the processes presumed to be the pod's sandbox.
         """
         async with self._state.lock:
             record = self._state.record
             if self._state.job is not None or record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
-                return  # a scrub began meanwhile: it finds the pod, and so does the next look
+                return  # a scrub has begun: it finds the pod, and so does the next check
             now, grant = self._dependencies.clock.wall(), None
             if assignment is not None:
                 if record.hygiene is Hygiene.IN_USE and any(each.pod == assignment.pod for each in record.open_grants):
-                    return  # it was granted meanwhile
+                    return  # it was granted in the meantime
                 boot = self._dependencies.identity.boot
                 grant = Grant(
                     record.grant_sequence + 1,
@@ -306,16 +317,17 @@ class Occupancy:
                     baseline=baseline,
                 )
             pod = record.open_grants[-1].pod if assignment is None else assignment.pod
-            fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
+            fields = {} if pod is None else {"tenant": pod.namespace, "pod": pod.name}
             event = Event("device.adopted", now, self._state.id, fields=fields)
             grants = () if grant is None else ((self._state.id, grant),)
             await self._state.commit(LedgerChange(grants=grants, events=(event,)), record.after_adoption(grant))
 
     async def record_started_container(self, sequence: int, cgroup: str, container: str | None) -> None:
-        """Record which container started on the last grant; nothing changes if ``sequence`` is not the last grant.
+        """Record which container started on the last grant; does nothing if ``sequence`` is not the last grant.
 
         Args:
-            container: its name, if it is another one than the grant says.
+            cgroup: name of the container's cgroup.
+            container: its name, if the grant names another one.
         """
         async with self._state.lock:
             last = self._state.record.last_grant
@@ -323,9 +335,12 @@ class Occupancy:
                 return
             fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
             if last.pod is not None:
-                fields |= {"tenant_namespace": last.pod.namespace, "pod": last.pod.name}
+                fields |= {"tenant": last.pod.namespace, "pod": last.pod.name}
             event = Event(
-                "grant.named", self._dependencies.clock.wall(), self._state.id, fields=fields | {"container": container}
+                "grant.identified",
+                self._dependencies.clock.wall(),
+                self._state.id,
+                fields=fields | {"container": container},
             )
             events = () if container is None else (event,)
             await self._state.commit(
@@ -333,14 +348,14 @@ class Occupancy:
             )
 
     async def record_grant_pod(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
-        """Record the pod of the last grant; nothing changes if ``sequence`` is not the last grant any more."""
+        """Record the pod of the last grant; does nothing if ``sequence`` is no longer the last grant."""
         async with self._state.lock:
             if self._state.record.hygiene is not Hygiene.IN_USE or self._state.record.grant_sequence != sequence:
                 return
             pod = assignment.pod
             fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
-            fields |= {"tenant_namespace": pod.namespace, "pod": pod.name}
-            event = Event("grant.named", self._dependencies.clock.wall(), self._state.id, fields=fields)
+            fields |= {"tenant": pod.namespace, "pod": pod.name}
+            event = Event("grant.identified", self._dependencies.clock.wall(), self._state.id, fields=fields)
             await self._state.commit(
                 LedgerChange(events=(event,)), self._state.record.with_grant_assignment(assignment, baseline)
             )

@@ -1,7 +1,8 @@
-"""Whether a recovery may reset one device now: the device's own attempts, the node's circuit breaker, and a reset that works.
+"""Decides whether a recovery may reset one device now.
 
-The recovery loop asks before it starts a scrub, and the scrub asks again under the device's lock. What an operator orders
-passes the gate unasked.
+Checks the device's remaining attempts, the node's circuit breaker, and whether the device can be reset at all. The
+recovery loop consults the gate before it starts a scrub, and the scrub again under the device's lock. Operator actions
+bypass the gate.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["ResetGate"]
 
 
 class ResetGate:
-    """The limits on the recoveries of one device, and on their resets."""
+    """Limits on the recoveries of one device, and on their resets."""
 
     def __init__(
         self, *, state: DeviceState, health: DeviceHealth, breaker: CircuitBreaker, dependencies: Dependencies
@@ -33,12 +34,12 @@ class ResetGate:
         self._health = health
         self._breaker = breaker
         self._dependencies = dependencies
-        # The breaker is open, and this device cannot be reset: it is scrubbed without.
+        # The breaker is open, and this device cannot be reset: it is scrubbed without a reset.
         self._no_reset = False
 
     @property
     def blocker(self) -> str:
-        """Why the reset that the device's way back needs is not made now; empty otherwise."""
+        """Why the reset that the device needs for its recovery cannot run now; empty otherwise."""
         record = self._state.record
         owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
         return self._breaker.state.resets_stopped_reason if owed and self._stopped_until is not None else ""
@@ -52,7 +53,7 @@ class ResetGate:
         return self._breaker.resets_stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
 
     async def resets_stopped_until(self) -> float | None:
-        """Return the wall-clock seconds before which the breaker lets no recovery reset this device; None without a limit.
+        """Return the wall-clock seconds before which the breaker allows no recovery reset; None without a limit.
 
         Raises:
             DeviceFault, Unavailable: it cannot be determined whether the device can be reset at all.
@@ -64,7 +65,7 @@ class ResetGate:
         return None if self._no_reset else until
 
     async def require_attempts_left(self, now: float) -> None:
-        """Raise :class:`NotReady` once the device has no attempts left: then it is condemned, or rests.
+        """Raise :class:`NotReady` once the device has no attempts left: it is condemned, or waits before the next one.
 
         The caller holds the lock.
         """
@@ -76,7 +77,7 @@ class ResetGate:
         raise refusals.attempts_exhausted(left)
 
     def without_impossible_reset(self, plan: ScrubPlan) -> ScrubPlan:
-        """The ``plan`` of a recovery, without the reset if the device cannot be reset."""
+        """Return the ``plan`` of a recovery, without the reset if the device cannot be reset."""
         return (
             replace(plan, steps=tuple(step for step in plan.steps if step is not Step.RESET))
             if self._no_reset
@@ -84,10 +85,10 @@ class ResetGate:
         )
 
     def reserve_reset(self, *, resets: bool) -> AbstractContextManager[None]:
-        """Hold one of the resets that the breaker allows until the recovery is on record.
+        """Reserve one of the resets that the breaker allows until the recovery is recorded.
 
         Args:
-            resets: whether the recovery makes one.
+            resets: whether the recovery includes a reset.
 
         Raises:
             NotReady: the breaker is open.

@@ -1,4 +1,4 @@
-"""The scrubs of one device: starting one, running it, committing what it proved, and how soon the next one is tried.
+"""The scrubs of one device: starts and runs them, commits their results, and decides when to try the next one.
 
 The lock is held for decisions and commits, never for a scrub.
 """
@@ -43,12 +43,13 @@ class Scrubs:
     """The scrubs of one device.
 
     Args:
-        reset_gate: whether a recovery may be made, and reset the device.
-        eraser_pool: the node's.
-        keep_out_of_use: keeps other devices of the node, by id, out of use while it is open.
+        reset_gate: decides whether a recovery may start and reset the device.
+        eraser_pool: the eraser pool of the node.
+        keep_out_of_use: keeps other devices of the node, given by ID, out of use while the context is open.
 
     Attributes:
-        uninspected_processes: processes that several walks of the last scrub did not get through: a sentence each.
+        uninspected_processes: a message for each process that several walks of the last scrub could not finish
+            inspecting.
     """
 
     def __init__(
@@ -71,22 +72,22 @@ class Scrubs:
         self._reset_gate = reset_gate
         self._eraser_pool = eraser_pool
         self._keep_out_of_use = keep_out_of_use
-        # The last scrub, when the ledger failed at its end.
+        # The last scrub, if the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
         self._backoff: Backoff | None = None
         self.uninspected_processes: tuple[str, ...] = ()
 
-    # -- when ------------------------------------------------------------------------------------------------------
+    # -- when and how a scrub runs -----------------------------------------------------------------------------------
 
     @property
     def delay(self) -> float:
-        """Seconds for which a scrub that no start waits for is put off: the device is used without a grant repeatedly."""
+        """Seconds to delay a scrub that no start waits for: the device is repeatedly used without a grant."""
         return self._state.disturbances.pause(self._state.allocations)
 
     async def blocker(self, starting_pod: Pod | None = None) -> NotReady | None:
-        """Return why a scrub would be held up now; None when it may start.
+        """Return why a scrub would be blocked now; None when it may start.
 
-        A scrub that was held up is not repeated before its backoff is over.
+        A blocked scrub is not repeated before its backoff has ended.
         """
         held = await self._occupancy.is_held()
         for grant, where in await self._occupancy.pod_liveness(starting_pod):
@@ -109,18 +110,18 @@ class Scrubs:
         recover: bool = False,
         reset_reason: str = "",
     ) -> ScrubJob:
-        """Start the slow path, or join the one under way.
+        """Start the slow path, or join the one in progress.
 
         Args:
             starting_pod: the pod whose start waits for it.
-            recover: the device leaves quarantine for it, by way of a reset if its cause needs one.
-            reset_reason: why an operator orders a reset with it. Neither the day's limits nor the breaker stop that one; a
-                device whose own way back is such a scrub leaves quarantine for it.
+            recover: the device leaves quarantine for this scrub, with a reset if its cause needs one.
+            reset_reason: why an operator requests a reset with it. Such a reset bypasses the daily limits and the
+                breaker; a device that recovers by such a scrub leaves quarantine for it.
 
         Raises:
-            DeviceBusy: a reset is ordered, and a scrub is under way.
-            NotReady: the device was granted or left quarantine meanwhile, its last scrub is not off the record yet, or it
-                would be reset and the breaker is open.
+            DeviceBusy: a reset is requested while a scrub is in progress.
+            NotReady: the device was granted or left quarantine in the meantime, its last scrub is not yet resolved on
+                record, or the device would be reset and the breaker is open.
             LedgerFailure: the start cannot be recorded, so nothing starts.
         """
         async with self._state.lock:
@@ -174,14 +175,14 @@ class Scrubs:
                 self._state.on_change()
                 return job
 
-            # A caller that is cancelled stops waiting; what it started goes on.
+            # A caller that is cancelled stops waiting; the scrub that it started continues.
             return await run_to_completion(store_and_begin())
 
     def _may_start(self, *, recover: bool) -> bool:
-        """Return whether what the caller saw before it had the lock still holds."""
+        """Return whether the conditions that the caller checked without the lock still hold."""
         if self._state.retired or self._state.record.hygiene not in (Hygiene.DIRTY, Hygiene.CLEAN):
             return False
-        # An operator's quarantine may have come while the caller waited: only an operator lifts that one.
+        # An operator may have quarantined the device while the caller waited: only an operator lifts that quarantine.
         need = next_action(
             self._state.record, self._state.policy, self._dependencies.identity.for_device(self._state.device)
         )
@@ -205,7 +206,7 @@ class Scrubs:
         )
 
     async def _perform(self, job: ScrubJob, context: ScrubContext) -> None:
-        """Run the plan and commit what it proved. However this ends, callers that joined are notified."""
+        """Run the plan and commit its result. Callers that joined are notified in every case."""
         result = ScrubResult(Outcome.ABANDONED, ())
         finished, certificate = job.record, None
         began = self._dependencies.clock.monotonic()
@@ -216,7 +217,7 @@ class Scrubs:
                 finally:
                     finished, certificate = await run_to_completion(self._conclude(job, context, result, began))
             except LedgerFailure:
-                # The record still says "scrubbing": the recovery loop resolves it once the ledger can be written again.
+                # The record still shows "scrubbing": the recovery loop resolves it once the ledger is writable again.
                 finished = replace(job.record, ended=self._dependencies.clock.wall(), outcome=Outcome.ABANDONED)
                 self._unrecorded = finished
             finally:
@@ -233,7 +234,7 @@ class Scrubs:
             scrub_id=scrub.id,
             tenant=tenant,
             path=scrub.path.value,
-            occasion=scrub.trigger.value,
+            trigger=scrub.trigger.value,
         )
 
     async def _conclude(
@@ -242,7 +243,7 @@ class Scrubs:
         """Commit the end of a scrub, and the certificate if it passed."""
         async with self._state.lock:
             if result.outcome is Outcome.PASSED and self._occupancy.coverage.was_stalled_since(began):
-                # What came after the eraser is unknown: the eraser may have been gone for as long as the service was stalled.
+                # What followed the eraser is unknown: it may have been gone for as long as the service was stalled.
                 result = ScrubResult(Outcome.BLOCKED, result.steps)
             looked = self._dependencies.clock.monotonic()
             dependencies, policy, now = self._dependencies, context.policy, self._dependencies.clock.wall()
@@ -288,7 +289,7 @@ class Scrubs:
             return finished, certificate
 
     async def check(self, trigger: ScrubTrigger, actor: str = "service") -> ScrubRecord:
-        """Run the fast path: checks only. It changes nothing about the device, and records nothing."""
+        """Run the fast path: checks only. Does not change the device, and records nothing."""
         dependencies, policy = self._dependencies, self._state.policy
         record = ScrubRecord(
             dependencies.new_id("check"), self._state.id, PathKind.FAST, trigger, dependencies.clock.wall(), actor=actor
@@ -312,7 +313,7 @@ class Scrubs:
             self._dependencies.journal.record_scrub(record)
 
     async def resolve(self) -> None:
-        """Resolve a scrub or recovery that is on record and not running: the ledger failed at its end."""
+        """Resolve a scrub or recovery that is on record but not running, because the ledger failed at its end."""
         async with self._state.lock:
             if self._state.job is not None:
                 return
@@ -334,7 +335,7 @@ class Scrubs:
                 self._unrecorded = None
 
     async def abandon(self) -> None:
-        """Stop the scrub under way, if any; the device is dirty afterwards."""
+        """Stop the scrub in progress, if any; the device is dirty afterwards."""
         job = self._state.job
         if job is not None and job.task is not None:
             job.task.cancel()

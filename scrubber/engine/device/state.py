@@ -1,4 +1,4 @@
-"""The state of one device: its record, and the hints beside it that are not durable. Nothing else changes the record.
+"""The state of one device: its record, and hints that are not durable. Only this module changes the record.
 
 Every change is decided under the lock, committed to the ledger, and only then applied in memory, published and logged.
 """
@@ -28,23 +28,24 @@ __all__ = ["DeviceState", "run_to_completion"]
 T = TypeVar("T")
 
 
+# See docs/decisions/0003-one-transaction-per-decision.md.
 class DeviceState:
-    """The record of one device, and what is known beside it.
+    """The record of one device, with hints that are not durable.
 
     Args:
-        record: the record as the ledger has it.
-        resources: returns the kubelet's resources under which the device of a record is handed out.
-        on_change: called after every change that a reader may want to see.
+        record: the record from the ledger.
+        resources: returns the kubelet's resources that advertise the device of a record.
+        on_change: called after every change that may interest a reader.
 
     Attributes:
-        id: the device's.
+        id: the device's ID.
         device: the device as the inventory describes it.
-        lock: held from a decision to its commit, and never for the time of a scrub.
-        job: the scrub under way; set by :class:`~scrubber.engine.device.scrubs.Scrubs` alone.
+        lock: held from a decision to its commit, and never during a scrub.
+        job: the scrub in progress; set only by :class:`~scrubber.engine.device.scrubs.Scrubs`.
         disturbances: unauthorized use since the last grant.
-        allocations: counts the ``Allocate`` calls, so that a grant resolves only those that it knew of.
+        allocations: number of ``Allocate`` calls, so that a grant resolves only those that it knew of.
         retired: the device left the node; nothing is granted, scrubbed or committed any more.
-        wake: set when something changed that the recovery loop has to look at.
+        wake: set when something changed that the recovery loop must check.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class DeviceState:
 
     @property
     def policy(self) -> Policy:
-        """The policy of this device at this moment. With an active break-glass override it only observes."""
+        """The current policy of this device. An active break-glass override sets its enforcement to observe."""
         policy = self._dependencies.policy()
         if policy.overrides:
             policy = policy.for_device(self.device.model, self._resources(self._record))
@@ -91,13 +92,14 @@ class DeviceState:
         return policy
 
     def is_override_active(self, override: BreakGlass, policy: Policy) -> bool:
-        """Return whether a break-glass override has time left. A clock that was set back does not prolong it beyond the
-        policy's limit.
+        """Return whether a break-glass override has time left.
+
+        A clock that was set back does not prolong it beyond the policy's limit.
         """
         return 0 < override.until - self._dependencies.clock.wall() <= policy.limits.break_glass
 
     def describe(self, device: Device) -> None:
-        """Take over a new description of the device, which is still in the same place."""
+        """Apply a new description of the device, which is still in the same location."""
         if device != self.device:
             self.device = device
             self.on_change()
@@ -106,7 +108,7 @@ class DeviceState:
 
     @property
     def allocated_since(self) -> bool:
-        """Whether the device was allocated again since its last grant, as far as is known."""
+        """Whether the device was allocated again since its last grant, as far as known."""
         return self.allocations != self._allocations_granted
 
     def count_allocation(self) -> None:
@@ -116,23 +118,23 @@ class DeviceState:
 
     @property
     def waiting_pod(self) -> Pod | None:
-        """The pod whose start was refused last, for as long as the kubelet starts it on the device."""
+        """The pod whose start was refused last, while the kubelet still assigns it the device."""
         return self.pod_if_starting(self._waiting)
 
     def pod_if_starting(self, pod: Pod | None) -> Pod | None:
-        """Return ``pod`` while the kubelet gives it the device: a pod that was deleted in the meantime starts no more."""
+        """Return ``pod`` while the kubelet assigns it the device, else None: a deleted pod no longer starts."""
         given = pod is not None and any(each.pod == pod for each in self._pods.reading.all_assignments(self.id))
         return pod if pod is not None and given and not self._pods.is_absent(pod) else None
 
     def note_waiting(self, pod: Pod) -> None:
-        """Note that ``pod`` keeps the device while it waits for its start, so that the device recovers in the meantime."""
+        """Note that ``pod`` keeps the device while its start waits, so that the device can recover in the meantime."""
         self._waiting = pod
         self.wake.set()
 
     # -- changing the record ---------------------------------------------------------------------------------------
 
     def apply(self, record: DeviceRecord) -> None:
-        """Apply a record that is in the ledger. The caller holds the lock."""
+        """Apply a record that was committed to the ledger. The caller holds the lock."""
         assert self.lock.locked()
         self._record = record
         self._breaker.invalidate()
@@ -140,7 +142,7 @@ class DeviceState:
         self.on_change()
 
     def apply_grant(self, record: DeviceRecord, allocations: int) -> None:
-        """Apply a record with a new grant, which resolves the allocations that it knew of. The caller holds the lock."""
+        """Apply a record with a new grant, which resolves the allocations it knew of. The caller holds the lock."""
         self._allocations_granted = allocations
         self._waiting = None
         self.disturbances.reset()
@@ -157,7 +159,7 @@ class DeviceState:
             raise InvalidRequest(f"Device {self.id} is no longer on this node.")
 
         async def store_and_apply() -> None:
-            # Only the audit trail is bounded: the log and the metrics get every event.
+            # Only the audit log is bounded: the log and the metrics get every event.
             rows = self.disturbances.coalesce(change.events)
             try:
                 await self._dependencies.ledger.commit(replace(change, events=rows) | LedgerChange(records=(record,)))
@@ -174,7 +176,7 @@ class DeviceState:
         """Refuse every later change; return the last record.
 
         Raises:
-            DeviceBusy: the device is in use, or being scrubbed.
+            DeviceBusy: the device is in use or being scrubbed.
         """
         async with self.lock:
             if self.job is not None or self._record.hygiene is Hygiene.IN_USE:
@@ -184,10 +186,10 @@ class DeviceState:
 
 
 async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
+    """Run ``coroutine`` to its end even if the caller is cancelled; the cancellation is raised afterwards.
 
-    A commit is applied inside the same ``coroutine``: a caller that was cancelled between the two would otherwise leave a
-    state that is older than the ledger.
+    A commit is applied inside the same ``coroutine``: a caller that was cancelled between the two would otherwise leave
+    a state in memory that is older than the ledger.
     """
     task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None

@@ -1,1 +1,1 @@
-"""The loops that run while nobody asks: pods, use, recovery, the policy file, and the reconcile at the start."""
+"""Background loops: pods, use of devices, recovery, the policy file, and the reconcile at service start."""

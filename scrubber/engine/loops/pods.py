@@ -1,4 +1,4 @@
-"""The watch: what happens to devices when nobody asks. It submits what it sees; controllers decide what that means."""
+"""Watches pods, driver signals, health and the inventory; submits observations to controllers, which decide."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["follow_signals", "quarantine_unreadable", "run_check", "watch_health
 
 
 _MIN_CHECK_INTERVAL = 0.05
-"""Seconds between two looks at a device whose driver goes on reporting."""
+"""Seconds between two checks of a device whose driver keeps reporting signals."""
 _INVENTORY_INTERVAL = 60.0
-"""Seconds after which devices are described anew although nobody said that anything changed: firmware changes silently."""
+"""Seconds after which devices are described again without a signal: firmware changes silently."""
 
 
 async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
-    """Look at a device as soon as the driver says that something happened to it; one look at a time per device."""
+    """Check a device as soon as the driver reports an event for it; at most one check per device at a time."""
     looking: set[str] = set()
     again: set[str] = set()
 
@@ -41,7 +41,7 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
             while device in again:
                 again.discard(device)
                 await run_check(controller, controller.health.check)
-                # A driver that does not stop reporting must not have us do nothing else.
+                # A driver that reports without end must not occupy the service completely.
                 await dependencies.clock.sleep(_MIN_CHECK_INTERVAL)
         finally:
             looking.discard(device)
@@ -54,7 +54,7 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
                 if controller.id in looking:
                     again.add(controller.id)
                 else:
-                    # Here, and not in the task: signals that wait already are taken in before it runs.
+                    # Add it here and not in the task: signals that are already queued are merged before the task runs.
                     looking.add(controller.id)
                     group.create_task(look(controller), name=f"look {controller.id}")
 
@@ -66,11 +66,11 @@ def _concerned(node: Node, device: str | None) -> list[DeviceController]:
 
 
 async def watch_health(node: Node, *, dependencies: Dependencies, interval: float) -> None:
-    """Compare snapshots on a period: signals are edges and can be missed. A hung device delays no other."""
+    """Compare snapshots periodically: signals are edges and can be missed. A hung device delays no other."""
     looking: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:
-            # A device that is kept waiting, for its neighbour's reset say, delays no other.
+            # A device whose check has to wait, for example for the reset of a peer, delays no other.
             looking = {device: task for device, task in looking.items() if not task.done()}
             for device, controller in node.devices.controllers.items():
                 if device not in looking:
@@ -81,8 +81,9 @@ async def watch_health(node: Node, *, dependencies: Dependencies, interval: floa
 
 
 async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float) -> None:
-    """Notice releases, restarts of the kubelet and assignments that were made without us, every ``interval`` seconds and
-    whenever the node wants it sooner.
+    """Detect releases, kubelet restarts and assignments made by others.
+
+    Runs every ``interval`` seconds and whenever ``node.pod_check_requested`` is set.
     """
     kubelet, before = "", KubeletReading(Trust.UNREADABLE)
     told: frozenset[tuple[str, Pod]] = frozenset()
@@ -114,15 +115,18 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
             continue
 
 
+# See docs/decisions/0011-containers-that-start-without-the-gate.md.
 async def _void_after_restart(
     controller: DeviceController, before: KubeletReading, after: KubeletReading, dependencies: Dependencies
 ) -> None:
-    """Until the plugin has registered again a restarted kubelet starts containers without asking. One that was over
-    before anybody looked would leave its bytes under a certificate, or, where a pod waited for a device that others
-    have, under an exception or for who joins them.
+    """Void certificates and exceptions after a kubelet restart.
+
+    Until the plugin has registered again, a restarted kubelet starts containers without a hand-over. A container that
+    ended before it was detected would leave its data under a certificate or, where a pod waited for a device that
+    others have, under an exception or for a pod that joins them.
 
     Args:
-        before, after: what the kubelet said last before its restart, and now.
+        before, after: the last readings before and after the restart.
     """
     record = controller.state.record
     granted = {grant.pod for grant in record.open_grants if grant.pod is not None}
@@ -132,7 +136,7 @@ async def _void_after_restart(
         record.hygiene is Hygiene.CLEAN or (record.hygiene is Hygiene.IN_USE and waiting)
     ):
         message = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
-        fields = {"reason": "kubelet-restart", "sentence": message}
+        fields = {"reason": "kubelet-restart", "message": message}
         event = Event("certificate.voided", dependencies.clock.wall(), controller.id, fields=fields)
         await controller.occupancy.void_for_unauthorized_use(
             event, observed=record.hygiene is Hygiene.IN_USE and bool(others)
@@ -142,7 +146,7 @@ async def _void_after_restart(
 async def _report_other_assignments(
     node: Node, reading: KubeletReading, reported: frozenset[tuple[str, Pod]], dependencies: Dependencies
 ) -> frozenset[tuple[str, Pod]]:
-    """Assignments of our devices by another plugin or a DRA driver; each is told once for as long as it lasts."""
+    """Report assignments of our devices by another plugin or a DRA driver, each once while it lasts."""
     own = node.own_resources
     foreign = {
         (device, each.pod): each
@@ -157,12 +161,12 @@ async def _report_other_assignments(
             f"{assignment.resource} gave it to {pod.namespace}/{pod.name}; it is also handed out as "
             f"{', '.join(sorted(own))}. Only one of them may: stop the other plugin or DRA driver, or exclude the device."
         )
-        fields = {"use": "foreign-assignment", "resource": assignment.resource, "sentence": message}
-        event = Event("use.ungranted", dependencies.clock.wall(), device, fields=fields)
+        fields = {"use": "assigned-by-another-plugin", "resource": assignment.resource, "message": message}
+        event = Event("unauthorized.use.detected", dependencies.clock.wall(), device, fields=fields)
         try:
             await node.devices.controllers[device].occupancy.void_for_unauthorized_use(event)
         except ScrubberError:
-            foreign = {key: each for key, each in foreign.items() if key != (device, pod)}  # told in the next round
+            foreign = {key: each for key, each in foreign.items() if key != (device, pod)}  # reported in the next round
     return frozenset(foreign)
 
 
@@ -175,14 +179,14 @@ async def _check_pods(controller: DeviceController, reading: KubeletReading, dep
 
 
 async def _name_last_grant(controller: DeviceController, reading: KubeletReading, dependencies: Dependencies) -> None:
-    """A grant that was made while no witness could name its pod gets its name once one can.
+    """Add the pod to a grant that was made while no source named its pod, once a source names it.
 
-    The kubelet has not allocated the device anew since, so whoever has it now is whom it was granted to.
+    The kubelet has not allocated the device again since, so the pod that has it now is the one that it was granted to.
     """
     last = controller.state.record.last_grant
     assignment = reading.assignment_of(controller.id)
     if assignment is not None and reading.shares_of(assignment.pod, controller.id):
-        return  # of a shared device others may have been given their shares before this one was granted
+        return  # other pods may have been assigned shares of a shared device before this one was granted
     if (
         last is None
         or (last.pod is not None and last.pod.uid is not None)
@@ -204,10 +208,11 @@ async def _name_last_grant(controller: DeviceController, reading: KubeletReading
 
 
 async def _is_released(controller: DeviceController, dependencies: Dependencies) -> bool:
-    """Whether every pod that was granted the device is gone for the kubelet, and over or a proved leftover.
+    """Whether every pod that was granted the device is no longer listed by the kubelet, and over or a proved leftover.
 
-    A pod that no witness names may be anywhere: only the next hand-over asks for its device, except when the device is
-    out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
+    A pod that no source names may be anywhere: its device is released only by the next hand-over, except when the
+    device is out of service and was not seen held for the idle period of unknown pods. Otherwise it could never return
+    to service.
     """
     for grant in controller.state.record.open_grants:
         await controller.pods.sample_processes(grant)
@@ -226,18 +231,18 @@ async def _is_released(controller: DeviceController, dependencies: Dependencies)
     except DeviceFault:
         if controller.state.record.advertised:
             raise
-        held = False  # it is out of service and answers nothing; released, it is dirty and looked at again
-    # A leftover explains who holds the device; without one it is somebody whom no grant explains.
+        held = False  # out of service and answers no query; once released, it is dirty and checked again
+    # A leftover explains why the device is held; otherwise a process without a grant holds it.
     if not held or any(where.state is PodState.LEFTOVER for _, where in standings):
         return True
-    # Nobody starts on what is out of service, so nobody else would find that what holds it is nobody's.
+    # No pod starts on a device that is out of service, so only this check detects a holder without a process.
     return not controller.state.record.advertised and await controller.occupancy.is_held_without_process()
 
 
 async def watch_inventory(
     node: Node, *, inventory: Inventory, dependencies: Dependencies, add_device: Callable[[Device], Awaitable[None]]
 ) -> None:
-    """Follow devices that come and go, those that are somewhere else now (they went, and came), and what each says it is.
+    """Follow devices that appear, disappear or move (handled as both), and changes of their descriptions.
 
     Args:
         add_device: makes a controller for a new device.
@@ -267,13 +272,13 @@ async def watch_inventory(
         for new in sorted(there.keys() - node.devices.controllers.keys()):
             failed |= await _must_retry(partial(add_device, there[new]))
         if failed:
-            # Neither a driver that is away nor a ledger that is full may lose a change, nor one device another's.
+            # A missing driver or a full ledger must not lose a change, nor one device the change of another.
             await dependencies.clock.sleep(1.0)
             node.devices.inventory_changed.set()
 
 
 async def _must_retry(change: Callable[[], Awaitable[None]]) -> bool:
-    """Make ``change``; whether it has to be made again."""
+    """Make ``change``; return whether it must be made again."""
     try:
         await change()
     except ScrubberError:
@@ -282,19 +287,19 @@ async def _must_retry(change: Callable[[], Awaitable[None]]) -> bool:
 
 
 async def quarantine_unreadable(controller: DeviceController, fault: DeviceFault) -> None:
-    """A device that cannot be looked at is out of service."""
+    """Quarantine a device that cannot be inspected."""
     try:
         await controller.health.report([fault_finding(Step.HOLDERS, fault)])
     except LedgerFailure:
-        # Every hand-over is refused while the ledger fails; the next look finds the same fault.
+        # Every hand-over is refused while the ledger fails; the next check finds the same fault.
         return
     except InvalidRequest:
-        # The device left the node meanwhile, which is why it answered nothing.
+        # The device left the node in the meantime, which is why it did not answer.
         return
 
 
 async def run_check(controller: DeviceController, check: Callable[[], Awaitable[object]]) -> None:
-    """One look. What cannot be recorded now is seen again in the next round."""
+    """Run one check. What cannot be recorded now is detected again in the next round."""
     try:
         await check()
     except DeviceFault as fault:

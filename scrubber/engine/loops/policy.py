@@ -1,4 +1,4 @@
-"""The policy, followed: a changed file is in force within seconds, a bad one keeps the old policy and is told of."""
+"""Follows the policy file: a changed file takes effect within seconds; an invalid one is reported and not applied."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from scrubber.ports.runtime import PolicyProvider
 __all__ = ["follow_policy"]
 
 _INTERVAL = 2.0
-"""Seconds between two looks at the file."""
+"""Seconds between two checks of the file."""
 
 
+# See docs/decisions/0030-policy-changes.md.
 async def follow_policy(
     node: Node,
     *,
@@ -26,10 +27,12 @@ async def follow_policy(
     dependencies: Dependencies,
     interval: float = _INTERVAL,
 ) -> None:
-    """Until cancelled. A certificate names its policy's digest, so devices that were proved under another one are scrubbed.
+    """Follow the policy until cancelled.
+
+    A certificate contains the digest of its policy, so devices that were certified under another policy are scrubbed.
 
     Args:
-        reload_requested: set when somebody wants the file read now (SIGHUP).
+        reload_requested: set to request a read of the file now (SIGHUP).
     """
     while True:
         with suppress(TimeoutError):
@@ -44,7 +47,7 @@ async def follow_policy(
         except InvalidConfiguration as error:
             message = f"{error} The policy {before.name} stays in force."
             await _record_event(
-                Event("policy.rejected", dependencies.clock.wall(), fields={"sentence": message}), dependencies
+                Event("policy.rejected", dependencies.clock.wall(), fields={"message": message}), dependencies
             )
             continue
         now = provider.policy
@@ -53,14 +56,14 @@ async def follow_policy(
             "digest": now.digest,
             "changed": changed,
         }
-        fields["sentence"] = _restart_message(before, now)
+        fields["message"] = _restart_message(before, now)
         await _record_event(Event("policy.accepted", dependencies.clock.wall(), fields=fields), dependencies)
         if changed:
             node.on_policy_change()
 
 
 def _restart_message(before: Policy, now: Policy) -> str | None:
-    """What a service takes from its policy when it starts, and only then."""
+    """Return a message about changed settings that a service reads only at its start; None when none changed."""
     pairs = {
         "question": (before.limits.driver_call, now.limits.driver_call),
         "eraserSlots": (before.limits.eraser_slots, now.limits.eraser_slots),
@@ -70,7 +73,10 @@ def _restart_message(before: Policy, now: Policy) -> str | None:
 
 
 async def _record_event(event: Event, dependencies: Dependencies) -> None:
-    """A full ledger does not keep a policy from being followed; the log line is written all the same."""
+    """Record ``event``.
+
+    A ledger failure does not stop the policy from being followed, and the log line is written anyway.
+    """
     with suppress(LedgerFailure):
         await dependencies.ledger.commit(LedgerChange(events=(event,)))
     dependencies.journal.record([event])

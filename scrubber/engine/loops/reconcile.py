@@ -1,4 +1,7 @@
-"""Service start: whatever happened before was not watched. Who has a device keeps it; everything else is dirty."""
+"""Reconciles ledger, kubelet and devices at service start, because nothing was watched before it.
+
+A device in use stays with its pod; every other device is dirty.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ __all__ = ["add_device", "reconcile"]
 
 
 async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *, dependencies: Dependencies) -> None:
-    """Bring ledger, kubelet and devices to one story; nothing is handed over before this is done.
+    """Reconcile ledger, kubelet and devices; nothing is handed over before this is done.
 
     Raises:
-        LedgerFailure: the new start cannot be recorded.
+        LedgerFailure: the service start cannot be recorded.
     """
     now = dependencies.clock.wall()
     boot = dependencies.identity.boot
@@ -52,7 +55,7 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
 
 
 async def add_device(node: Node, device: Device, state: LedgerState, *, dependencies: Dependencies) -> None:
-    """A device that appeared while the service runs: known from the ledger or new, and dirty either way."""
+    """Add a device that appeared while the service runs: known from the ledger or new, and dirty in both cases."""
     known = node.devices.removed_records.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
     now = dependencies.clock.wall()
     record = _started(device, known, dependencies.identity.boot, now)
@@ -65,7 +68,7 @@ async def add_device(node: Node, device: Device, state: LedgerState, *, dependen
 
 
 def _started(device: Device, known: DeviceRecord, boot: str, now: float) -> DeviceRecord:
-    """The record as of this start. A device that was never seen before should be as it is now."""
+    """Return the record as of this start. A device never seen before gets its current facts as its baseline."""
     record = known.after_service_start(boot)
     expected = (
         Baseline(baseline_facts(device), at=now) if record.baseline is None else record.baseline.with_new_facts(device)
@@ -74,10 +77,10 @@ def _started(device: Device, known: DeviceRecord, boot: str, now: float) -> Devi
 
 
 def _baseline_events(before: DeviceRecord, after: DeviceRecord, now: float) -> tuple[Event, ...]:
-    """What is known from now on of what the device should be."""
+    """Return the event for baseline facts that are new."""
     known = () if before.baseline is None else before.baseline.facts
     new = dict(set(() if after.baseline is None else after.baseline.facts) - set(known))
-    return (Event("baseline.taken", now, after.device, fields=dict(sorted(new.items()))),) if new else ()
+    return (Event("baseline.recorded", now, after.device, fields=dict(sorted(new.items()))),) if new else ()
 
 
 def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
@@ -87,10 +90,10 @@ def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
 async def _check_all(
     node: Node, controllers: Iterable[DeviceController], grants: Iterable[Grant], dependencies: Dependencies
 ) -> None:
-    """Find out who has these devices, before anybody else may do anything with them.
+    """Find out which pods have these devices, before anything else may happen to them.
 
     Args:
-        grants: all that the ledger still calls open, of any device.
+        grants: all grants that are open according to the ledger, of any device.
     """
     asked = frozenset(grant.pod for grant in grants if grant.pod is not None)
     node.pods.track_more(asked)
@@ -99,7 +102,7 @@ async def _check_all(
 
 
 async def _check_device(controller: DeviceController, gated_pods: frozenset[Pod], dependencies: Dependencies) -> None:
-    """A device that cannot be looked at is out of service, stays with the pods it was granted to, and stops nothing."""
+    """Check one device; one that cannot be inspected is quarantined, stays with its pods, and blocks no other."""
     try:
         await _adopt_if_used(controller, gated_pods, dependencies)
     except (DeviceFault, Unavailable) as error:
@@ -110,16 +113,16 @@ async def _check_device(controller: DeviceController, gated_pods: frozenset[Pod]
 
 
 async def _adopt_if_used(controller: DeviceController, gated_pods: frozenset[Pod], dependencies: Dependencies) -> None:
-    """Leave a device with the pod that has it; otherwise it stays dirty, and tending scrubs it.
+    """Leave a device with the pod that uses it; otherwise it stays dirty, and the recovery loop scrubs it.
 
-    An orphaned eraser holds its device too: it is ended first, or left for the scrub to deal with.
+    An orphaned eraser holds its device too: it is killed first, or left for the scrub to handle.
     """
     limits = controller.state.policy.limits
     orphan = await dependencies.eraser.find_orphan(controller.state.device)
     if orphan is not None:
         ended = await dependencies.eraser.terminate_orphan(controller.state.device, limits.driver_call * 5)
-        fields = {"pid": orphan, "ended": ended}
-        event = Event("eraser.orphan", dependencies.clock.wall(), controller.id, fields=fields)
+        fields = {"pid": orphan, "killed": ended}
+        event = Event("eraser.orphan.found", dependencies.clock.wall(), controller.id, fields=fields)
         await dependencies.ledger.commit(LedgerChange(events=(event,)))
         dependencies.journal.record([event])
         if not ended:
@@ -135,11 +138,11 @@ async def _adopt_if_used(controller: DeviceController, gated_pods: frozenset[Pod
 async def _adopt_unrecorded_pods(
     controller: DeviceController, gated_pods: frozenset[Pod], dependencies: Dependencies, *, held: bool
 ) -> None:
-    """Pods that were there before this ledger: adopted if they run, not if they only wait for their start.
+    """Adopt pods that are older than this ledger if they run, but not if they only wait for their start.
 
     Args:
-        gated_pods: pods whose starts were asked about: of such a one, that another container of it runs says nothing of a device
-            that it was never granted.
+        gated_pods: pods whose starts went through a hand-over. Another running container of such a pod is no evidence
+            about a device that the pod was never granted.
     """
     named = controller.pods.reading.all_assignments(controller.id)
     by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
@@ -150,10 +153,11 @@ async def _adopt_unrecorded_pods(
         except Unreadable:
             sandbox, running = (), True
         else:
-            # A sandbox may have several processes; a pod none of whose containers was ever started has nothing else.
+            # A sandbox may have several processes; a pod none of whose containers was ever started has no other
+            # processes.
             running = (
                 bool(exclude_baseline(processes, sandbox)) and dependencies.assignments.container_starts(pod) != {}
             )
-        # Of several pods that share it, that somebody holds it says nothing of this one.
+        # If several pods share the device, its being held is no evidence about this one.
         if (running and pod not in gated_pods) or (held and len(by_pod) == 1):
             await controller.occupancy.adopt(assignment, sandbox)

@@ -1,4 +1,4 @@
-"""Tending: what a device needs when nobody asks. One loop per device, driven by one pure decision."""
+"""The recovery loop: one per device; does what the device needs without a request, as one pure function decides."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["run_recovery_loop", "run_recovery_loops"]
 
 _PAUSE_FIRST, _PAUSE_LAST = 0.2, 5.0
 _BREAKER_INTERVAL = 60.0
-"""Seconds between two looks at whether the breaker lets a reset through: a policy may allow more meanwhile."""
+"""Seconds between two checks whether the breaker allows a reset: a changed policy may allow more."""
 
 
 async def run_recovery_loops(node: Node, *, dependencies: Dependencies) -> None:
-    """Tend every device that the node has, also those that come later. Nothing happens before the node is ready."""
+    """Run a recovery loop for every device of the node, including devices that appear later, once the node is ready."""
     loops: dict[str, tuple[DeviceController, asyncio.Task[None]]] = {}
     version = 0
     async with asyncio.TaskGroup() as group:
@@ -52,10 +52,10 @@ async def run_recovery_loops(node: Node, *, dependencies: Dependencies) -> None:
 async def run_recovery_loop(
     controller: DeviceController, *, dependencies: Dependencies, trigger: ScrubTrigger, maintenance: asyncio.Lock
 ) -> None:
-    """Until cancelled: scrub what is dirty and free, recover, prove.
+    """Scrub the device while it is dirty and free, recover it and verify it, until cancelled.
 
     Args:
-        trigger: of the first scrub (service start); later ones are for a release.
+        trigger: trigger of the first scrub (service start); later scrubs are triggered by a release.
         maintenance: held by the one device of the node that is scrubbed for maintenance.
     """
     pause = _PAUSE_FIRST
@@ -120,17 +120,21 @@ async def run_recovery_loop(
                     pause = _PAUSE_FIRST
                     continue
         except ScrubberError as error:
-            # What cannot be read is out of service; for the rest the refusals say why, and the pause is enough.
+            # An unreadable device is quarantined; for other errors the refusals contain the reason, and the pause is
+            # enough.
             if isinstance(error, DeviceFault):
                 await quarantine_unreadable(controller, error)
-        # What this attempt itself changed is no reason to try again at once.
+        # A change made by this attempt itself is no reason to try again at once.
         controller.state.wake.clear()
         await _sleep(controller, dependencies, pause)
         pause = min(_PAUSE_LAST, pause * 2)
 
 
 def _still_due(controller: DeviceController, dependencies: Dependencies) -> bool:
-    """Whether a device that waited for its turn is still to be verified: the hours may be over, or it needs something else."""
+    """Whether a device that waited for its turn is still due.
+
+    The maintenance window may have ended, or the device may need other work.
+    """
     now = dependencies.clock.wall()
     need = next_action(
         controller.state.record,
@@ -142,7 +146,7 @@ def _still_due(controller: DeviceController, dependencies: Dependencies) -> bool
 
 
 async def _sleep(controller: DeviceController, dependencies: Dependencies, seconds: float) -> None:
-    """Sleep, unless something about the device changes."""
+    """Sleep until ``seconds`` have passed or something about the device changes."""
     try:
         async with dependencies.clock.timeout(seconds):
             await controller.state.wake.wait()
@@ -151,10 +155,10 @@ async def _sleep(controller: DeviceController, dependencies: Dependencies, secon
 
 
 async def _is_blocked(controller: DeviceController, action: RecoveryAction) -> bool:
-    """Whether a scrub would get nowhere now.
+    """Whether a scrub cannot succeed now.
 
-    A device may answer nothing until it is reset, not even who holds it. Its recovery begins all the same: the scrub
-    looks for its earlier pods, and whoever resets it looks for holders by other ways.
+    A device may answer no query until it is reset, not even for its holders. Its recovery starts nevertheless: the
+    scrub checks its earlier pods, and the resetter finds holders by other means.
     """
     try:
         return await controller.scrubs.blocker(controller.state.waiting_pod) is not None
@@ -165,7 +169,7 @@ async def _is_blocked(controller: DeviceController, action: RecoveryAction) -> b
 
 
 async def _condition_persists(controller: DeviceController, action: RecoveryAction) -> bool:
-    """For a cause that has to end by itself: whether it still stands. Waiting for it costs no attempt."""
+    """Whether a condition that must end before recovery persists. Waiting for it does not count as an attempt."""
     cause = controller.state.record.cause
     if action is not RecoveryAction.RECOVER or cause is None or cause.recovery_method is not RecoveryMethod.WAIT:
         return False
@@ -173,6 +177,6 @@ async def _condition_persists(controller: DeviceController, action: RecoveryActi
 
 
 def _longest_delay(policy: Policy) -> float:
-    """Beyond this (seconds) nothing is ever due: a clock was set back, and a device must not wait for the future."""
+    """Longest plausible delay in seconds. A later due time means that a clock was set back, and is ignored."""
     rule, again = policy.recovery, policy.maintenance.interval or 0.0
     return max(rule.max_backoff, rule.probation_interval, again + DAY)

@@ -1,7 +1,8 @@
-"""Use of devices, watched: who has one without a grant is found, told of, and met as the policy says.
+"""Watches the use of devices: unauthorized use is detected, reported and handled as the policy defines.
 
-A grant says who may use a device; the driver says who does. Nothing keeps a privileged pod or a process of the node from
-opening one, so what cannot be prevented is noticed: the certificate is void, and the device is nobody's alone any more.
+A grant defines which processes may use a device; the driver reports which do. Nothing prevents a privileged pod or a
+process of the node from opening a device, so such use is detected afterwards: it voids the certificate, and the device
+no longer counts as exclusively used.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from scrubber.ports.record import Event
 __all__ = ["check_use", "watch_use"]
 
 _RECHECK_DELAY = 0.1
-"""Seconds after which a stranger is looked at once more: a process that is just being executed shows no pod for a moment."""
+"""Seconds until an unauthorized user is checked again: a process that is just being executed briefly shows no pod."""
 
 _MAX_SHOWN = 8
-"""Strangers of one device that are shown: there may be any number."""
+"""Maximum number of unauthorized users of one device that are published: there may be any number."""
 
 _MIN_INTERVAL_SHARE = 0.1
-"""The shortest pause between two looks, as a share of the longest."""
+"""The shortest pause between two checks, as a share of the longest."""
 
 Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """A process that uses a device otherwise than by a grant; ``pod`` is its UID, None for a process of no pod."""
+    """A process that uses a device without a grant; ``pod`` is the UID of its pod, None for a process of no pod."""
 
     holder: Holder
     pod: str | None
@@ -56,20 +57,23 @@ class _User:
         return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) of {who} uses it without a grant."
 
 
+# See docs/decisions/0020-unauthorized-use.md.
 async def watch_use(
     node: Node, *, dependencies: Dependencies, interval: float, random_fraction: Callable[[], float]
 ) -> None:
-    """Look at who uses each device, at random moments at most ``interval`` seconds apart. It waits for no kubelet.
+    """Check the users of each device at random moments, at most ``interval`` seconds apart.
 
-    At regular moments a process could use a device between two looks for as long as it wants and never be seen.
+    Does not wait for the kubelet.
+
+    If the checks were at regular moments, a process could use a device between two of them and never be detected.
 
     Args:
-        random_fraction: returns a random number from 0 to 1, which no process of a tenant can predict.
+        random_fraction: returns a random number from 0 to 1 that no process of a tenant can predict.
     """
     looking: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:
-            # A look that takes long, because somebody does not die, must cost no other device its certificate.
+            # A check that takes long, because a process does not die, must not cost other devices their certificates.
             looking = {device: task for device, task in looking.items() if not task.done()}
             for device, controller in node.devices.controllers.items():
                 controller.occupancy.coverage.heartbeat()
@@ -82,7 +86,7 @@ async def watch_use(
 
 
 async def check_use(controller: DeviceController, *, dependencies: Dependencies) -> None:
-    """One look at one device. While it is scrubbed nobody is asked: the question breaks an eraser's fence."""
+    """Check one device once. During a scrub the driver is not queried: the query breaks an eraser's fence."""
     if controller.state.job is not None:
         return
     seen = controller.state.record
@@ -112,14 +116,14 @@ async def check_use(controller: DeviceController, *, dependencies: Dependencies)
 
 
 def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
-    """Whether the look before showed the same. It need not be the same process of a pod: they can take turns."""
+    """Whether the previous check showed the same use. A pod's process may be another one: processes can take turns."""
     if user.pod is None:
         return identity in suspects and suspects[identity].pod is None
     return any((each.pod, each.use) == (user.pod, user.use) for each in suspects.values())
 
 
 async def _suspects(controller: DeviceController, dependencies: Dependencies) -> dict[Identity, _User]:
-    """Who uses the device now and was granted nothing."""
+    """Return the processes that use the device now without a grant."""
     if controller.state.job is not None:
         return {}
     asked = dependencies.clock.wall()
@@ -129,7 +133,7 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
         for user in users
         if user.pid and user.kind is not HolderKind.INFRASTRUCTURE
     }
-    # The grants of this moment: one that came while the processes were asked for is theirs, if it is.
+    # Use the grants of this moment: a grant made while the processes were queried may be theirs.
     record, reading = controller.state.record, controller.pods.reading
     found = {}
     for user, uid in pods.items():
@@ -142,7 +146,10 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
 
 
 async def _adopt_ungated(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
-    """The kubelet started a container without asking, as it does between its own start and our registration."""
+    """Adopt pods whose containers the kubelet started without a hand-over.
+
+    That can happen between the kubelet's start and our registration.
+    """
     for user in users:
         named = controller.pods.reading.all_assignments(controller.id)
         assignment = next((each for each in named if each.pod.uid == user.pod), None)
@@ -168,7 +175,7 @@ async def _handle_unauthorized(
     policy = controller.state.policy
     for user in users:
         device, findings = controller.id, _faults(user, policy, controller.pods.reading)
-        # What was proved is void at once, whether or not the like of it was told within the minute.
+        # The certificate is voided at once, whether or not similar use was reported within the last minute.
         news = controller.occupancy.unauthorized_use.should_report(user.owner)
         if news or not controller.state.record.contaminated or (findings and controller.state.record.advertised):
             await controller.occupancy.void_for_unauthorized_use(
@@ -180,12 +187,16 @@ async def _handle_unauthorized(
         ):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
             await controller.occupancy.void_for_unauthorized_use(
-                Event("stranger.ended", dependencies.clock.wall(), device, fields=fields)
+                Event("unauthorized.process.killed", dependencies.clock.wall(), device, fields=fields)
             )
 
 
 def _faults(user: _User, policy: Policy, reading: KubeletReading) -> tuple[Finding, ...]:
-    """What the policy makes of the use. A pod that may have been given the device takes it out of nobody's service."""
+    """Return the faults that the policy derives from the use.
+
+    While the kubelet's list is not trusted, use by a pod takes no device out of service: the pod may have been assigned
+    it.
+    """
     if policy.unauthorized_use is not UnauthorizedUseAction.QUARANTINE or policy.enforcement is not Enforcement.ENFORCE:
         return ()
     if user.pod is not None and reading.trust is not Trust.TRUSTED:
@@ -201,6 +212,6 @@ def _event(controller: DeviceController, user: _User, message: str, dependencies
         "command": user.holder.command,
         "pod_uid": user.pod,
         "state": controller.state.record.state,
-        "sentence": message,
+        "message": message,
     }
-    return Event("use.ungranted", dependencies.clock.wall(), controller.id, fields=fields)
+    return Event("unauthorized.use.detected", dependencies.clock.wall(), controller.id, fields=fields)

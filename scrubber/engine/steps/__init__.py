@@ -1,1 +1,1 @@
-"""The steps of a scrub, one file each: they act through ports, and answer with what they measured."""
+"""The steps of a scrub, one module each: they act through ports and return what they measured."""

@@ -1,4 +1,4 @@
-"""What a step gets: the device, its record as of the start, the rules, the engine's dependencies, and where progress goes."""
+"""The context of a step: the device, its record at the start, plan and policy, dependencies, and progress callback."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ __all__ = ["ScrubContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubContext:
-    """One scrub's context.
+    """The context of one scrub.
 
     Attributes:
-        pod_liveness: where the pod of each open grant stands now.
-        unauthorized_use: what was seen of unauthorized use of the device.
-        eraser_slot: holds one of the node's eraser slots while it is open; checks need none.
-        progress: receives how far the eraser is.
-        keep_out_of_use: keeps other devices, by id, out of use while it is open; raises ``DeviceBusy`` when one is in use.
-        starting_pod: the pod for whose start the device is scrubbed; None when it is nobody's.
-        erase_reports: what the eraser reported, for the steps that judge parts of it.
+        pod_liveness: returns the current liveness of the pod of each open grant.
+        unauthorized_use: observed unauthorized use of the device.
+        eraser_slot: holds one of the node's eraser slots while open; checks need none.
+        progress: receives the eraser's progress.
+        keep_out_of_use: keeps other devices, given by ID, out of use while open; raises ``DeviceBusy`` when one is in
+            use.
+        starting_pod: the pod whose start the device is scrubbed for; None when there is none.
+        erase_reports: the eraser's reports, for the steps that evaluate parts of them.
     """
 
     scrub: str
@@ -52,11 +53,11 @@ class ScrubContext:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
 
     async def shared_snapshot(self) -> Snapshot:
-        """The same batch of answers for every check of a fast path; raises what the telemetry port raises."""
+        """Return one snapshot that all checks of a fast path share; raises what the telemetry port raises."""
         if self.device.id not in self.snapshots:
             self.snapshots[self.device.id] = await self.dependencies.telemetry.snapshot(self.device)
         return self.snapshots[self.device.id]
 
     def blocking_finding(self, step: Step, code: str, message: str) -> Finding:
-        """A finding that leaves the device dirty without blaming it."""
+        """Return a finding that leaves the device dirty without counting as its fault."""
         return Finding(step, code, Severity.BLOCKING, message)

@@ -1,4 +1,4 @@
-"""Diagnostics: the device is given something to do, and what comes out is checked against the policy's floors."""
+"""Diagnostics step: runs a workload on the device and checks the results against the policy's minimum rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scrubber.engine.steps.context import ScrubContext
 __all__ = ["diagnose"]
 
 _SLACK = 15.0
-"""Seconds on top of a level's own: a child has to start, and a loaded node is not a broken device."""
+"""Seconds on top of those of the level: the child has to start, and a loaded node is not a broken device."""
 
 
 async def diagnose(context: ScrubContext) -> StepResult:

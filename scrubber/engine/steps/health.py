@@ -1,4 +1,4 @@
-"""Health: a snapshot of what the driver says, compared with what the policy accepts."""
+"""Health step: compares a snapshot from the driver with what the policy accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_health"]
 
 
 async def check_health(context: ScrubContext) -> StepResult:
-    """On the slow path a fresh snapshot: what the other steps did to the device counts."""
+    """Check the device's health; the slow path takes a fresh snapshot, because the other steps may have changed it."""
     start = context.dependencies.clock.monotonic()
     fresh = context.plan.path is PathKind.SLOW
     snapshot = await (context.dependencies.telemetry.snapshot(context.device) if fresh else context.shared_snapshot())

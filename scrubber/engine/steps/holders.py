@@ -1,4 +1,4 @@
-"""Holders: every earlier pod is over, its proved leftovers are ended, and nobody holds the device."""
+"""Holders step: every earlier pod is over, its proved leftovers are killed, and no process holds the device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["check_holders", "clear_holders"]
 
 _OTHER_CONTAINERS = "holders: mappings of the pod's other containers, which run while the device is cleared"
 _MAX_WALKS = 4
-"""Walks, each of which goes on where the last one stopped, after which a process counts as one that cannot be finished."""
+"""Walks, each continuing where the last one stopped, after which a process counts as impossible to finish inspecting.
+"""
 _MAX_NAMED = 32
-"""Holders that are named one by one in the record of a scrub."""
+"""Holders that the record of a scrub names individually."""
 
 
 async def check_holders(context: ScrubContext) -> StepResult:
-    """The fast path's question: does anybody at all hold the device? No walk, nobody is ended."""
+    """Fast path: check whether any process holds the device. No walk is made, and nothing is killed."""
     start = context.dependencies.clock.monotonic()
     held = (await context.shared_snapshot()).is_held
     if held is None:
@@ -44,7 +45,7 @@ async def check_holders(context: ScrubContext) -> StepResult:
 
 
 async def clear_holders(context: ScrubContext) -> StepResult:
-    """The slow path's act: orphaned erasers first, then earlier pods and their leftovers, then whoever is left."""
+    """Slow path: clear orphaned erasers first, then earlier pods and their leftovers, then check remaining holders."""
     dependencies, clock = context.dependencies, context.dependencies.clock
     start = clock.monotonic()
     findings: list[Finding] = []
@@ -79,7 +80,7 @@ async def clear_holders(context: ScrubContext) -> StepResult:
         except DeviceFault as fault:
             if Step.RESET not in context.plan.steps:
                 raise
-            # It may answer nothing until it is reset, and a reset is refused while anybody has it.
+            # The device may answer no query until it is reset, and a reset is refused while a process holds it.
             findings.append(Finding(Step.HOLDERS, FindingCode.HOLDERS_UNREADABLE, Severity.NOTE, str(fault)))
             uncovered.append("holders: the device did not answer who has it before it was reset")
 
@@ -89,13 +90,13 @@ async def clear_holders(context: ScrubContext) -> StepResult:
         Verdict.FAILED if bad else Verdict.PASSED,
         clock.monotonic() - start,
         tuple(findings),
-        {"leftovers_ended": ended, "earlier_pods": len(context.record.open_grants)},
+        {"leftovers_killed": ended, "earlier_pods": len(context.record.open_grants)},
         (*dependencies.containers.not_covered(), *uncovered),
     )
 
 
 async def _kill_leftovers(context: ScrubContext, uncovered: list[str]) -> tuple[list[Finding], int]:
-    """Findings about earlier grants' pods, and how many processes were ended."""
+    """Kill proved leftovers of earlier grants; return the findings and the number of processes killed."""
     dependencies, limits = context.dependencies, context.policy.limits
     findings: list[Finding] = []
     ended = 0
@@ -162,7 +163,7 @@ async def _kill_unreadable_pod(context: ScrubContext, pod: Pod, proof: str) -> F
         message = f"Whatever was left of {pod.namespace}/{pod.name} was ended: {proof}."
         return Finding(Step.HOLDERS, FindingCode.LEFTOVER_POD_KILLED, Severity.NOTE, message, {"pod_uid": pod.uid})
     message = f"What is left of {pod.namespace}/{pod.name} could not be ended: {proof}."
-    if containers.not_covered():  # there is no kernel's word on who is in a pod: nobody was ended
+    if containers.not_covered():  # without the kernel's confirmation of a pod's members nothing was killed
         return context.blocking_finding(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, message)
     return Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message)
 
@@ -174,10 +175,10 @@ def _earlier_pod_message(pod: object, processes: int) -> str:
 
 
 async def _remaining_holder_findings(context: ScrubContext, uncovered: list[str]) -> list[Finding]:
-    """Findings about the processes that hold the device once every earlier pod is over: none of them may be ended.
+    """Return findings about processes that hold the device after every earlier pod is over.
 
-    They are looked for even if the quick question says that there are none: a process that has a device open and does
-    nothing with it yet may show up in a walk only.
+    The walk is made even if the quick query reports no holder: a process that has the device open but does nothing with
+    it yet may be visible to a walk only.
     """
     report, owners = await _walks(context)
     uncovered += report.not_covered
@@ -212,11 +213,11 @@ async def _remaining_holder_findings(context: ScrubContext, uncovered: list[str]
 
 
 Owner = tuple[str | None, bool]
-"""The UID of a pod, None for the node; and whether what it has keeps the device from being scrubbed."""
+"""The UID of a pod, None for the node; and whether its uninspected processes block the scrub."""
 
 
 async def _walks(context: ScrubContext) -> tuple[HolderReport, dict[Owner, list[UninspectedProcess]]]:
-    """Walk until all have been looked through that may have the device by themselves, or several walks were not enough."""
+    """Walk until every process that may have the device ungranted is inspected, or several walks were not enough."""
     dependencies, device = context.dependencies, context.device
     grants = context.record.open_grants
     had = {grant.pod.uid for grant in grants if grant.pod is not None and grant.pod.uid is not None}
@@ -247,7 +248,7 @@ async def _pod_of(context: ScrubContext, each: UninspectedProcess) -> str | None
 
 
 def _select_named(holders: Sequence[Holder]) -> list[Holder]:
-    """So many of ``holders`` as are named one by one: of each kind some, so that the worst is among them."""
+    """Return the ``holders`` to name individually: some of each kind, so that the most severe are included."""
     turns: Counter[HolderKind] = Counter()
     ranked: list[tuple[int, int, Holder]] = []
     for number, holder in enumerate(holders):
@@ -258,7 +259,8 @@ def _select_named(holders: Sequence[Holder]) -> list[Holder]:
 
 async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
     if holder.kind is HolderKind.UNTRACEABLE:
-        # A reset is a ghost's only cure, so a plan that has one goes on; the eraser's fence has the last word.
+        # Only a reset removes an untraceable holder, so a plan with a reset continues; the eraser's fence decides in
+        # the end.
         cured = Step.RESET in context.plan.steps
         message = "Something holds the device and no process can be found for it."
         message += f" {holder.command}" if holder.command else ""
@@ -294,7 +296,7 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
 async def _uninspected_findings(
     context: ScrubContext, owner: Owner, processes: Sequence[UninspectedProcess]
 ) -> list[Finding]:
-    """Findings about processes of one pod, or of the node, that were not looked through. They are no fault of the device."""
+    """Return findings about uninspected processes of one pod, or of the node. They are not a fault of the device."""
     uid, blocks = owner
     worst = max(processes, key=lambda each: each.walks)
     lasts = worst.walks >= _MAX_WALKS or not worst.pid
@@ -322,7 +324,7 @@ async def _uninspected_findings(
 
 
 async def _kill_uninspected(context: ScrubContext, uid: str, each: UninspectedProcess) -> Finding | None:
-    """End a process of a pod that several walks did not get through, where the policy says so; None when it was not."""
+    """Kill a pod's process that several walks could not inspect, if the policy demands it; None when not killed."""
     policy, dependencies = context.policy, context.dependencies
     if (
         policy.uninspected_processes is not UninspectedProcessAction.KILL
@@ -339,7 +341,7 @@ async def _kill_uninspected(context: ScrubContext, uid: str, each: UninspectedPr
         if await dependencies.containers.terminate(Pod("", "", uid), (process,), policy.limits.driver_call * 5):
             return None
     except Unreadable:
-        return None  # whether it is still the same process cannot be told
+        return None  # it cannot be determined whether it is still the same process
     message = f"PID {each.pid} of pod {uid} could not be looked through in {each.walks} walks and was ended."
     return Finding(
         Step.HOLDERS, FindingCode.UNINSPECTED_PROCESS_KILLED, Severity.NOTE, message, {"pid": each.pid, "pod_uid": uid}

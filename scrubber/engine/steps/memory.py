@@ -1,4 +1,4 @@
-"""Memory: audit, clear, verify, in an eraser child that is killed at its deadline."""
+"""Memory step: audits, clears and verifies the memory in an eraser child that is killed at its deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["clear_memory"]
 
 
 async def clear_memory(context: ScrubContext) -> StepResult:
-    """Clear all of it. The seconds count from the order to the eraser: a node that starts it slowly takes none of them."""
+    """Clear all memory.
+
+    The deadline counts from the request to the eraser, so a node that starts it slowly uses none of it.
+    """
     dependencies = context.dependencies
     limit = context.policy.limits.memory_deadline(context.device.memory_bytes)
     rule = context.policy.memory
@@ -38,8 +41,9 @@ async def clear_memory(context: ScrubContext) -> StepResult:
 
 
 def _is_unaccounted(report: EraseReport, max_uncovered: int) -> bool:
-    """Whether bytes are neither proved clear nor counted as not covered, with a sentence that says which they are, or
-    whether too many are not covered: somebody else has them then.
+    """Whether some memory is unaccounted for, or too much is not covered, because another process may have it.
+
+    Unaccounted bytes are neither proved clear nor counted as not covered with a message that names them.
     """
     reached = report.total_bytes - report.not_covered_bytes
     unnamed = report.not_covered_bytes > 0 and not report.not_covered
@@ -70,7 +74,7 @@ def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepRe
         findings.append(Finding(Step.MEMORY, FindingCode.RESIDUE, Severity.NOTE, message, evidence))
     if report.unreleased_bytes:
         message = f"{report.unreleased_bytes} bytes stay in use although nobody has the device any more."
-        evidence = {"unsettled_bytes": report.unreleased_bytes}
+        evidence = {"unreleased_bytes": report.unreleased_bytes}
         findings.append(Finding(Step.MEMORY, FindingCode.MEMORY_NOT_RELEASED, Severity.FAULT, message, evidence))
     if report.size_restored is not None:
         findings.append(Finding(Step.MEMORY, FindingCode.SIZE_RESTORED, Severity.NOTE, report.size_restored))

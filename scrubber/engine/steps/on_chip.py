@@ -1,4 +1,4 @@
-"""On-chip memory: what the eraser measured on every processor, judged apart from the memory."""
+"""On-chip step: evaluates the eraser's measurements on every processor separately from the memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["evaluate_on_chip"]
 
 
 async def evaluate_on_chip(context: ScrubContext) -> StepResult:
-    """The eraser did it together with the memory, because a context on the device is what costs."""
+    """Evaluate the on-chip report. The eraser made it with the memory run, because a device context is expensive."""
     found = next((report.on_chip for report in context.erase_reports), None)
     seconds = sum(
         duration
@@ -22,7 +22,7 @@ async def evaluate_on_chip(context: ScrubContext) -> StepResult:
     findings: list[Finding] = []
     if found.units_cleared < found.units or found.units < 1:
         message = f"Only {found.units_cleared} of {found.units} processors ran and were cleared."
-        evidence = {"units": found.units, "units_seen": found.units_cleared}
+        evidence = {"units": found.units, "units_cleared": found.units_cleared}
         findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, message, evidence))
     elif found.failed_bytes:
         message = f"{found.failed_bytes} bytes of on-chip memory did not read back as zeros."
@@ -35,7 +35,7 @@ async def evaluate_on_chip(context: ScrubContext) -> StepResult:
         findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_RESIDUE, Severity.NOTE, message, evidence))
     measured = {
         "units": found.units,
-        "units_seen": found.units_cleared,
+        "units_cleared": found.units_cleared,
         "shared_bytes": found.shared_bytes,
         "register_bytes": found.register_bytes,
         "residue_bytes": found.residue_bytes,

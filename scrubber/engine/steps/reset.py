@@ -1,6 +1,7 @@
-"""Reset: when a recovery or the policy needs it. Precondition: the holders step showed the device free.
+"""Reset step: runs when a recovery or the policy needs it. Precondition: the holders step showed the device free.
 
-Devices that are reset with it stay still meanwhile: none of them may be in use, and none is granted until it is over.
+Devices that are reset together with it are kept out of use: none of them may be in use, and none is granted until the
+reset has finished.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from scrubber.engine.steps.context import ScrubContext
 __all__ = ["reset_device"]
 
 
+# See docs/decisions/0023-resets.md.
 async def reset_device(context: ScrubContext) -> StepResult:
     dependencies = context.dependencies
     start = dependencies.clock.monotonic()
@@ -37,7 +39,7 @@ async def reset_device(context: ScrubContext) -> StepResult:
     try:
         async with context.keep_out_of_use(plan.also_reset):
             await dependencies.resetter.reset(context.device, context.policy.limits.reset)
-    except DeviceBusy as held:  # a ghost, say, that is a descriptor in flight: no reset ends it, and the device is well
+    except DeviceBusy as held:  # untraceable, e.g. a descriptor in flight: no reset ends it, and the device is healthy
         return done(Verdict.FAILED, context.blocking_finding(Step.RESET, FindingCode.DEVICE_BUSY, str(held)))
     except DeviceFault as fault:
         return done(Verdict.FAILED, Finding(Step.RESET, FindingCode.RESET_FAILED, Severity.FAULT, str(fault)))

@@ -1,4 +1,4 @@
-"""Settings: the same state for every container run; brought back, and read back."""
+"""Settings step: restores the same settings for every container start, and reads them back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_settings", "restore_settings"]
 
 
 async def check_settings(context: ScrubContext) -> StepResult:
-    """Whether the settings are as wanted; changes nothing."""
+    """Check whether the settings are as expected; changes nothing."""
     start = context.dependencies.clock.monotonic()
     off = settings_differences(await context.shared_snapshot(), context.policy)
     findings = tuple(
@@ -24,7 +24,7 @@ async def check_settings(context: ScrubContext) -> StepResult:
 
 
 async def restore_settings(context: ScrubContext) -> StepResult:
-    """Bring all of them back, also those that cannot be read. One that does not come back is the device's fault."""
+    """Restore all settings, including unreadable ones. A setting that cannot be restored is a fault of the device."""
     dependencies = context.dependencies
     start = dependencies.clock.monotonic()
     snapshot = await dependencies.telemetry.snapshot(context.device)

@@ -1,1 +1,1 @@
-"""The metrics of the service: counted from events and records, and shown as they are when the page is read."""
+"""The metrics of the service: counted from events and records, or read from the current state at a scrape."""

@@ -1,7 +1,7 @@
-"""What happened, counted and timed from events and from the records of scrubs: hand-overs, quarantines, scrubs.
+"""Counters and histograms from events and scrub records: hand-overs, quarantines, scrubs.
 
-How a scrub ended is counted by its event, as the audit log has it. What its steps did is taken from its record; the checks of a
-hand-over's fast path are steps as well, of a record that has no such event.
+The outcome of a scrub is counted from its event, as in the audit log. The results of its steps are taken from its
+record; the checks of a hand-over's fast path are steps as well, of a record without such an event.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from scrubber.domain.evidence import (
 )
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.states import OPERATOR_CAUSE
+from scrubber.domain.usage import UseKind
 from scrubber.observability.metrics.labels import (
     BUCKETS,
     OTHER,
@@ -45,22 +46,23 @@ _NO_PATH: Final = "none"
 _GRANTED: Final = "granted"
 
 _WAIT_BUCKETS = tuple(sorted((*BUCKETS, 15, 20, 25)))
-"""A start waits for 25 s at most: without bounds in between 11 s and 24 s would read the same."""
+"""A start waits for 25 s at most: without bounds between 10 s and 30 s, 11 s and 24 s would look the same."""
 
 
+# See docs/decisions/0037-metrics.md.
 class HandoverMetrics:
     """The metrics of hand-overs."""
 
     def __init__(self, page: MetricsPage) -> None:
         self._handovers = Counter(
             "scrubber_handovers",
-            "Hand-overs that were answered: granted, or the code of the refusal.",
+            "Hand-overs, by outcome: granted, or the code of the refusal.",
             ("kind", "path", "outcome"),
             registry=page.library_registry,
         )
         self._duration = Histogram(
             "scrubber_handover_duration_seconds",
-            "How long a container start waited for each device: until the grant, or until the refusal.",
+            "Time a container start waited for each device, until the grant or the refusal.",
             ("path", "outcome"),
             buckets=_WAIT_BUCKETS,
             registry=page.library_registry,
@@ -77,45 +79,49 @@ class HandoverMetrics:
         self._count_result(kind, bounded_label(_PATHS, event.fields.get("path"), _NO_PATH), _GRANTED, event)
 
     def on_refused(self, event: Event) -> None:
-        """A refusal has neither kind nor path: it may come before either is known."""
+        """Count a refusal. It has neither kind nor path, because it may come before either is known."""
         self._count_result(
             HandOverKind.UNKNOWN.value, _NO_PATH, bounded_label(REFUSAL_CODES, event.fields.get("code")), event
         )
 
     def _count_result(self, kind: str, path: str, outcome: str, event: Event) -> None:
         self._handovers.labels(kind, path, outcome).inc()
-        seconds = numeric_field(event, "seconds")
+        seconds = numeric_field(event, "duration_seconds")
         if seconds is not None:
             self._duration.labels(path, outcome).observe(seconds)
 
 
 MAX_TENANTS: Final = 64
-"""Tenants that are counted by name in the life of one service: each is a series, and namespaces come and go."""
+"""Limit of tenants counted by name during the life of one service: each is a series, and namespaces come and go."""
 _MAX_UNBLAMED_TENANTS: Final = 32
-"""Tenants that have a series, at 0, from their first grant: the first quarantine of a tenant is seen as a step then. The rest
-of the names is kept for those who cause one."""
+"""Limit of tenants that get a series at 0 at their first grant, so that their first quarantine is visible as a step.
+The other names are reserved for tenants that cause one.
+"""
 
-_USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
+_USES = frozenset({UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER, "assigned-by-another-plugin"})
 
 
 class QuarantineMetrics:
-    """The metrics of what went wrong."""
+    """The metrics of quarantines and unauthorized use."""
 
     def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
         self._codes = codes
         self._quarantines = Counter(
-            "scrubber_quarantines", "Devices taken out of service.", ("cause_class",), registry=page.library_registry
+            "scrubber_quarantines",
+            "Quarantines of devices, by cause.",
+            ("cause_class",),
+            registry=page.library_registry,
         )
         self._unauthorized_uses = Counter(
-            "scrubber_ungranted_uses",
-            "Uses of devices without a grant: of a stranger, unannounced by the kubelet, assigned by another plugin.",
+            "scrubber_unauthorized_uses",
+            "Detected uses of devices without a grant, by kind.",
             ("use",),
             registry=page.library_registry,
         )
         self._by_tenant = Counter(
             "scrubber_tenant_quarantines",
-            "Devices taken out of service while one tenant had them, by tenant.",
-            ("tenant_namespace",),
+            "Quarantines of devices while a tenant had them, by tenant.",
+            ("tenant",),
             registry=page.library_registry,
         )
         self._tenants: set[str] = set()
@@ -125,7 +131,7 @@ class QuarantineMetrics:
             self._unauthorized_uses.labels(use)
 
     def on_quarantined(self, event: Event) -> None:
-        """A person's quarantine is counted by :meth:`on_operator_quarantine` alone."""
+        """Count a quarantine, except by an operator, which :meth:`on_operator_quarantine` counts."""
         if event.fields.get("cause") != OPERATOR_CAUSE:
             self._quarantines.labels(self._codes.cause_class(event.fields.get("cause"))).inc()
             self.on_tenant_blamed(event)
@@ -152,7 +158,7 @@ class QuarantineMetrics:
 
 
 def _tenant(event: Event) -> str:
-    tenant = event.fields.get("tenant_namespace")
+    tenant = event.fields.get("tenant")
     return tenant.encode(errors="replace").decode() if isinstance(tenant, str) else ""
 
 
@@ -161,15 +167,15 @@ _TRIGGERS = frozenset(ScrubTrigger)
 _OUTCOMES = frozenset(Outcome)
 
 _KILLED_BY_EVENT: Final = {
-    "leftover.ended": "process",
-    "leftover.pod-ended": "pod",
-    "stranger.ended": "stranger",
-    "eraser.orphan": "eraser",
+    "leftover.process.killed": "leftover-process",
+    "leftover.pod.killed": "leftover-pod",
+    "unauthorized.process.killed": "unauthorized-process",
+    "eraser.orphan.found": "orphaned-eraser",
 }
-"""Event → what was ended."""
+"""Event → what was killed."""
 
 _METHODS: Final = {"the simulated": "sim", "nvidia-smi": "nvidia-smi"}
-"""By how the words of a plan begin."""
+"""Beginning of a plan's method → label."""
 _RESETS: frozenset[str] = frozenset(
     {
         "ok",
@@ -188,46 +194,49 @@ class ScrubMetrics:
     def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
         self._codes = codes
         counted = page.library_registry
-        labels = ("path", "occasion", "outcome")
-        self._scrubs = Counter("scrubber_scrubs", "Scrubs that ended.", labels, registry=counted)
+        labels = ("path", "trigger", "outcome")
+        self._scrubs = Counter("scrubber_scrubs", "Finished scrubs, by outcome.", labels, registry=counted)
         self._duration = Histogram(
-            "scrubber_scrub_duration_seconds", "How long scrubs took.", labels, buckets=BUCKETS, registry=counted
+            "scrubber_scrub_duration_seconds", "Duration of scrubs.", labels, buckets=BUCKETS, registry=counted
         )
         self._steps = Histogram(
             "scrubber_step_duration_seconds",
-            "How long steps of scrubs took, those of a hand-over's fast path among them.",
+            "Duration of scrub steps, including those of a hand-over's fast path.",
             ("step", "path", "verdict"),
             buckets=BUCKETS,
             registry=counted,
         )
         self._findings = Counter(
             "scrubber_findings",
-            "What steps of scrubs found, by code; all XIDs are one code.",
+            "Findings of scrub steps, by code; all XIDs share one code.",
             ("step", "severity", "code"),
             registry=counted,
         )
-        self._cleared = Counter("scrubber_cleared_bytes", "Bytes of memory that scrubs cleared.", registry=counted)
+        self._cleared = Counter("scrubber_cleared_bytes", "Bytes of device memory cleared by scrubs.", registry=counted)
         self._verified = Counter(
-            "scrubber_verified_bytes", "Bytes of memory that scrubs read back and found clear.", registry=counted
+            "scrubber_verified_bytes", "Bytes of device memory that scrubs read back and found clear.", registry=counted
         )
         self._residue = Counter(
             "scrubber_residue_bytes",
-            "Bytes of earlier tenants that audits found and scrubs cleared.",
+            "Bytes of earlier tenants' data that scrubs counted before they cleared them.",
             registry=counted,
         )
         self._unexplained = Counter(
             "scrubber_unexplained_residue_bytes",
-            "Residue on devices that were proved clean and that nobody was granted since.",
+            "Bytes of residue on devices that had a certificate and no grant since.",
             registry=counted,
         )
         self._leftovers = Counter(
-            "scrubber_leftovers_ended",
-            "What outlived its pod, its scrub or its right and was ended: processes, whole pods, strangers, erasers.",
-            ("act",),
+            "scrubber_kills",
+            "Kills by target: leftover processes, leftover pods, unauthorized processes and orphaned erasers.",
+            ("target",),
             registry=counted,
         )
         self._resets = Counter(
-            "scrubber_resets", "Resets that were part of a scrub.", ("method", "outcome"), registry=counted
+            "scrubber_resets",
+            "Device resets during scrubs, by method and outcome.",
+            ("method", "outcome"),
+            registry=counted,
         )
         for path in PathKind:
             for trigger in ScrubTrigger:
@@ -244,16 +253,18 @@ class ScrubMetrics:
     def on_finished(self, event: Event) -> None:
         labels = (
             bounded_label(_PATHS, event.fields.get("path")),
-            bounded_label(_TRIGGERS, event.fields.get("occasion")),
+            bounded_label(_TRIGGERS, event.fields.get("trigger")),
             bounded_label(_OUTCOMES, event.fields.get("outcome")),
         )
         self._scrubs.labels(*labels).inc()
         self._residue.inc(numeric_field(event, "residue_bytes") or 0.0)
-        self._duration.labels(*labels).observe(numeric_field(event, "seconds") or 0.0, scrub_exemplar(event.scrub))
+        self._duration.labels(*labels).observe(
+            numeric_field(event, "duration_seconds") or 0.0, scrub_exemplar(event.scrub)
+        )
 
     def on_killed(self, event: Event) -> None:
         """Somebody was ended. An eraser's orphan that could not be is no act."""
-        if event.fields.get("ended", True) is not False:
+        if event.fields.get("killed", True) is not False:
             self._leftovers.labels(_KILLED_BY_EVENT[event.name]).inc()
 
     def on_unexplained_residue(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What is so of each device at present, and what its last scrub and its driver said."""
+"""Metrics of each device: its current state, its last scrub and the signals of its driver."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from scrubber.ports.record import Event
 __all__ = ["MAX_DEVICES", "MAX_XIDS_PER_DEVICE", "DeviceMetrics"]
 
 MAX_DEVICES: Final = 1024
-"""Devices of which something is kept. Those that came first are forgotten: instances of GPUs are made and unmade."""
+"""Limit of devices with stored history. The least recently used are dropped: MIG instances are created and destroyed.
+"""
 MAX_XIDS_PER_DEVICE: Final = 16
-"""XIDs of one device that are counted by number; further ones are counted together."""
+"""Limit of XIDs of one device that are counted by number; further ones are counted together."""
 
 _MODES: Final = tuple(sorted(Enforcement))
 
 
 @dataclass(slots=True)
 class _DeviceHistory:
-    """What is kept of one device, beside its record."""
+    """Stored history of one device, beside its record."""
 
     xids: dict[str, float] = field(default_factory=dict)
     xid_last_seen: dict[str, float] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class _DeviceHistory:
 
 
 class DeviceMetrics:
-    """The metrics that have a device.
+    """The metrics with a device label.
 
     Attributes:
         members: the metrics.
@@ -49,49 +50,59 @@ class DeviceMetrics:
         self._devices: Sequence[DeviceStatus] | None = None
         one = ("device",)
         self._state = SnapshotMetric(
-            "scrubber_device_state", "1 for the state each device is in.", ("device", "hygiene", "health")
+            "scrubber_device_state", "1 for the state of the device.", ("device", "hygiene", "health")
         )
-        self._info = SnapshotMetric("scrubber_device_info", "1 for each device.", ("device", "index", "model"))
+        self._info = SnapshotMetric(
+            "scrubber_device_info",
+            "1 for each device, labelled with its index and model.",
+            ("device", "index", "model"),
+        )
         self._advertised = SnapshotMetric(
-            "scrubber_device_offered", "1 while the kubelet is told that the device is healthy.", one
+            "scrubber_device_advertised", "1 while the device is advertised to the kubelet as healthy.", one
         )
         self._signal = SnapshotMetric(
-            "scrubber_device_signal", "1 while something is off with the device, by code.", ("device", "code")
+            "scrubber_device_condition", "1 while the device has the condition, by code.", ("device", "code")
         )
         self._quarantine_start = SnapshotMetric(
             "scrubber_quarantine_start_timestamp_seconds",
-            "Since when a device has been out of service, by its cause and its way back.",
-            ("device", "cause_class", "way_back"),
+            "Time at which the device went out of service, by cause and recovery method.",
+            ("device", "cause_class", "recovery_method"),
         )
         self._certificate = SnapshotMetric(
-            "scrubber_certificate_issued_timestamp_seconds", "When the device's unused certificate was issued.", one
+            "scrubber_certificate_issued_timestamp_seconds",
+            "Time at which the device's unused certificate was issued.",
+            one,
         )
         self._break_glass = SnapshotMetric(
-            "scrubber_break_glass", "1 while a person has the device handed out whatever is known of it.", one
+            "scrubber_break_glass_active", "1 while a break-glass override is active for the device.", one
         )
         self._break_glass_end = SnapshotMetric(
-            "scrubber_break_glass_end_timestamp_seconds", "When that ends by itself.", one
+            "scrubber_break_glass_expiry_timestamp_seconds",
+            "Time at which the device's break-glass override expires.",
+            one,
         )
-        self._enforcement = SnapshotMetric("scrubber_enforcement", "Devices, by how they are judged.", ("mode",))
+        self._enforcement = SnapshotMetric(
+            "scrubber_devices", "Devices by the enforcement of their policy.", ("enforcement",)
+        )
         self._coverage = SnapshotMetric(
             "scrubber_memory_coverage_ratio",
-            "Verified part of the device's memory, by the last slow path that cleared it.",
+            "Share of the device's memory that the last clearing slow path verified.",
             one,
         )
         self._rate = SnapshotMetric(
-            "scrubber_clear_rate_bytes_per_second", "How fast the last slow path cleared the device's memory.", one
+            "scrubber_clear_rate_bytes_per_second", "Rate at which the last slow path cleared the device's memory.", one
         )
         self._steps = SnapshotMetric(
             "scrubber_last_scrub_step_duration_seconds",
-            "How long the steps of the device's last slow path took.",
+            "Duration of the steps of the device's last slow path.",
             ("device", "step", "verdict"),
         )
         self._xids = SnapshotMetric(
-            "scrubber_xids", "XIDs that devices showed, by number.", ("device", "code"), counter=True
+            "scrubber_xids", "XIDs reported for the device, by number.", ("device", "code"), counter=True
         )
         self._xid_last_seen = SnapshotMetric(
             "scrubber_xid_last_seen_timestamp_seconds",
-            "When the device was last told to have shown an XID.",
+            "Time at which the driver last reported the XID for the device.",
             ("device", "code"),
         )
         self._by_record: tuple[
@@ -113,9 +124,9 @@ class DeviceMetrics:
         self.update(())
 
     def update(self, devices: Sequence[DeviceStatus]) -> None:
-        """Bring all series up to date: ``devices`` are all that there are, the others are shown no more.
+        """Update all series. ``devices`` is complete: series of other devices are removed.
 
-        The very same sequence as before is taken to say the same.
+        The identical sequence object means that nothing has changed.
         """
         if devices is not self._devices:
             self._devices = devices
@@ -127,14 +138,14 @@ class DeviceMetrics:
         self._coverage.series = {(device,): each.coverage for device, each in kept if each.coverage is not None}
         self._rate.series = {(device,): each.clear_rate for device, each in kept if each.clear_rate is not None}
         self._steps.series = {(device, *names): value for device, each in kept for names, value in each.steps.items()}
-        # Copied first, each in one go: the loop's thread goes on counting.
+        # Copied first, each in one step: the event loop's thread keeps counting.
         self._xids.series = {(device, code): times for device, each in kept for code, times in dict(each.xids).items()}
         self._xid_last_seen.series = {
             (device, code): at for device, each in kept for code, at in dict(each.xid_last_seen).items()
         }
 
     def on_signal(self, event: Event) -> None:
-        """XIDs of one code that came since they were last told of."""
+        """Count the XIDs of one code that occurred since the last report."""
         code, new = xid_label(event.fields.get("code")), field_of(event, "new")
         if code is None or not new or event.device is None:
             return
@@ -177,7 +188,7 @@ def _state(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:
 
 
 def _signals(record: DeviceRecord, known: KnownCodes) -> set[str]:
-    """Codes of what is off with a device: warnings that stand, and the cause for which it is out of service or suspect."""
+    """Return the codes of the device's problems: current warnings, and the cause of being out of service or suspect."""
     codes = {each.code for each in record.warnings} | ({record.cause.code} if record.cause is not None else set())
     return {known.cause_class(code) for code in codes} - {OPERATOR_CAUSE}
 

@@ -1,6 +1,6 @@
-"""The words that labels may take: what a metric says is bounded here, whatever an event, a driver or a tenant says.
+"""The allowed values of labels, which bound every metric regardless of events, drivers and tenants.
 
-A value that the code does not know is ``other``.
+A value that the code does not know becomes ``other``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OTHER: Final = "other"
 XID: Final = "xid"
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Seconds. The client's default ends at 10, where a slow path only begins."""
+"""Seconds. The client library's default buckets end at 10, where durations of the slow path only begin."""
 
 _MAX_EXEMPLAR_CHARS = 128
-"""OpenMetrics: all label names and values of an exemplar together."""
+"""OpenMetrics: limit of all label names and values of an exemplar together."""
 
 
 def error_codes(base: type[errors.ScrubberError]) -> frozenset[str]:
-    """The codes of ``base`` and of every error of the house below it."""
+    """Return the codes of ``base`` and of all its subclasses in :mod:`scrubber.domain.errors`."""
     tree = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, base))
     return frozenset(each.code for each in tree)
 
@@ -51,17 +51,17 @@ REFUSAL_CODES: frozenset[str] = frozenset(ErrorCode) - NON_ENGINE_CODES
 
 _XID_CODE = re.compile(rf"(?:{XID}-)?([0-9]+)", re.ASCII)
 _MAX_XID = 200
-"""The catalogue of NVIDIA's ends below; a driver may say any number."""
+"""NVIDIA's catalogue ends below this; a driver may report any number."""
 _XIDS = frozenset(map(str, range(1, _MAX_XID + 1)))
 
 
 def bounded_label(known: frozenset[str], value: object, default: str = OTHER) -> str:
-    """``value`` if it is a word of ``known``."""
+    """Return ``value`` if it is in ``known``, else ``default``."""
     return str(value) if isinstance(value, str) and value in known else default
 
 
 def xid_label(code: object) -> str | None:
-    """The number of an XID (``95`` or ``xid-95``), ``other`` for one that no catalogue has; None for another signal."""
+    """Return the number of an XID (``95`` or ``xid-95``), ``other`` for an unknown one; None for another signal."""
     if isinstance(code, int) and not isinstance(code, bool):
         return str(code) if 1 <= code <= _MAX_XID else OTHER
     match = _XID_CODE.fullmatch(code) if isinstance(code, str) else None
@@ -69,28 +69,28 @@ def xid_label(code: object) -> str | None:
 
 
 def non_negative_number(value: object) -> float | None:
-    """``value`` if it is a number and not negative; None when it is absent or makes no sense (NaN, infinite)."""
+    """Return ``value`` if it is a non-negative number; None when it is missing or invalid (NaN, infinite)."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 2.0**63 else None
 
 
 def numeric_field(event: Event, name: str) -> float | None:
-    """A field of ``event`` that :func:`non_negative_number` takes."""
+    """Return a numeric field of ``event``, or None, as :func:`non_negative_number` does."""
     return non_negative_number(event.fields.get(name))
 
 
 def scrub_exemplar(scrub: str | None) -> dict[str, str] | None:
-    """The exemplar that names ``scrub``; None where there is none, or OpenMetrics would refuse it."""
+    """Return the exemplar that names ``scrub``; None if there is none, or if it exceeds OpenMetrics' limit."""
     if scrub is None or len("scrub_id") + len(scrub) > _MAX_EXEMPLAR_CHARS:
         return None
     return {"scrub_id": scrub}
 
 
 class KnownCodes:
-    """The codes of causes and findings that are known, with the conditions of ``table``. All XIDs are one code.
+    """The known codes of causes and findings, including the conditions of ``table``. All XIDs are one code.
 
     Attributes:
         causes: the code of every device fault, those of the table, and an operator's order.
-        findings: step, severity and code of everything that is known to be found.
+        findings: step, severity and code of every known finding.
     """
 
     def __init__(self, table: SignalTable) -> None:
@@ -98,13 +98,13 @@ class KnownCodes:
         self.findings = frozenset(_findings(table))
 
     def cause_class(self, code: object) -> str:
-        """The bounded class of a cause: ``xid-95`` is ``xid``, any other known one is itself, the unheard-of ``other``."""
+        """Return the bounded class of a cause: ``xid-95`` is ``xid``, a known code itself, an unknown one ``other``."""
         if isinstance(code, str) and code.startswith(f"{XID}-"):
             return XID
         return bounded_label(self.causes, code)
 
     def finding_labels(self, finding: Finding) -> tuple[str, str, str]:
-        """Step, severity and code under which ``finding`` is counted."""
+        """Return step, severity and code under which ``finding`` is counted."""
         code = XID if finding.code.startswith(f"{XID}-") else finding.code
         labels = (finding.step, finding.severity, code)
         return labels if labels in self.findings else (finding.step, finding.severity, OTHER)
@@ -114,7 +114,7 @@ def _findings(table: SignalTable) -> Iterator[tuple[str, str, str]]:
     for found in FindingCode:
         yield from ((step, severity, found) for step, severity in found.allowed_severities)
     for step in Step:
-        # What a port raises, whichever step asks it.
+        # Errors of ports, which any step may raise.
         yield from ((step, Severity.FAULT, code) for code in error_codes(errors.DeviceFault))
         yield from ((step, Severity.BLOCKING, code) for code in error_codes(errors.RetryableError))
     for code, meaning in table.classifications.items():

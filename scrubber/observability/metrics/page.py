@@ -1,7 +1,7 @@
-"""The page that Prometheus reads, in both of its formats, within 20 ms for 256 devices.
+"""The page for Prometheus, in both of its formats, within 20 ms for 256 devices.
 
-The client library writes each series anew on each scrape, label by label. So what is replaced as a whole writes itself
-(:mod:`scrubber.observability.metrics.page`), and the library writes the rest, the histograms with their exemplars among it.
+The client library formats each series again at each scrape, label by label. So metrics that are replaced as a whole are
+rendered here (:class:`SnapshotMetric`), and the library renders the rest, including histograms with exemplars.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAMILY: Final = CONTENT_TYPE_LATEST.partition(";")[0]
 
 
 class _LibraryCollector(Collector):
-    """What the library counts, as one collector, without the times at which it made each series: nobody asks for them."""
+    """The library's metrics as one collector, without the unused ``_created`` series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -38,13 +38,13 @@ class _LibraryCollector(Collector):
 
 
 class MetricsPage:
-    """Puts the page together.
+    """Assembles the page.
 
     Args:
-        registry: everything that is on the page is in here as well, for whoever collects in another way.
+        registry: receives all metrics of the page as well, for other ways of collection.
 
     Attributes:
-        library_registry: where the library's own metrics are made.
+        library_registry: registry of the library's own metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -54,16 +54,16 @@ class MetricsPage:
         self._groups: list[MetricGroup] = []
 
     def add_group(self, group: MetricGroup) -> None:
-        """Have ``group`` on the page from now on."""
+        """Add ``group`` to the page."""
         self._registry.register(group)
         self._groups.append(group)
 
     def register_library_metrics(self) -> None:
-        """Every metric that the library counts has been made in :attr:`library_registry`."""
+        """Register :attr:`library_registry`, once every metric of the library has been created in it."""
         self._registry.register(self._library_collector)
 
     def render(self, accept: str = "") -> tuple[str, bytes]:
-        """Content type and bytes, in the format that the header ``Accept`` asks for."""
+        """Return content type and bytes, in the format that the ``Accept`` header requests."""
         encode, kind = choose_encoder(accept)
         page: bytes = encode(self._library_collector)
         openmetrics = kind.startswith(_FAMILY)
@@ -73,7 +73,7 @@ class MetricsPage:
     def __call__(
         self, environ: dict[str, Any], start: Callable[[str, Sequence[tuple[str, str]]], object]
     ) -> Iterable[bytes]:
-        """The page as a WSGI application. It is not compressed: on loopback that costs more than it saves."""
+        """Serve the page as a WSGI application, uncompressed: on loopback, compression costs more than it saves."""
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             start("405 Method Not Allowed", [("Allow", "GET, HEAD")])
             return [b""]
@@ -91,10 +91,10 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class SnapshotMetric:
-    """One metric: a gauge, or a counter, whose ``name`` then comes without ``_total``.
+    """One gauge or counter; the ``name`` of a counter is given without ``_total``.
 
     Attributes:
-        series: what is shown, by the values of the labels. Never changed in place: a new mapping takes its place.
+        series: values by label values. Never modified in place: it is replaced by a new mapping.
     """
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, counter: bool = False) -> None:
@@ -104,11 +104,11 @@ class SnapshotMetric:
         self._rendered: tuple[Series, str] = ({}, "")
 
     def set(self, value: float | None) -> None:
-        """The value of a metric without labels; None takes it away."""
+        """Set the value of a metric without labels; None removes it."""
         self.series = {} if value is None else {(): value}
 
     def family(self, *, empty: bool = False) -> Metric:
-        """As the client library has it."""
+        """Return the metric as the client library's type."""
         kind = CounterMetricFamily if self._counter else GaugeMetricFamily
         family: CounterMetricFamily | GaugeMetricFamily = kind(self._name, self._text, labels=self._labels)
         for values, value in () if empty else self.series.items():
@@ -116,7 +116,7 @@ class SnapshotMetric:
         return family
 
     def render(self, *, openmetrics: bool) -> str:
-        """As it stands on a page; the two formats differ in the head only."""
+        """Return the text for a page; the two formats differ only in the header."""
         series = self.series
         if self._rendered[0] != series:
             self._rendered = (series, "".join(self._lines(series)))
@@ -135,10 +135,10 @@ class SnapshotMetric:
 
 
 class MetricGroup(Collector):
-    """Metrics that are looked up together when somebody scrapes.
+    """Metrics that are updated together at a scrape.
 
     Args:
-        refresh: brings the series of ``members`` up to date. Called by the thread that scrapes, so it only looks.
+        refresh: updates the series of ``members``. Called by the thread of the scrape, so it must only read.
     """
 
     def __init__(self, members: Iterable[SnapshotMetric], refresh: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ class MetricGroup(Collector):
         yield from families
 
     def render(self, *, openmetrics: bool) -> str:
-        """All members, as they stand on a page."""
+        """Return the text of all members for a page."""
         with self._lock:
             self._refresh()
             return "".join(member.render(openmetrics=openmetrics) for member in self._members)

@@ -1,7 +1,8 @@
-"""The metrics of the service. What happened is counted from events and from the records of scrubs, so that a dashboard and
-the audit trail cannot disagree; what is so at present is looked up when somebody scrapes.
+"""The metrics of the service.
 
-Every label is bounded: a value that the code does not know is counted as ``other``, whatever an event says.
+Past events are counted from events and scrub records, so that a dashboard and the audit log cannot disagree; current
+state is read at a scrape. Every label is bounded: a value that the code does not know is counted as ``other``, for any
+event.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ __all__ = ["MetricsRecorder"]
 
 
 class MetricsRecorder:
-    """All metrics of the service, in ``registry``; ``signals`` are the codes that have series of their own.
+    """All metrics of the service, in ``registry``; ``signals`` are the codes with their own series.
 
     Attributes:
-        read_status: what is so now. Called by the thread that scrapes: it only looks at values, and never raises.
-        page: what Prometheus reads; faster than ``registry`` is.
-        service: what has no device, for whoever knows it.
-        rpc: what the sockets' servers tell of.
+        read_status: returns the current status. Called by the thread of the scrape: it only reads values, and never
+            raises.
+        page: the page for Prometheus; faster than ``registry``.
+        service: metrics without a device, for the modules that report them.
+        rpc: metrics of the sockets' servers.
     """
 
     def __init__(self, registry: CollectorRegistry, signals: SignalTable) -> None:
@@ -54,31 +56,31 @@ class MetricsRecorder:
         self._handlers: Mapping[str, Callable[[Event], None]] = {
             "breaker.closed": self.service.on_breaker_event,
             "breaker.opened": self.service.on_breaker_event,
-            "eraser.orphan": scrubs.on_killed,
+            "eraser.orphan.found": scrubs.on_killed,
             "handover.granted": granted,
             "handover.refused": handovers.on_refused,
-            "health.condemned": quarantines.on_tenant_blamed,  # names a tenant only when it took the device out of his hands
+            "health.condemned": quarantines.on_tenant_blamed,  # names a tenant only when the device was taken from it
             "health.quarantined": quarantines.on_quarantined,
-            "health.signal": self._devices.on_signal,
-            "leftover.ended": scrubs.on_killed,
-            "leftover.pod-ended": scrubs.on_killed,
+            "health.errors-reported": self._devices.on_signal,
+            "leftover.process.killed": scrubs.on_killed,
+            "leftover.pod.killed": scrubs.on_killed,
             "operator.quarantined": quarantines.on_operator_quarantine,
             "policy.accepted": self.service.on_policy_event,
             "policy.rejected": self.service.on_policy_event,
             "residue.unexplained": scrubs.on_unexplained_residue,
             "scrub.finished": scrubs.on_finished,
-            "stranger.ended": scrubs.on_killed,
-            "use.ungranted": quarantines.on_unauthorized_use,
+            "unauthorized.process.killed": scrubs.on_killed,
+            "unauthorized.use.detected": quarantines.on_unauthorized_use,
         }
 
     def count(self, event: Event) -> None:
-        """Move whatever ``event`` moves; most events move nothing. Never raises."""
+        """Update the metrics for ``event``; most events change none. Never raises."""
         move = self._handlers.get(event.name)
         if move is not None:
             move(event)
 
     def record_scrub(self, record: ScrubRecord) -> None:
-        """Move what the steps of a scrub move. Never raises."""
+        """Update the metrics for the steps of a scrub. Never raises."""
         self._scrubs.record_scrub(record)
         self._devices.record_scrub(record)
 

@@ -1,4 +1,4 @@
-"""Calls on the service's sockets: how long they took, and which streams are open."""
+"""Calls on the service's sockets: their durations, and the open streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from scrubber.observability.metrics.page import MetricsPage, SnapshotMetric
 __all__ = ["MAX_CALL_SERIES", "MAX_STREAM_SERIES", "RpcMetrics"]
 
 MAX_CALL_SERIES: Final = 128
-"""Methods with a status each that are told apart: the service serves some twenty methods. Further ones are one."""
+"""Limit of combinations of method and status: the service has some twenty methods. Further ones are counted together.
+"""
 MAX_STREAM_SERIES: Final = 16
 """The same for streams."""
 
@@ -22,28 +23,28 @@ _CODES = frozenset(each.name for each in grpc.StatusCode)
 
 
 class RpcMetrics:
-    """What :class:`scrubber.api.interceptor.ApiInterceptor` tells of.
+    """Metrics of calls that :class:`scrubber.api.interceptor.ApiInterceptor` reports.
 
     Attributes:
-        streams: those that are open.
+        streams: number of open streams.
     """
 
     def __init__(self, page: MetricsPage) -> None:
         self._duration = Histogram(
             "scrubber_rpc_duration_seconds",
-            "How long calls on the service's sockets took; streams that only follow are not among them.",
+            "Duration of calls on the service's sockets, without watch streams.",
             ("service", "method", "code"),
             buckets=BUCKETS,
             registry=page.library_registry,
         )
         self.streams = SnapshotMetric(
-            "scrubber_rpc_streams", "Streams that follow the service and are open now.", ("service", "method")
+            "scrubber_rpc_streams", "Open watch streams on the service's sockets.", ("service", "method")
         )
         self._open: Counts[tuple[str, str]] = Counts()
         self._call_labels: set[tuple[str, str, str]] = set()
 
     def on_call_finished(self, method: str, code: str, seconds: float) -> None:
-        """``method`` as gRPC writes it (``/scrubber.v1.Read/ListDevices``), ``code`` as gRPC calls it (``OK``)."""
+        """Observe a call: ``method`` as in gRPC (``/scrubber.v1.Read/ListDevices``), ``code`` by name (``OK``)."""
         labels = (*_split_method(method), bounded_label(_CODES, code))
         if len(self._call_labels) < MAX_CALL_SERIES:
             self._call_labels.add(labels)
@@ -51,7 +52,7 @@ class RpcMetrics:
         self._duration.labels(*labels).observe(non_negative_number(seconds) or 0.0)
 
     def on_open_streams_changed(self, method: str, change: int) -> None:
-        """A stream was opened (1), or is over (-1)."""
+        """Count a stream that was opened (1) or has ended (-1)."""
         labels = _split_method(method)
         labels = labels if labels in self._open or len(self._open) < MAX_STREAM_SERIES else (OTHER, OTHER)
         self._open[labels] += change

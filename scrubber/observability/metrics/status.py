@@ -1,4 +1,4 @@
-"""What the service says of itself when somebody scrapes, as plain values."""
+"""Status of the service at a scrape, as plain values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class DeviceStatus:
     """One device of the node's view.
 
     Attributes:
-        advertised: whether the kubelet is told that it is healthy.
-        enforcement: how it is judged; one whose glass is broken is observed.
+        advertised: whether it is reported to the kubelet as healthy.
+        enforcement: effective enforcement mode; observe during a break-glass override.
     """
 
     device: Device
@@ -30,20 +30,20 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
-    """All of it at one moment.
+    """The whole status at one moment.
 
     Attributes:
-        devices: every device of the node; the very same sequence for as long as nothing about them changes.
-        handovers_waiting: starts that wait now.
+        devices: every device of the node; the identical sequence object while nothing about them changes.
+        handovers_waiting: number of container starts that wait.
         erasers_busy, erasers_free, erasers_waiting: the node's eraser slots, and scrubs that wait for one.
-        child_starts: by the module that runs in the child, since the service's start.
-        children_abandoned: since the service's start, those that died later included.
+        child_starts: starts by the module that runs in the child, since the service's start.
+        children_abandoned: since the service's start, including those that died later.
         ledger_ok: whether it stores changes.
-        ledger_bytes: its files; None: not known.
-        audit_head: the last row of the audit trail; None before the ledger is loaded.
-        kubelet_trusted: whether its lists are believed.
-        kubelet_restarts: as the service saw them.
-        policy: name and digest of the one in force; None before there is one.
+        ledger_bytes: size of its files; None: unknown.
+        audit_head: the last row of the audit log; None before the ledger is loaded.
+        kubelet_trusted: whether the kubelet's lists are trusted.
+        kubelet_restarts: restarts that the service observed.
+        policy: name and digest of the active policy; None before there is one.
     """
 
     devices: Sequence[DeviceStatus] = ()

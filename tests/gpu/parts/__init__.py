@@ -1,1 +1,1 @@
-"""The parts of the check, each by itself: what it tries, and what counts as passed."""
+"""The parts of the check, one module each: what it tests, and what counts as passed."""

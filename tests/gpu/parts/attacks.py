@@ -1,7 +1,7 @@
-"""A tenant leaves a secret and is killed; the next one looks for it, before a scrub and after.
+"""A tenant leaves a secret and is killed; the next one searches for it, before a scrub and after.
 
-Before the scrub anything may be found or nothing: a healthy driver clears freed memory by itself. After it nothing may
-be found, anywhere. The secret is drawn anew each time, so what an earlier attack left is not mistaken for it.
+Before the scrub anything or nothing may be found: a healthy driver clears freed memory itself. After it nothing may be
+found, anywhere. Each attack draws a new secret, so that it cannot be mistaken for an earlier one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LOOKED_SHARE = 0.9
 
 
 def nothing_found(found: int, looked: int, left: int) -> bool:
-    """Whether a reader proves that the secret is gone: it finds none, and has looked at about as much as was filled."""
+    """Return whether a reader proves that the secret is gone: it found none, and read about as much as was filled."""
     return found == 0 and looked > 0 and looked >= _LOOKED_SHARE * left
 
 
 async def attacks(stand: Stand, log: Log) -> None:
-    """Every place on the device; the memory of an instance too, where there is one."""
+    """Attack every place on the device, and the memory of an instance if there is one."""
     for name, place in PLACES.items():
         await _attack(stand, log, stand.device, name, place)
     instance = next((each for each in stand.devices if each.parent is not None), None)
@@ -51,7 +51,7 @@ async def _attack(stand: Stand, log: Log, device: Device, name: str, place: str)
         left += await leave(stand, device, place, secret)
         before += (await look(stand, device, place, secret))[0]
         await leave(stand, device, place, secret)
-        await stand.gpu.wait_until_idle(device, _SETTLING)  # what the driver has not taken back yet, no scrub can reach
+        await stand.gpu.wait_until_idle(device, _SETTLING)  # no scrub can reach unreleased memory
         report = await stand.eraser.erase(device, request, lambda _: None)
         found, reached = await look(stand, device, place, secret)
         after += found
@@ -79,7 +79,7 @@ async def _attack(stand: Stand, log: Log, device: Device, name: str, place: str)
 
 
 async def leave(stand: Stand, device: Device, place: str, secret: int) -> int:
-    """Have a tenant fill ``place`` with ``secret`` and be killed there; answers the bytes that it filled."""
+    """Let a tenant fill ``place`` with ``secret`` and kill it there; return the bytes that it filled."""
     async with running(TENANT, "leave", place, str(secret), environment=stand.cuda_environment(device)) as tenant:
         filled = int((await tenant.line())["filled_bytes"])
         await tenant.kill()
@@ -87,7 +87,7 @@ async def leave(stand: Stand, device: Device, place: str, secret: int) -> int:
 
 
 async def look(stand: Stand, device: Device, place: str, secret: int) -> tuple[int, int]:
-    """Bytes of ``secret`` that a fresh tenant finds in ``place``, and the bytes that it looks at."""
+    """Return the bytes of ``secret`` that a new tenant finds in ``place``, and the bytes that it reads."""
     async with running(TENANT, "look", place, str(secret), environment=stand.cuda_environment(device)) as tenant:
         said = await tenant.line()
         return int(said["found_bytes"]), int(said["looked_bytes"])

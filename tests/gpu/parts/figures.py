@@ -1,4 +1,4 @@
-"""What a scrub costs, each figure beside what the same GPU can do at best in the same run."""
+"""The cost of a scrub, each figure compared with the best that the same GPU can do in the same run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["diagnostics", "questions", "starting", "throughput"]
 
 
 async def throughput(stand: Stand, log: Log) -> None:
-    """The limits of the run, each pass against them, and the whole slow path by its parts."""
+    """Measure the limits of the run, each pass against them, and the whole slow path by its parts."""
     extent = stand.extent
     arguments = (str(extent.limit_bytes), str(extent.limit_repeats))
     async with running("bench.gpu.limits", *arguments, environment=stand.cuda_environment(stand.device)) as program:
@@ -57,12 +57,12 @@ async def throughput(stand: Stand, log: Log) -> None:
 
 
 def _typical(paths: list[SlowPath]) -> SlowPath:
-    """The median run."""
+    """Return the median run."""
     return sorted(paths, key=lambda path: path.seconds)[len(paths) // 2]
 
 
 def _tell_path(log: Log, name: str, paths: list[SlowPath]) -> None:
-    """The median run, by its parts."""
+    """Report the median run, by its parts."""
     typical = _typical(paths)
     parts, passes = (
         ", ".join(f"{part} {1000 * seconds:.0f} ms" for part, seconds in some.items())
@@ -76,12 +76,12 @@ def _tell_path(log: Log, name: str, paths: list[SlowPath]) -> None:
         all_seconds=[path.seconds for path in paths],
         parts=dict(typical.parts),
         passes=dict(typical.passes),
-        unsettled_bytes=typical.report.unreleased_bytes,
+        unreleased_bytes=typical.report.unreleased_bytes,
     )
 
 
 async def starting(stand: Stand, log: Log) -> None:
-    """What a child costs: the eraser's fork, NVML's events, a question's first answer."""
+    """Measure the cost of a child: the eraser's fork, NVML's events, the first answer to a request."""
     (loading,) = await _timed(1, stand.warm)
     log.passed("bench.zygote", f"CuPy is loaded after {loading:.2f} s, once a service.", seconds=loading)
     forks = await _timed(stand.extent.starts, stand.fork_and_end)
@@ -109,7 +109,7 @@ async def starting(stand: Stand, log: Log) -> None:
 
 
 async def questions(stand: Stand, smi: Smi, log: Log) -> None:
-    """The fast path's questions, with what a script that polls ``nvidia-smi`` pays in turn."""
+    """Measure the fast path's queries, alternating with those of a script that polls ``nvidia-smi``."""
     reason = ""
 
     async def beside() -> str | None:
@@ -129,7 +129,7 @@ async def questions(stand: Stand, smi: Smi, log: Log) -> None:
 
 
 async def diagnostics(stand: Stand, log: Log) -> None:
-    """Every level that there is time for; on a healthy GPU all checks pass, and their rates say what floors make sense."""
+    """Run every level for which there is time; on a healthy GPU all checks pass, and their rates suggest floors."""
     for level in stand.extent.diagnostics:
         start = time.perf_counter()
         checks = await stand.diagnostics.diagnose(stand.device, level, 3 * level.seconds + 30.0)

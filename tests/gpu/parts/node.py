@@ -1,4 +1,4 @@
-"""What our adapter sees beside what NVIDIA's own tool says, the compute mode, and who holds the device."""
+"""Our adapter's view compared with NVIDIA's own tool, the compute mode, and the holders of the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 
 async def inventory(stand: Stand, smi: Smi, log: Log) -> None:
-    """Devices, models, memory and addresses: ours and theirs."""
+    """Compare devices, models, memory and addresses with NVIDIA's tool."""
     identity = await stand.backend.inventory.identity()
     for device in stand.devices:
         log.passed(
@@ -49,7 +49,7 @@ async def inventory(stand: Stand, smi: Smi, log: Log) -> None:
 
 
 def _same(device: Device, driver: str, theirs: tuple[str, int, str] | None) -> bool:
-    """Whether both mean the same GPU; the tool rounds memory to MiB."""
+    """Return whether both describe the same GPU; the tool rounds memory to MiB."""
     if theirs is None:
         return False
     model, mebibytes, version = theirs
@@ -58,7 +58,7 @@ def _same(device: Device, driver: str, theirs: tuple[str, int, str] | None) -> b
 
 
 async def compute_mode(stand: Stand, log: Log) -> None:
-    """Changed as the eraser's fence changes it, seen, and brought back."""
+    """Change the compute mode like the eraser's fence, check it, and restore it."""
     before = await stand.compute_mode()
     if before is None:
         log.unavailable("settings.compute-mode", "An instance has no compute mode of its own.")
@@ -85,7 +85,7 @@ async def compute_mode(stand: Stand, log: Log) -> None:
 
 
 async def holders(stand: Stand, log: Log) -> None:
-    """A process with a context is found in each of the three ways, and in none of them once it is gone."""
+    """Check that a process with a context is found in each of the three ways, and in none of them once it is gone."""
     free, above = await _used(stand), await stand.gpu.wait_until_idle(stand.device, _SETTLING)
     log.judged(
         "holders.idle",
@@ -131,7 +131,7 @@ async def holders(stand: Stand, log: Log) -> None:
         "holders.gone",
         gone and above == 0,
         f"Killed, it is {'gone' if gone else 'still seen'}; {above} bytes are above the idle level.",
-        unsettled_bytes=above,
+        unreleased_bytes=above,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a reset would do here and what blocks it; done only when a flag asks for it."""
+"""What a reset would do here and what blocks it; done only when a flag requests it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEADLINE = 90.0
 
 
 async def reset(stand: Stand, log: Log) -> None:
-    """The plan always, the reset on demand."""
+    """Report the plan always, reset on request."""
     plan = await stand.resetter.plan(stand.device)
     log.passed(
         "reset.plan",

@@ -22,9 +22,9 @@ _OVER = "The scrub was over before its eraser could be killed."
 
 
 async def coverage(stand: Stand, log: Log) -> None:
-    """Every byte is either written and read back by the run, or counted and named as not covered.
+    """Check that every byte is either written and read back by the run, or counted and reported as not covered.
 
-    More than the default policy lets stay out of reach, or memory that is not given back, fails here as it would fail
+    Unreachable memory beyond the default policy's limit, or memory that is not released, fails here as it would fail
     every scrub of the service.
     """
     request = EraseRequest("coverage", audit=True, pattern=True, deadline=_DEADLINE)
@@ -50,7 +50,7 @@ async def coverage(stand: Stand, log: Log) -> None:
         not_covered_bytes=report.not_covered_bytes,
         failed_bytes=report.failed_bytes,
         residue_bytes=report.residue_bytes,
-        unsettled_bytes=report.unreleased_bytes,
+        unreleased_bytes=report.unreleased_bytes,
         not_covered=list(report.not_covered),
         seconds_by_phase=dict(report.seconds_by_phase),
     )
@@ -68,7 +68,7 @@ def _processors(report: EraseReport, log: Log) -> None:
         f"{chip.units_cleared} of {chip.units} processors ran; {chip.shared_bytes} bytes of shared memory and "
         f"{chip.register_bytes} of registers were cleared on each, {chip.failed_bytes} bytes failed.",
         units=chip.units,
-        units_seen=chip.units_cleared,
+        units_cleared=chip.units_cleared,
         shared_bytes=chip.shared_bytes,
         register_bytes=chip.register_bytes,
         residue_bytes=chip.residue_bytes,
@@ -77,7 +77,7 @@ def _processors(report: EraseReport, log: Log) -> None:
 
 
 async def killed(stand: Stand, log: Log) -> None:
-    """SIGKILL in mid-clear: no result, no fence left behind, the memory given back, and the next scrub passes."""
+    """SIGKILL in mid-clear: no result, no fence left behind, the memory released, and the next scrub passes."""
     reached, seen = asyncio.Event(), list[EraseProgress]()
 
     def heard(progress: EraseProgress) -> None:
@@ -97,7 +97,7 @@ async def killed(stand: Stand, log: Log) -> None:
             log.unavailable("kill.no-result", _OVER)
             return
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # a child of ours that nobody has waited for yet, or its zygote's
+            os.kill(pid, signal.SIGKILL)  # a child of this process that was not reaped yet, or its zygote's
         await _no_result(erasing, seen, log)
     finally:
         erasing.cancel()
@@ -106,7 +106,7 @@ async def killed(stand: Stand, log: Log) -> None:
     log.judged("kill.fence", before == after, f"The compute mode was {before} before and is {after} afterwards.")
     above = await stand.gpu.wait_until_idle(stand.device, _SETTLING)
     log.judged(
-        "kill.memory", above == 0, f"{above} bytes are in use above the idle level afterwards.", unsettled_bytes=above
+        "kill.memory", above == 0, f"{above} bytes are in use above the idle level afterwards.", unreleased_bytes=above
     )
     report = await stand.eraser.erase(stand.device, request, lambda _: None)
     log.judged(
@@ -119,7 +119,7 @@ async def killed(stand: Stand, log: Log) -> None:
 
 
 async def _no_result(erasing: asyncio.Task[EraseReport], seen: Sequence[EraseProgress], log: Log) -> None:
-    """``seen``: every progress that was heard; what an eraser sent before its death still arrives after it."""
+    """``seen``: every progress message; those that an eraser sent before its death still arrive after it."""
     try:
         await erasing
     except DeviceFault as fault:

@@ -1,5 +1,5 @@
 """The matrix of pod shapes: every pod of a few containers, with one restart of one component between any two events.
 
-``shape`` says what there is to play, ``kubelet`` and ``node`` what it is played in, ``play`` how, ``matrix`` how all of it is run
-(``python -m tests.world.shapes``).
+``shape`` defines the cases, ``kubelet`` and ``node`` their environment, ``play`` one run, ``matrix`` the run of all
+cases (``python -m tests.world.shapes``).
 """

@@ -1,7 +1,7 @@
 """The matrix of pod shapes, from the command line.
 
 ``python -m tests.world.shapes`` plays all shapes of up to three containers, and some of four; exit status 1 when a play
-went wrong. ``--play 'mG m- | Always deleted steady | service@7'`` plays one, and tells every event.
+failed. ``--play 'mG m- | Always deleted steady | service@7'`` plays one, and prints every event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.world.shapes.shape import Box, Device, Kind, Script
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers the exit status."""
+    """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.world.shapes", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--containers", type=int, nargs="*", default=(1, 2, 3), help="play all shapes of so many")
     parser.add_argument("--four", type=int, default=20, help="shapes of four containers (default 20)")

@@ -1,17 +1,18 @@
-"""A kubelet that runs pods of several containers, as ``facts/kubelet.md`` and the kubelet's source have it.
+"""A kubelet that runs pods of several containers, according to ``facts/kubelet.md`` and the kubelet's source.
 
-- All containers are allocated at admission, in order. Devices of an ordinary init container are handed on to later
-  containers that ask for the same resource; a sidecar and a main container keep theirs.
-- The sandbox stands in a cgroup of its own before any container does. Init containers start one after another, each when
-  the one before has ended well or, a sidecar, runs; then the main containers, one after another; one that is refused
-  keeps no other one waiting. Every start of a container has a cgroup of its own, in which the runtime's helper comes first.
-- ``PreStartContainer`` is called before every start of a container that has devices, once per resource. A refusal is
-  tried again after 0.4 s, and then every 12 to 15 s. A start can still fail after it.
-- A container that ends is started again as the policy says: at once, and after 10 s and more when it goes on ending.
-- A pod that is deleted ends its main containers, then its sidecars from the last to the first, then its sandbox.
-- PodResources lists native sidecars and main containers of active pods; ordinary init containers are in the checkpoint only.
-- A restarted kubelet lists nothing at first. While its plugin has not registered it starts containers without asking; a
-  pod with a device whose container does not run fails for good then, a completed init container included.
+- All containers are allocated at admission, in order. Devices of an ordinary init container are passed on to later
+  containers that request the same resource; a sidecar and a main container keep theirs.
+- The sandbox exists in a separate cgroup before any container does. Init containers start one after another, each when
+  the one before has succeeded or, a sidecar, runs; then the main containers, one after another; a refused one does not
+  delay the others. Every start of a container has a separate cgroup, in which the runtime's helper comes first.
+- ``PreStartContainer`` is called before every start of a container that has devices, once per resource. After a refusal
+  it is called again after 0.4 s, and then every 12 to 15 s. A start can still fail after it.
+- A container that ends is restarted according to the policy: at once, and after 10 s and more when it keeps ending.
+- A deleted pod ends its main containers, then its sidecars from the last to the first, then its sandbox.
+- PodResources lists native sidecars and main containers of active pods; ordinary init containers are in the checkpoint
+  only.
+- A restarted kubelet lists nothing at first. While its plugin has not registered it starts containers without calling
+  it; a pod with a device whose container does not run fails permanently then, including a completed init container.
 - A reboot ends every process. Pods start from the beginning, in a new sandbox; under Never they fail.
 """
 
@@ -36,7 +37,7 @@ __all__ = ["RESOURCES", "SHARED", "Container", "ShapedKubelet", "ShapedPod", "St
 
 SHARED = "scrubber.dev/gpu.shared"
 RESOURCES = {"G": "scrubber.dev/gpu", "O": "scrubber.dev/other", "S": SHARED}
-"""Under which a container asks for its device."""
+"""The resource of each kind of device."""
 SHARES = 10
 FIRST_RETRY = 0.4
 RETRY = (12.0, 15.0)
@@ -47,12 +48,12 @@ TERMINATION = 0.3
 LEAVES_LIST = 0.1
 COMPLETED_LEAVES_LIST = 1.7
 KUBELET_STARTS = 0.5
-"""Seconds from the end of a kubelet until the next one takes up its pods."""
+"""Seconds from the end of a kubelet until the next one takes over its pods."""
 LISTS_NOTHING = 1.5
 
 
 class State(Enum):
-    """Of a container, in the present sandbox."""
+    """State of a container, in the present sandbox."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -64,14 +65,14 @@ class Container:
     """One container of a pod.
 
     Attributes:
-        ids: by resource, the kubelet's ids of what it was allocated.
-        devices: what they mean.
+        ids: by resource, the kubelet's ids of its allocation.
+        devices: the devices of these ids.
         runs: how often it was started, over all sandboxes.
         sandbox: the number of the sandbox that it ran in last.
-        asked: PreStart was answered for the present run, or nobody had to be asked.
-        stillborn: how many starts are still to fail after PreStart was answered.
-        not_before: the kubelet does not try before.
-        refusal: what PreStart said last.
+        asked: PreStart was answered for the present run, or was not necessary.
+        stillborn: how many starts still have to fail after PreStart was answered.
+        not_before: the kubelet does not retry before.
+        refusal: the last error of PreStart.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Container:
     sandbox: int = 0
 
     def forgotten(self) -> None:
-        """A kubelet that was restarted remembers no earlier try."""
+        """Reset the backoff: a restarted kubelet remembers no earlier attempt."""
         self.not_before, self.refusals, self.crash_delay = 0.0, 0, 0.0
 
 
@@ -100,8 +101,8 @@ class ShapedPod(Tenant):
     """A pod of several containers; ``devices`` are those of all of them.
 
     Attributes:
-        over: it ended for good, or is being deleted: nothing of it is started any more.
-        failed: why the kubelet would not have it any more; empty for none.
+        over: it ended permanently, or is being deleted: none of its containers is started any more.
+        failed: why the kubelet failed it; empty if it did not.
     """
 
     policy: Policy = Policy.ALWAYS
@@ -123,12 +124,12 @@ class ShapedPod(Tenant):
         return tuple(each for each in self.boxes if each.kind is Kind.MAIN)
 
     def restarts(self, main: Container) -> bool:
-        """Whether a main container that has ended is started again."""
+        """Return whether a main container that has ended is restarted."""
         return self.policy is Policy.ALWAYS or (self.policy is Policy.ON_FAILURE and main.exit_code != 0)
 
     @property
     def waits_for(self) -> list[Container]:
-        """Containers that are to run, or to end well, and have not yet; none of a pod that is over."""
+        """Return containers that should run, or succeed, and have not yet; none of a pod that is over."""
         if self.over:
             return []
         found = []
@@ -145,17 +146,17 @@ class ShapedPod(Tenant):
 
 
 class ShapedKubelet(Kubelet):
-    """One node's.
+    """The kubelet of one node.
 
     Args:
         resources: by resource, the ids of its devices.
-        pre_start: asks the plugin; returns when the devices are granted.
-        container_starts: told when a container's first process is there, before it does anything.
-        happened: told of every event, in a word, as it happens.
+        pre_start: calls the plugin; returns when the devices are granted.
+        container_starts: called when a container's first process exists, before it does anything.
+        happened: called with the description of every event, as it happens.
 
     Attributes:
         registered: whether the plugin has registered with the present kubelet.
-        down: whether no kubelet runs now.
+        down: whether no kubelet is running now.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class ShapedKubelet(Kubelet):
     # -- admission -------------------------------------------------------------------------------------------------
 
     def allocate(self, shape: Shape) -> list[dict[str, tuple[str, ...]]]:
-        """What each container of ``shape`` gets, by resource."""
+        """Return the allocation of each container of ``shape``, by resource."""
         taken = {id_ for pod in self.pods if pod.listed for box in pod.boxes for ids in box.ids.values() for id_ in ids}
         reusable: dict[str, list[str]] = {}
         found: list[dict[str, tuple[str, ...]]] = []
@@ -215,7 +216,7 @@ class ShapedKubelet(Kubelet):
         pauses: int = 1,
         stillborn: bool = False,
     ) -> ShapedPod:
-        """Admit a pod that was allocated this; its worker begins."""
+        """Admit a pod with this allocation; its worker starts."""
         boxes = []
         for number, (box, ids) in enumerate(zip(shape, allocated, strict=True)):
             devices = frozenset(id_.partition("::")[0] for each in ids.values() for id_ in each)
@@ -239,7 +240,7 @@ class ShapedKubelet(Kubelet):
     # -- the pod's worker ------------------------------------------------------------------------------------------
 
     async def _look_after(self, pod: ShapedPod) -> None:
-        """Start whatever is due, again and again, until the pod is over."""
+        """Start whatever is due, repeatedly, until the pod is over."""
         if pod.creating is not None:
             await asyncio.wait({pod.creating})
         if not pod.pausing:
@@ -270,8 +271,8 @@ class ShapedKubelet(Kubelet):
             return
 
     def _to_start(self, pod: ShapedPod) -> tuple[list[Container], list[Container]]:
-        """Init containers and main containers that are to be started now."""
-        # What ended for good in an earlier sandbox says nothing of this one: its init containers run again.
+        """Return the init containers and main containers that should be started now."""
+        # Ends in an earlier sandbox do not count in this one: its init containers run again.
         begun_here = [each for each in pod.mains if each.state is not State.WAITING and each.sandbox == pod.sandboxes]
         inits, initialized = pod.inits, bool(begun_here)
         begun = [number for number, each in enumerate(inits) if each.state is not State.WAITING]
@@ -301,7 +302,7 @@ class ShapedKubelet(Kubelet):
         return all(each.state is State.ENDED and not pod.restarts(each) for each in pod.mains)
 
     async def _start_box(self, pod: ShapedPod, box: Container) -> bool:
-        """Whether it runs now."""
+        """Start a container; return whether it runs now."""
         if pod.over or box.not_before > self._now():
             return False
         box.asked = self.registered or not box.ids
@@ -320,7 +321,7 @@ class ShapedKubelet(Kubelet):
         return box.state is State.RUNNING
 
     async def _granted(self, pod: ShapedPod, box: Container, resource: str) -> bool:
-        """Ask for one resource of a container; a refusal is tried again later."""
+        """Request one resource of a container; a refusal is retried later."""
         self._happened(f"{box.name} is asked for")
         began = self._now()
         call = in_the_world(self._ask(pod, box, resource), f"PreStart of {pod.uid}/{box.name}")
@@ -347,7 +348,7 @@ class ShapedKubelet(Kubelet):
         return False
 
     async def _create(self, pod: ShapedPod, box: Container) -> None:
-        """The runtime's work: it goes on when the kubelet is restarted, and ends with the sandbox."""
+        """Create the container like the runtime: continues across kubelet restarts, and ends with the sandbox."""
         group = _opaque(f"{pod.uid}/{box.name}#{box.runs + 1}")
         helper = self._matter.start(pod.uid, group, "")
         sandbox = pod.sandbox
@@ -363,7 +364,7 @@ class ShapedKubelet(Kubelet):
         self._happened(f"{box.name} runs")
 
     def ended(self, pod: ShapedPod, box: Container, code: int) -> None:
-        """A container's first process ends."""
+        """End a container's first process."""
         if box.state is not State.RUNNING or box.first is None:
             return
         self._matter.end(box.first)
@@ -376,12 +377,12 @@ class ShapedKubelet(Kubelet):
     # -- the end of a pod ------------------------------------------------------------------------------------------
 
     def delete_pod(self, pod: ShapedPod) -> None:
-        """With grace: nothing new is started, its containers end in order, and then its devices are free."""
+        """Delete with grace: nothing new is started, its containers end in order, and then its devices are free."""
         self._stop(pod)
         in_the_world(self._ends(pod, completed=False), f"deleted {pod.uid}")
 
     def force_delete_pod(self, pod: ShapedPod, lives_on: float) -> None:
-        """Its devices are free at once; its containers, and one that is just being created, live on for a while."""
+        """Delete by force: its devices are free at once; its containers, and one being created, live on for a while."""
         self._stop(pod)
         self._give_up(pod)
 
@@ -421,7 +422,7 @@ class ShapedKubelet(Kubelet):
             each.state = State.ENDED
 
     def _fail(self, pod: ShapedPod, why: str) -> None:
-        """The kubelet would not have the pod any more: it fails for good."""
+        """Fail the pod permanently."""
         if not pod.over:
             pod.failed = why
             self.delete_pod(pod)
@@ -429,15 +430,15 @@ class ShapedKubelet(Kubelet):
     # -- restarts --------------------------------------------------------------------------------------------------
 
     def plugin_ends(self) -> None:
-        """Its calls end with it."""
+        """End the plugin; its calls end with it."""
         for call in tuple(self._calls):
             call.cancel()
 
     async def kubelet_restarts(self, *, unregistered: float = 0.0) -> None:
-        """Its calls end with it; the next one lists nothing at first.
+        """Restart the kubelet: its calls end with it; the next one lists nothing at first.
 
         Args:
-            unregistered: seconds after which the plugin registers with it, from its first look at the pods.
+            unregistered: seconds after which the plugin registers with it, from its first sync of the pods.
         """
         self.down, self.starts, self.trust = True, self.starts + 1, Trust.EMPTY_AFTER_RESTART
         self.plugin_ends()
@@ -461,7 +462,7 @@ class ShapedKubelet(Kubelet):
         self.trust = Trust.TRUSTED
 
     def power_off(self) -> None:
-        """Every process is gone at once."""
+        """End every process at once."""
         self.down, self.starts = True, self.starts + 1
         self.plugin_ends()
         for pod in self.pods:
@@ -471,7 +472,7 @@ class ShapedKubelet(Kubelet):
             self._matter.end(proc)
 
     async def power_on(self) -> None:
-        """Pods that are left start from the beginning."""
+        """Start the remaining pods from the beginning."""
         self.down, self.trust = False, Trust.EMPTY_AFTER_RESTART
         for pod in self.pods:
             pod.pausing, pod.sandbox, pod.creating = [], None, None
@@ -492,13 +493,13 @@ class ShapedKubelet(Kubelet):
         await asyncio.sleep(LISTS_NOTHING)
         self.trust = Trust.TRUSTED
 
-    # -- witnesses -------------------------------------------------------------------------------------------------
+    # -- data sources ----------------------------------------------------------------------------------------------
 
     def starts_of(self, pod: Pod) -> Mapping[str, int]:
         return {box.name: box.runs for each in self.pods if each.pod == pod for box in each.boxes if box.runs}
 
     def reading(self) -> KubeletReading:
-        """What PodResources and the checkpoint say now."""
+        """Return the current contents of PodResources and the checkpoint."""
         now = self._now()
         listed: list[Assignment] = []
         hinted: list[Assignment] = []
@@ -536,17 +537,17 @@ class ShapedKubelet(Kubelet):
 
 
 def _opaque(what: str) -> str:
-    """The name of a cgroup: it says nothing of the container."""
+    """Return the name of a cgroup, which does not reveal the container."""
     return f"cri-containerd-{hashlib.sha256(what.encode()).hexdigest()[:12]}.scope"
 
 
 def shares_of(device: str) -> tuple[str, ...]:
-    """The ids of a device that is shared."""
+    """Return the ids of a shared device."""
     return tuple(f"{device}::{number}" for number in range(SHARES))
 
 
 def numbered(devices: Iterable[str], resource: str) -> tuple[str, ...]:
-    """The kubelet's ids of ``devices`` under ``resource``."""
+    """Return the kubelet's ids of ``devices`` under ``resource``."""
     if resource == SHARED:
         return tuple(id_ for device in devices for id_ in shares_of(device))
     return tuple(devices)

@@ -1,7 +1,7 @@
-"""All plays, how many they are, and what became of them.
+"""All plays, their number, and their outcomes.
 
-A restart comes after every event of the undisturbed play. Of plays that are the same up to the restart, and so at the
-restart, one is played: what differs is how the pod ends, and that is played with the restarts that come later.
+A restart comes after every event of the undisturbed play. Of plays that are identical up to and at the restart, one is
+played: they differ only in how the pod ends, and that is covered by the restarts that come later.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tests.world.shapes.shape import (
 __all__ = ["KNOWN", "Tally", "all_scripts_of", "in_processes", "manner", "plays_of", "sample", "shapes_to_play"]
 
 KNOWN = (
-    # A GPU container ends after a restart of the service, and starts again beside a plain one.
+    # A GPU container ends after a restart of the service, and restarts beside one without a device.
     "mG m- | Always deleted steady | service@7",
     "m- mG | Always deleted steady | service@8",
     "mG m- | Always deleted quick | service@7",
     "s- mG | Always deleted steady | service@8",
-    # A main container gets the GPU of an init container while a plain sidecar runs.
+    # A main container gets the GPU of an init container while a sidecar without a device runs.
     "iG s- mG | Always deleted steady | no restart",
     "iG s- mG | Never completed steady | no restart",
     "iG s- iG mG | Always deleted steady | no restart",
@@ -47,19 +47,19 @@ KNOWN = (
     "m- mG | Always deleted steady | service-away@0",
     "s- mG | Always deleted steady pauses=2 | service-away@0",
 )
-"""Pods that did not start once, on a node that was well."""
+"""Pods that once failed to start on a healthy node."""
 
 ENDS_WITH = "another tenant comes"
-"""The event after which a play is about the pod that comes next."""
+"""The event after which a play is about the next pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """A life, and the restarts that are of interest in it.
+    """A life, and the restarts to play in it.
 
     Attributes:
         first: how many events of it; None for all.
-        next_too: whether they are of interest while the next pod starts.
+        next_too: whether restarts are also played while the next pod starts.
     """
 
     life: Life
@@ -69,7 +69,7 @@ class _Course:
 
 
 def plays_of(shape: Shape) -> Iterator[tuple[Script, Outcome]]:
-    """Play everything there is of ``shape``."""
+    """Play all cases of ``shape``."""
     done: set[tuple[object, ...]] = set()
     for course in _courses(shape):
         plain = Script(shape, course.life)
@@ -80,7 +80,7 @@ def plays_of(shape: Shape) -> Iterator[tuple[Script, Outcome]]:
 
 
 def all_scripts_of(shape: Shape) -> Iterator[Script]:
-    """Everything there is of ``shape`` to play."""
+    """Yield all cases of ``shape``."""
     done: set[tuple[object, ...]] = set()
     for course in _courses(shape):
         plain = Script(shape, course.life)
@@ -89,11 +89,11 @@ def all_scripts_of(shape: Shape) -> Iterator[Script]:
 
 
 def _courses(shape: Shape) -> Iterator[_Course]:
-    """Every life with every restart that tells something; and the first one again with containers that end too soon to be
-    seen, with starts that fail, and with a sandbox of two processes, where a restart of the service is what matters.
+    """Yield every life with every distinct restart, and some variants of the first life.
 
-    Under Never nothing is restarted but by a reboot. A pod that comes after one that was deleted meets all that one that
-    comes after a completed pod meets.
+    The variants are containers that end before they are noticed, starts that fail, and a sandbox of two processes,
+    where a restart of the service matters. Under Never only a reboot restarts anything. The pod after a deleted pod
+    covers every case of the pod after a completed one.
     """
     for life in lives_of(shape):
         if life.policy is Policy.NEVER:
@@ -119,24 +119,25 @@ def _restarts(plain: Script, events: Sequence[str], course: _Course, done: set[t
 
 
 def _tells(component: Component, event: str) -> bool:
-    """Whether a restart of ``component`` after ``event`` is another one than after the next event.
+    """Return whether a restart of ``component`` after ``event`` differs from one after the next event.
 
-    What is asked and not answered yet, or answered and not yet said, ends with the node in the same way as what is answered;
-    and a pod fails whose container waits for an answer of a plugin that has not registered.
+    A request without an answer, or an answer before its delivery, ends with the node in the same way as an answered
+    one; and a pod fails whose container waits for an answer of a plugin that has not registered.
     """
     asked = event.endswith("is asked for") or event == "a grant is durable"
     return not (asked and component in (Component.NODE, Component.UNREGISTERED))
 
 
+# See docs/decisions/0015-generated-pod-matrix.md.
 def shapes_to_play(containers: Sequence[int], *, four: int = 0, seed: int = 1) -> list[Shape]:
-    """All shapes of so many containers, and ``four`` of four, by ``seed``."""
+    """Return all shapes with so many containers, and ``four`` of four, by ``seed``."""
     shapes = [shape for count in containers for shape in shapes_of(count)]
     more = some_shapes_of(4, seed)
     return shapes + [next(more) for _ in range(four)]
 
 
 def sample(count: int, seed: int) -> list[Script]:
-    """``count`` scripts by ``seed``: of every size, life, component and tempo alike; those that are :data:`KNOWN` first."""
+    """Return ``count`` scripts by ``seed``, evenly over sizes, lives, components and tempos; :data:`KNOWN` first."""
     rng = random.Random(f"sample/{seed}")
     everything = {size: list(shapes_of(size)) for size in (1, 2, 3, 4)}
     found = [Script.read(each) for each in KNOWN]
@@ -147,23 +148,23 @@ def sample(count: int, seed: int) -> list[Script]:
         if component in (None, Component.SERVICE, Component.SERVICE_AWAY):
             life = replace(life, tempo=rng.choice(tuple(Tempo)), pauses=rng.choice((1, 1, 2)))
         script = Script(shape, life)
-        # An event that does not come leaves the play undisturbed.
+        # If the event does not come, the play stays undisturbed.
         found.append(script if component is None else script.restarted(component, rng.randrange(4 + 8 * len(shape))))
     return found
 
 
 def manner(wrong: str) -> str:
-    """The kind of a failure: who, where and when differ from play to play."""
+    """Return the kind of a failure: names, places and times differ between plays."""
     plain = re.sub(r"uid-\d+|c\d#\d+|\bc\d\b|GPU-\d+|PID \d+|scrub-[\d.]+|\d+(\.\d+)?", "#", wrong)
     return re.sub(r"\s+", " ", plain)[:160]
 
 
 @dataclass
 class Tally:
-    """What plays came to, of any number of shapes.
+    """The outcomes of plays, of any number of shapes.
 
     Attributes:
-        wrong: by manner, how many, and the shortest script with what it came to.
+        wrong: by kind of failure, how many, and the shortest script with its outcome.
     """
 
     shapes: Counter[int] = field(default_factory=Counter)
@@ -230,7 +231,7 @@ def _size(script: str) -> tuple[int, int]:
 
 
 def tally(shapes: Iterable[Shape]) -> Tally:
-    """Play everything there is of ``shapes``, here."""
+    """Play all cases of ``shapes``, in this process."""
     found = Tally()
     for shape in shapes:
         found.shapes[len(shape)] += 1
@@ -240,7 +241,7 @@ def tally(shapes: Iterable[Shape]) -> Tally:
 
 
 async def in_processes(shapes: Sequence[Shape], jobs: int) -> Tally:
-    """The same, with ``jobs`` processes at a time, a shape after the other each."""
+    """Play all cases of ``shapes`` with ``jobs`` processes at a time, each of them one shape after another."""
     waiting, everything = list(reversed(shapes)), Tally()
 
     async def work() -> None:

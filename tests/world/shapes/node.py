@@ -1,6 +1,6 @@
-"""The node that shapes are played on, and the laws of it: every start rests on what was proved, or on a rule that is named.
+"""The node on which shapes are played, and its laws: every start is based on a proof, or on a named exception.
 
-Its components can be restarted, each as it is in the cluster: see :class:`tests.world.shapes.shape.Component`.
+Its components can be restarted, each as in a cluster: see :class:`tests.world.shapes.shape.Component`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ SERVICE_BACK, SERVICE_AWAY = 0.3, 15.0
 PLUGIN_AWAY = 3.0
 UNREGISTERED = 1.2
 BOOT, SERVICE_AFTER_BOOT = 1.0, 1.0
-"""Seconds without power, and from then until the service is there; the kubelet is there sooner."""
+"""Seconds without power, and from then until the service runs; the kubelet runs sooner."""
 ABSENT = 2.0
-"""Seconds for which the plugin waits for a service that is not there."""
+"""Seconds for which the plugin waits for a missing service."""
 
 
 class ShapedLaws(SharedLaws):
-    """As everywhere, by container and not by pod: containers of a pod have different devices."""
+    """The usual laws, by container instead of by pod: containers of a pod have different devices."""
 
     shared: frozenset[str] = frozenset()
-    """Devices that are given out in shares."""
+    """Devices that are handed out in shares."""
 
     def container_started(self, pod: ShapedPod, box: Container) -> None:
-        """A container starts: it is alone on its devices, and what is on them was proved or is its own."""
+        """A container starts: it is alone on its devices, and their content was proved clean or is its own."""
         proc = box.first
         assert proc is not None
         for device in sorted(box.devices):
@@ -58,7 +58,7 @@ class ShapedLaws(SharedLaws):
                 self.breach("1", f"{proc.label} reads on {device} what {label} wrote")
 
     def _may_find(self, proc: Proc, device: str, label: str) -> bool:
-        """A share shows what the same tenant wrote; a whole device what the same container wrote, where the policy says so."""
+        """A share may show data of the same tenant; a whole device that of the same container, if policy permits."""
         if device in self.shared:
             return self._may_see(proc.label, label)
         return super(SharedLaws, self)._may_see(proc.label, label)
@@ -84,11 +84,11 @@ class ShapedLaws(SharedLaws):
 
 
 class ShapedWorld(World):
-    """A node with as many devices of each resource as are asked for, all of them full of what an earlier tenant left.
+    """A node with the requested number of devices of each resource, all filled by an earlier tenant.
 
     Args:
-        wants: by resource, how many of its devices; of the shared one there is one at most.
-        happened: told of every event.
+        wants: by resource, the number of its devices; at most one of the shared resource.
+        happened: called with every event.
         seed: of the kubelet's pauses.
     """
 
@@ -103,7 +103,7 @@ class ShapedWorld(World):
             each.cells = ["earlier/uid-0000/c0#1"] * len(each.cells)
         self.happened = happened
         self.restored = asyncio.Event()
-        """Set when what was restarted is back."""
+        """Set when the restarted component is back."""
         self.plugin_up = True
         self._untold: set[tuple[str, str]] = set()
         self.shaped = ShapedKubelet(
@@ -131,12 +131,12 @@ class ShapedWorld(World):
         self.laws = self.pod_laws
         self.vault.granting = lambda: happened("a grant is durable")
         self.runs: Callable[[ShapedPod, Container], None] = lambda pod, box: None
-        """Told of every container that runs, after it has read and written all over its devices."""
+        """Called for every container that runs, after it has read and filled its devices."""
 
-    # -- what the plugin does --------------------------------------------------------------------------------------
+    # -- the plugin ------------------------------------------------------------------------------------------------
 
     async def allocated(self, allocated: Sequence[dict[str, tuple[str, ...]]]) -> None:
-        """``Allocate`` for each container and resource, in order.
+        """Call ``Allocate`` for each container and resource, in order.
 
         Raises:
             ScrubberError: a device is out of service; the pod fails.
@@ -185,19 +185,19 @@ class ShapedWorld(World):
     # -- restarts --------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Start the service, and tell it what the plugin tells every service first."""
+        """Start the service, and send the announcements that the plugin sends every service first."""
         await self.start_service()
         if self.serving:
             for resource, ids in self.resources.items():
                 await self.node.announce(resource, {id_: id_.partition("::")[0] for id_ in ids})
 
     def restart(self, component: Component) -> None:
-        """What ends, ends now; the rest takes its time."""
+        """End the component immediately; its return takes time."""
         if component in (Component.SERVICE, Component.SERVICE_AWAY):
             self.kill()
         elif component is Component.PLUGIN:
             self.plugin_up = False
-            self._untold.clear()  # that was only in its memory
+            self._untold.clear()  # it existed only in the plugin's memory
             self.shaped.plugin_ends()
         elif component is Component.NODE:
             self.kill()

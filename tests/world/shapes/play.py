@@ -1,7 +1,7 @@
-"""One play of a script: a pod lives as its life says, one component is restarted, and another tenant comes after it.
+"""One play of a script: a pod follows its life, one component is restarted, and another tenant's pod comes after it.
 
-The judge is the node's laws, at every start and every read; and at the end of every wait that whatever is to run does:
-a pod that is kept waiting for longer than anything takes is never started.
+The node's laws judge, at every start and every read. At the end of every wait, everything that should run has to run: a
+pod that waits for longer than anything takes is never started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.world.timeline import Livelock, VirtualLoop
 __all__ = ["Outcome", "play"]
 
 LONGEST = 120.0
-"""Seconds after which a pod that is still waiting waits for ever: every cause has passed, and the kubelet has tried again and again."""
+"""Seconds after which a waiting pod counts as waiting forever: every cause has passed, and the kubelet has retried
+repeatedly."""
 LASTS = {Tempo.STEADY: 2.4, Tempo.STILLBORN: 2.4, Tempo.QUICK: 0.1}
 """Seconds that a container runs before it ends."""
 LIVES_ON = 4.0
@@ -30,11 +31,11 @@ LIVES_ON = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a play came to.
+    """The outcome of a play.
 
     Attributes:
-        wrong: the first thing that should not have been; None when all is well.
-        events: what happened up to the end of the pod and of the one after it, in words.
+        wrong: the first failure; None if there is none.
+        events: descriptions of the events up to the end of the pod and of the next one.
         seconds: of virtual time.
     """
 
@@ -47,7 +48,7 @@ def play(script: Script, *, listen: Callable[[float, str], None] | None = None) 
     """Play ``script`` from the beginning.
 
     Args:
-        listen: told of every event, with the time.
+        listen: called with every event and its time.
     """
     loop = VirtualLoop()
     asyncio.set_event_loop(None)
@@ -78,7 +79,7 @@ def play(script: Script, *, listen: Callable[[float, str], None] | None = None) 
 
 
 class _Never(AssertionError):
-    """Something that was to happen never does."""
+    """An expected event never happens."""
 
 
 class _Player:
@@ -121,7 +122,7 @@ class _Player:
         world.look()
 
     async def _admitted(self, namespace: str, name: str, shape: Shape, policy: Policy) -> ShapedPod | None:
-        """A pod that the scheduler brings once there is a kubelet with a plugin; None when it fails at Allocate."""
+        """Admit a pod once there is a kubelet with a plugin; return None when it fails at Allocate."""
         world, life = self.world, self._script.life
         await world.until(lambda: world.plugin_up and world.shaped.registered and not world.shaped.down)
         allocated = world.shaped.allocate(shape)
@@ -141,7 +142,7 @@ class _Player:
         return pod
 
     async def _lives(self, pod: ShapedPod) -> None:
-        """Every container runs; then each one ends while the others run, and those that are to run again do."""
+        """Run every container; then end each one while the others run, and wait for those that have to restart."""
         await self._all_run(pod)
         if self._script.life.ending is not Ending.COMPLETED and pod.policy is Policy.NEVER:
             return
@@ -170,7 +171,7 @@ class _Player:
             world.shaped.force_delete_pod(pod, LIVES_ON)
             self._happened("the pod is deleted by force")
         else:
-            while not pod.over:  # a reboot makes those start again that had failed
+            while not pod.over:  # a reboot restarts containers that had failed
                 for box in pod.mains:
                     if box.state is State.RUNNING:
                         await self._lasts()
@@ -180,7 +181,7 @@ class _Player:
         await self._comes_true(lambda: not pod.listed, lambda: "the kubelet keeps the pod for ever")
 
     def _runs(self, pod: ShapedPod, box: Container) -> None:
-        """An ordinary init container fails once, where that does not fail the pod, and then succeeds."""
+        """An ordinary init container fails once, unless that fails the pod, and then succeeds."""
         if box.kind is not Kind.INIT:
             return
         code = int(box.runs == 1 and pod.policy is not Policy.NEVER)
@@ -200,7 +201,7 @@ class _Player:
         await self._settled()
 
     async def _settled(self) -> None:
-        """Where only what comes after a restart is of interest: let the service look around first."""
+        """Where only events after a restart matter, let the service complete its checks first."""
         restart = self._script.restart
         if self._restarted and restart is not None and restart.component is Component.SERVICE:
             await self.world.restored.wait()
@@ -227,7 +228,7 @@ class _Player:
 
 
 def _wanted(shape: Shape) -> dict[str, int]:
-    """How many devices of each resource there have to be: as many as the kubelet allocates, which hands some on."""
+    """Return how many devices of each resource are needed: as many as the kubelet allocates, which passes some on."""
     wants: dict[str, int] = {}
     for device in dict.fromkeys(each.device for each in shape if each.device is not Device.NONE):
         kinds = [each.kind for each in shape if each.device is device]
@@ -243,7 +244,7 @@ def _wanted(shape: Shape) -> dict[str, int]:
 
 
 def _one_of_each(shape: Shape) -> Shape:
-    """A pod that takes all the devices that a pod of ``shape`` had, each in a main container of its own."""
+    """Return a pod that uses all the devices that a pod of ``shape`` had, each in a separate main container."""
     found: list[Box] = []
     for device in dict.fromkeys(each.device for each in shape if each.device is not Device.NONE):
         found += [Box(Kind.MAIN, device)] * _wanted(shape)[RESOURCES[device]]

@@ -1,8 +1,8 @@
-"""Pod shapes and the lives they are played through: all of them, without those that play alike.
+"""Pod shapes and their lives: all of them, except those that are equivalent to others.
 
-A shape is the containers of one pod, in the order of their start. A life says how its containers end and what becomes of
-the pod, a restart which component is restarted after which event. All three together are a :class:`Script`, which is
-written in one line, and read back from it: ``iG s- mG | Always deleted steady | service@7``.
+A shape is the containers of one pod, in the order of their start. A life specifies how its containers and the pod end,
+a restart which component is restarted after which event. All three together are a :class:`Script`, which is written in
+one line, and parsed from it: ``iG s- mG | Always deleted steady | service@7``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """Of a container."""
+    """Kind of a container."""
 
     INIT = "i"
     """An ordinary init container: it runs to its end before the next one starts."""
@@ -44,15 +44,16 @@ class Kind(StrEnum):
 
 
 class Device(StrEnum):
-    """What a container asks for."""
+    """The device that a container requests."""
 
     NONE = "-"
     GPU = "G"
-    """A whole GPU. The kubelet hands the one of an ordinary init container on to a later container that asks for one."""
+    """A whole GPU. The kubelet passes the one of an ordinary init container on to a later container that requests
+    one."""
     OTHER = "O"
-    """A whole GPU of another resource, so always another one than a container with ``G`` has."""
+    """A whole GPU of another resource, therefore never the one of a container with ``G``."""
     SHARE = "S"
-    """A share of a GPU that all containers with ``S`` have shares of."""
+    """A share of a GPU that all containers with ``S`` share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +79,32 @@ class Policy(StrEnum):
 
 
 class Ending(StrEnum):
-    """What becomes of the pod."""
+    """How the pod ends."""
 
     DELETED = "deleted"
     FORCED = "forced"
-    """Deleted by force: its devices are free at once, and its containers live on for their grace."""
+    """Deleted by force: its devices are free at once, and its containers live on for their grace period."""
     COMPLETED = "completed"
-    """Its main containers end for good."""
+    """Its main containers end permanently."""
 
 
 class Tempo(StrEnum):
     """How long a container runs before it ends."""
 
     STEADY = "steady"
-    """Longer than it takes the service to look twice."""
+    """Longer than two checks of the service take."""
     QUICK = "quick"
-    """It is over before the service looks."""
+    """It ends before the service checks."""
     STILLBORN = "stillborn"
-    """As steady; but the first start of every container with a device fails after PreStart was answered."""
+    """Like steady; but the first start of every container with a device fails after PreStart was answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How a pod lives, whatever its containers.
+    """The life of a pod, independent of its containers.
 
     Attributes:
-        pauses: processes of the sandbox.
+        pauses: number of processes of the sandbox.
     """
 
     policy: Policy
@@ -117,25 +118,25 @@ class Life:
 
 
 class Component(StrEnum):
-    """What is restarted."""
+    """The component that is restarted."""
 
     SERVICE = "service"
-    """Killed and back at once; the pod's next event comes once the service has found its feet."""
+    """Killed and back at once; the pod's next event comes once the service has completed its first checks."""
     SERVICE_AWAY = "service-away"
-    """Killed and away for a while, in which the pod lives on."""
+    """Killed and away for a while, during which the pod lives on."""
     PLUGIN = "plugin"
-    """Away for some seconds, in which the pod lives on."""
+    """Away for some seconds, during which the pod lives on."""
     KUBELET = "kubelet"
-    """The plugin registers before the kubelet takes up its pods; the pod lives on meanwhile."""
+    """The plugin registers before the kubelet takes over its pods; the pod lives on meanwhile."""
     UNREGISTERED = "kubelet-unregistered"
-    """As ``kubelet``, but the plugin registers late: until then containers start without PreStart."""
+    """Like ``kubelet``, but the plugin registers late: until then containers start without PreStart."""
     NODE = "node"
-    """A reboot: nothing that ran runs on."""
+    """A reboot: every process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """``component`` is restarted right after event number ``after`` of the play, from 0."""
+    """A restart of ``component`` right after event number ``after`` of the play, from 0."""
 
     component: Component
     after: int
@@ -157,7 +158,7 @@ class Script:
 
     @classmethod
     def read(cls, line: str) -> Script:
-        """The script that ``line`` was written from."""
+        """Parse a script from its one-line form."""
         containers, life, restart = (each.strip() for each in line.split("|"))
         policy, ending, tempo, *more = life.split()
         pauses = int(more[0].removeprefix("pauses=")) if more else 1
@@ -177,10 +178,10 @@ def written(shape: Shape) -> str:
 
 
 def shapes_of(containers: int) -> Iterator[Shape]:
-    """Every shape of ``containers`` containers that is not like another one.
+    """Yield every shape of ``containers`` containers that is not equivalent to another one.
 
-    Left out are those without any device, of which nobody asks the service anything, and of two that differ only in that
-    ``G`` and ``O`` are exchanged throughout the one in which ``O`` comes first: both are whole GPUs.
+    Omitted are those without any device, about which the service gets no requests, and of two that differ only in
+    exchanging ``G`` and ``O`` throughout the one in which ``O`` comes first: both are whole GPUs.
     """
     for inits in range(containers):
         for kinds in itertools.product((Kind.INIT, Kind.SIDECAR), repeat=inits):
@@ -192,7 +193,7 @@ def shapes_of(containers: int) -> Iterator[Shape]:
 
 
 def some_shapes_of(containers: int, seed: int) -> Iterator[Shape]:
-    """Shapes of ``containers`` containers in an order that ``seed`` gives, without end."""
+    """Yield shapes of ``containers`` containers in an order given by ``seed``, endlessly."""
     everything = list(shapes_of(containers))
     rng = random.Random(f"{seed}/{containers}")
     while True:
@@ -200,12 +201,12 @@ def some_shapes_of(containers: int, seed: int) -> Iterator[Shape]:
 
 
 def lives_of(shape: Shape) -> Iterator[Life]:
-    """Every life of ``shape`` that is not played like another one.
+    """Yield every life of ``shape`` that is not equivalent to another one.
 
-    The restart policy tells only when a container has ended, or the node was rebooted. Containers fail under Always and
-    are restarted, until the pod is deleted; they fail under OnFailure and are restarted, until they succeed and the pod
-    is complete; they end for good under Never, or the pod is deleted while all of them run. Under OnFailure a pod that is
-    deleted is played as it is under Always.
+    The restart policy matters only when a container has ended, or the node was rebooted. Under Always, containers fail
+    and are restarted, until the pod is deleted; under OnFailure they fail and are restarted, until they succeed and the
+    pod is complete; under Never they end permanently, or the pod is deleted while all of them run. A pod deleted under
+    OnFailure is equivalent to one under Always.
     """
     for policy, ending in (
         (Policy.ALWAYS, Ending.DELETED),

@@ -1,8 +1,8 @@
-"""CuPy for a machine without a GPU: as much of its interface as the project uses, over the world of the stand-ins.
+"""CuPy for a machine without a GPU: the part of its interface that the project uses, over the world of the stand-ins.
 
-Promise: what the real CuPy refuses is refused here with the same error, and arguments of another width than a kernel's
-parameter, which the real one passes on as they are, fail loudly. ``tests/adapters/test_real_cupy.py`` holds every name
-here against the real package. Put the directory above this one first on PYTHONPATH, and name the world in
+What the real CuPy refuses is refused here with the same error. Arguments with another width than the kernel's
+parameter, which the real one passes on unchanged, are an error here. ``tests/adapters/test_real_cupy.py`` compares
+every name here with the real package. Put the parent directory first on PYTHONPATH, and name the world in
 SCRUBBER_STANDIN_WORLD.
 """
 

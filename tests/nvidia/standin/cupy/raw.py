@@ -1,4 +1,4 @@
-"""Kernels out of PTX text: the names and parameters are the text's, what runs is its source on the CPU."""
+"""Kernels from PTX text: names and parameters come from the text, the code is its source on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _built: dict[Path, HostKernels] = {}
 
 
 def _cache() -> Path:
-    """A directory of this user's: what lies in it is loaded and run."""
+    """Return a directory that only this user can write: its files are loaded and executed."""
     named = os.environ.get("SCRUBBER_STANDIN_CACHE")
     cache = Path(named) if named else Path(tempfile.gettempdir()) / f"scrubber-standin-{os.getuid()}"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def _kernels(ptx: Path) -> HostKernels:
 
 
 class RawKernel:
-    """A kernel of a module. Calling it puts it into a stream's queue."""
+    """A kernel of a module. Calling it adds it to a stream's queue."""
 
     def __init__(self, kernels: HostKernels, name: str) -> None:
         self.name = name
@@ -113,7 +113,7 @@ def _bytes(kernel: str, argument: object) -> bytes:
 
 
 class RawModule:
-    """A file of PTX text; read when the first kernel is asked for, as in the real one."""
+    """A file of PTX text; read when the first kernel is requested, as in the real one."""
 
     def __init__(self, *, path: str) -> None:
         self.file_path = path

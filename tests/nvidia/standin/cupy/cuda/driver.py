@@ -1,4 +1,4 @@
-"""What loading and launching a kernel fails with."""
+"""Errors of loading and launching a kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CUDADriverError"]
 
 
 class CUDADriverError(RuntimeError):
-    """``status`` is the number of the driver's interface, which is the runtime's in all that is used here."""
+    """An error; ``status`` is the driver API's number, which equals the runtime's for all errors used here."""
 
     def __init__(self, status: int) -> None:
         self.status = status

@@ -1,4 +1,4 @@
-"""The runtime's functions, by the names and with the arguments that CuPy gives them."""
+"""The runtime's functions, with CuPy's names and arguments."""
 
 # ruff: noqa: N816 - the names are the interface
 
@@ -48,8 +48,8 @@ cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81
 cudaDevAttrMaxRegistersPerMultiprocessor = 82
 cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 
-_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76  # attributes that CuPy has no names for
-_SYSTEM_SHARED_BYTES = 1024  # what the system keeps of each block's share
+_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76  # attributes for which CuPy has no names
+_SYSTEM_SHARED_BYTES = 1024  # the system's part of each block's share
 _device = 0
 _devices: list[HostGpu] = []
 _contexts: dict[int, HostContext] = {}
@@ -57,14 +57,14 @@ _pinned: dict[int, ctypes.Array[ctypes.c_char]] = {}
 
 
 def _seen() -> list[HostGpu]:
-    """The devices are those of the first look, as a driver that is initialised once per process has it."""
+    """Return the devices found at the first call, as in a driver that is initialised once per process."""
     if not _devices:
         _devices.extend(visible(os.environ))
     return _devices
 
 
 def context() -> HostContext:
-    """This process's context on the current device, made by the first call that needs one."""
+    """Return this process's context on the current device, created by the first call that needs one."""
     if _device not in _contexts:
         made = HostContext(_seen()[_device])
         _contexts[_device] = made
@@ -74,7 +74,7 @@ def context() -> HostContext:
 
 
 def driverGetVersion() -> int:
-    """0 without a driver."""
+    """Return the version; 0 without a driver."""
     try:
         return int((_seen()[0].world / "state" / "node" / "cuda_version").read_text("ascii"))
     except CUDARuntimeError:
@@ -95,7 +95,7 @@ def getDevice() -> int:
 
 
 def setDevice(device: int) -> None:
-    global _device  # noqa: PLW0603 - the runtime's own state, of which there is one a process
+    global _device  # noqa: PLW0603 - the runtime has one current device per process
     if not 0 <= device < len(_seen()):
         raise CUDARuntimeError(101)
     _device = device
@@ -157,7 +157,7 @@ def getDeviceProperties(device: int) -> dict[str, object]:
 
 
 def memGetInfo() -> tuple[int, int]:
-    """(free, total) bytes; total is without what the driver keeps."""
+    """Return (free, total) bytes; total is without the driver's reserve."""
     found = context()
     return found.free_bytes(), found.size
 
@@ -193,7 +193,7 @@ def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
 
 
 def memcpy(dst: int, src: int, size: int, kind: int) -> None:
-    """Waits for the null stream and for those that it waits for; not for a non-blocking one."""
+    """Wait for the null stream and for those that it waits for; not for a non-blocking one."""
     memcpyAsync(dst, src, size, kind, NULL_STREAM)
     context().finish(NULL_STREAM)
 

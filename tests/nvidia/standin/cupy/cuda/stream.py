@@ -1,4 +1,4 @@
-"""Streams are queues that are worked off when somebody waits; events are entries in them that note the time."""
+"""Streams are queues that are processed when a program waits; events are entries in them that record the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_READY = 600
 
 
 class Stream:
-    """A queue of its own; a non-blocking one and the null stream do not wait for each other."""
+    """A separate queue; a non-blocking one and the null stream do not wait for each other."""
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         self.ptr = NULL_STREAM if null else runtime.context().new_stream(non_blocking=non_blocking)
@@ -25,7 +25,7 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Asking gets it on by one step."""
+        """Return whether the queue is empty; every call does one step of its work."""
         runtime.context().check()
         return not runtime.context().step(self.ptr)
 
@@ -45,7 +45,7 @@ class Stream:
 
 
 def pointer_of(stream: Stream | None) -> int:
-    """The queue that ``stream`` is; without one the current one."""
+    """Return the queue of ``stream``; without one that of the current stream."""
     return _current[-1] if stream is None else int(stream.ptr)
 
 
@@ -62,7 +62,7 @@ class Event:
         runtime.context().put(self._stream, self._happen)
 
     def synchronize(self) -> None:
-        """Returns at once when it was never recorded, as in the real one."""
+        """Wait for the event; returns at once if it was never recorded, as in the real one."""
         context = runtime.context()
         context.check()
         while self._stream is not None and self.at is None:
@@ -71,7 +71,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Asking gets its stream on by one step."""
+        """Return whether the event has happened; every call does one step of its stream's work."""
         runtime.context().check()
         if self._stream is not None and self.at is None:
             runtime.context().step(self._stream)
@@ -82,7 +82,7 @@ class Event:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Milliseconds between two events that have both happened."""
+    """Return the milliseconds between two events that have both happened."""
     if start_event.at is None or end_event.at is None:
         raise runtime.CUDARuntimeError(_NOT_READY)
     return (end_event.at - start_event.at) * 1000
