@@ -27,6 +27,7 @@ from scrubber.domain.evidence import PathKind as ScrubPath
 from scrubber.domain.statement import UNSIGNED_FIELDS, statement
 from tests.cli.stage import Ended, Service, environment, run, serving
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
+from tests.domain.test_statement import NAMES_IN_STATEMENTS
 
 KEY = Ed25519Key(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 SLOW = Certificate(
@@ -51,19 +52,7 @@ FAST = replace(
 )
 
 
-KEYS = {
-    "id": "metadata",
-    "boot": "bootID",
-    "device": "deviceID",
-    "driver": "driverVersion",
-    "issued_at": "issuedAt",
-    "node": "nodeName",
-    "not_covered": "notCovered",
-    "policy_digest": "policyDigest",
-    "previous_grant": "previousGrant",
-    "rests_on": "baseCertificateID",
-    "scrub": "scrubID",
-}
+KEYS = {**NAMES_IN_STATEMENTS, "id": "metadata"}
 """What a field of a certificate is called in JSON, where that is another word."""
 
 

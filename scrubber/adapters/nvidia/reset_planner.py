@@ -5,7 +5,7 @@ use.
 
 The rules are those of nvidia-smi's manual page ("--gpu-reset"): before Ampere, GPUs connected by NVLink are reset
 together or not at all; on Ampere with NVSwitches, Fabric Manager has to help; from Hopper on, each GPU is reset on its
-own. The MIG user guide says that whoever created the instances has to create them again after a reset.
+own. The MIG user guide says that the creator of the instances has to create them again after a reset.
 """
 
 from __future__ import annotations
